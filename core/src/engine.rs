@@ -1,0 +1,502 @@
+//! Layer 3: order, on top of rails that have none.
+//!
+//! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is driven by one thread:
+//! posting an operation, [`Engine::progress`] and the waits. Nothing here allocates, locks or starts a thread; all tables are
+//! borrowed at setup ([`Memory`]) and bounded. Only the waits block, and each takes a deadline.
+//!
+//! # How an operation travels
+//!
+//! - **Directly**, when the peer's memory is mapped (or can be copied into at once) and the stream has nothing in flight:
+//!   a copy, an atomic, done on return. Program order is stream order.
+//! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever rail carries it. The
+//!   target applies signals and atomics in the order of numbers, each only when everything before it has landed, and tells
+//!   the origin by a cumulative cursor. An operation is done when the cursor has passed its last number.
+//!
+//! # Files
+//!
+//! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
+//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table` and `wire` are the state they share;
+//! .
+
+mod finish;
+mod pending;
+mod post;
+mod receive;
+mod service;
+mod stream;
+mod submit;
+mod table;
+mod wait;
+mod window;
+mod wire;
+
+
+use core::ptr::NonNull;
+
+pub use pending::PendingSlot;
+pub use stream::Stream;
+pub use submit::{Issued, Notice, Signal};
+pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
+pub use wait::{Asleep, Waiter};
+pub use window::{Parked, bitmap_words};
+
+use crate::error::{AttachError, PeerError};
+use crate::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RemoteId};
+use crate::rail::Rail;
+use crate::sync::seq::{MAX_WINDOW, Seq};
+
+use pending::Pending;
+use stream::Due;
+use table::{Handle, PeerState};
+
+/// One stream of order per peer. OpenSHMEM's `shmem_ctx_t`; contexts are independent of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextId(pub u8);
+
+/// How posts are spread over the rails that reach a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RailPolicy {
+    /// Always the lowest rail.
+    Fixed,
+    /// One after the other, from a start that differs per pair.
+    RoundRobin,
+    /// The one with the fewest outstanding bytes; ties one after the other.
+    LeastOutstanding,
+}
+
+/// Everything that can be set, with its default. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Number of contexts, 1 to 256. Both ends of a connection use the same.
+    pub contexts: u16,
+    /// Numbers that a stream may have in flight: a power of two up to 2^19. Both ends use the same.
+    pub window: u32,
+    /// Events, and due streams, that a pass handles per queue.
+    pub batch: u32,
+    /// Payload up to which a put-signal is one message.
+    pub eager: u32,
+    /// Size from which a write or read is cut and spread over rails.
+    pub stripe_threshold: u64,
+    /// Size of the pieces it is cut into.
+    pub stripe_chunk: u64,
+    /// How rails are chosen.
+    pub policy: RailPolicy,
+    /// Passes after which an acknowledgement that is owed goes out alone.
+    pub ack_age: u32,
+    /// The first sequence number of every stream. Both ends use the same; tests begin just before a wrap.
+    pub first_sequence: u64,
+    /// Spreads the start of round robin over pairs: give each process its own.
+    pub seed: u64,
+}
+
+impl Config {
+    /// The defaults.
+    pub const DEFAULT: Config = Config {
+        contexts: 1,
+        window: 128,
+        batch: 32,
+        eager: 192,
+        stripe_threshold: 128 << 10,
+        stripe_chunk: 64 << 10,
+        policy: RailPolicy::LeastOutstanding,
+        ack_age: 16,
+        first_sequence: 0,
+        seed: 0,
+    };
+
+    /// Words of `u64` that the bitmaps of `streams` streams take together.
+    pub const fn bitmap_words(&self, streams: usize) -> usize {
+        2 * streams * bitmap_words(self.window)
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// The memory of an engine, borrowed for its life. Lengths are the limits.
+///
+/// With `P` peers, `C` contexts and a window of `W`: `peers` P, `streams` P·C, `parked` P·C·W,
+/// `bitmap` [`Config::bitmap_words`]`(P·C)`.
+pub struct Memory<'m, const RAILS: usize> {
+    /// One per peer.
+    pub peers: &'m mut [PeerSlot],
+    /// One per peer and context.
+    pub streams: &'m mut [Stream],
+    /// Messages that arrived before their turn.
+    pub parked: &'m mut [Parked],
+    /// Which numbers have arrived.
+    pub bitmap: &'m mut [u64],
+    /// One per registered region.
+    pub locals: &'m mut [LocalSlot<RAILS>],
+    /// One per imported region.
+    pub remotes: &'m mut [RemoteSlot<RAILS>],
+    /// One per operation in flight.
+    pub pending: &'m mut [PendingSlot],
+}
+
+/// Counters of an engine. Plain numbers of one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Numbered writes and messages posted.
+    pub posted: u64,
+    /// Numbered writes and messages that arrived.
+    pub arrived: u64,
+    /// Of these, how many came before an earlier one.
+    pub arrivals_out_of_order: u64,
+    /// Numbers that had arrived before.
+    pub duplicates: u64,
+    /// Signals and atomics applied from messages.
+    pub applied: u64,
+    /// Acknowledgements that went out alone.
+    pub acks_alone: u64,
+    /// Posts that a rail had no room for.
+    pub refused: u64,
+    /// Posts that ended with an error.
+    pub failed: u64,
+    /// Passes.
+    pub passes: u64,
+}
+
+/// What the steps of a pass share: everything but the rails.
+pub(crate) struct State<'m, const RAILS: usize> {
+    pub config: Config,
+    pub peers: &'m mut [PeerSlot],
+    pub streams: &'m mut [Stream],
+    pub parked: &'m mut [Parked],
+    pub bitmap: &'m mut [u64],
+    pub locals: &'m mut [LocalSlot<RAILS>],
+    pub remotes: &'m mut [RemoteSlot<RAILS>],
+    pub pending: Pending<'m>,
+    pub due: Due,
+    /// Operations accepted and not ended, of all streams.
+    pub open: u32,
+    /// Memory of a peer was written directly since the last quiet.
+    pub direct: bool,
+    /// Posts and bytes outstanding on each rail.
+    pub outstanding: [(u32, u64); RAILS],
+    /// Longest write or read of each rail.
+    pub max_rma: [u64; RAILS],
+    /// The shortest of the rails' limits, in bytes.
+    pub eager: u32,
+    pub inject: u64,
+    /// One rail that keeps order: fences cost nothing, native atomics keep their place.
+    pub ordered: bool,
+    pub native_atomics: bool,
+    pub stats: Stats,
+}
+
+/// The engine. See the module's documentation.
+pub struct Engine<'m, R: Rail, const RAILS: usize> {
+    pub(crate) rails: [R; RAILS],
+    pub(crate) state: State<'m, RAILS>,
+}
+
+impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
+    /// An engine over `rails`, with no peers.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names the value that is out of range.
+    pub fn new(config: Config, rails: [R; RAILS], memory: Memory<'m, RAILS>) -> Result<Self, AttachError> {
+        let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
+        check(RAILS >= 1 && RAILS <= 16, "rails: 1 to 16")?;
+        check(config.contexts >= 1 && config.contexts <= 256, "contexts: 1 to 256")?;
+        check(
+            config.window.is_power_of_two() && config.window as u64 <= MAX_WINDOW,
+            "window: a power of two up to 2^19",
+        )?;
+        check(config.batch >= 1, "batch: at least 1")?;
+        check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
+        let Memory { peers, streams, parked, bitmap, locals, remotes, pending } = memory;
+        let (count, window) = (peers.len() * config.contexts as usize, config.window as usize);
+        check(!peers.is_empty() && peers.len() < u16::MAX as usize, "memory.peers: 1 to 65534")?;
+        check(streams.len() >= count, "memory.streams: peers x contexts")?;
+        check(parked.len() >= count * window, "memory.parked: peers x contexts x window")?;
+        check(bitmap.len() >= config.bitmap_words(count), "memory.bitmap: Config::bitmap_words")?;
+        check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
+        check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
+        check(!pending.is_empty() && pending.len() < 1 << 31, "memory.pending: 1 to 2^31 - 1")?;
+        let mut max_rma = [0; RAILS];
+        let (mut eager, mut inject, mut ordered, mut native) = (config.eager, u64::MAX, RAILS == 1, RAILS == 1);
+        for (rail, max) in rails.iter().zip(&mut max_rma) {
+            let caps = rail.caps();
+            check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
+            check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
+            *max = (caps.max_rma as u64).min(1 << 31);
+            eager = eager.min((caps.max_message - wire::HEAD_MAX) as u32);
+            inject = inject.min(caps.inject as u64);
+            ordered &= caps.ordered;
+            native &= caps.native_atomics;
+        }
+        peers.fill(PeerSlot::EMPTY);
+        let mut fresh = streams.iter_mut();
+        for context in 0..config.contexts {
+            for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {
+                *stream = Stream::new(context as u8, peer as u16, config.window, Seq(config.first_sequence));
+            }
+        }
+        bitmap.fill(0);
+        locals.fill(LocalSlot::EMPTY);
+        remotes.fill(RemoteSlot::EMPTY);
+        Ok(Engine {
+            rails,
+            state: State {
+                config,
+                peers,
+                streams,
+                parked,
+                bitmap,
+                locals,
+                remotes,
+                pending: Pending::new(pending),
+                due: Due::EMPTY,
+                open: 0,
+                direct: false,
+                outstanding: [(0, 0); RAILS],
+                max_rma,
+                eager,
+                inject,
+                ordered,
+                native_atomics: native && ordered,
+                stats: Stats::default(),
+            },
+        })
+    }
+
+    /// A rail, to set it up or to look at it.
+    pub fn rail_mut(&mut self, rail: RailId) -> Option<&mut R> {
+        self.rails.get_mut(rail.0 as usize)
+    }
+
+    /// The configuration in use.
+    pub fn config(&self) -> &Config {
+        &self.state.config
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        self.state.stats
+    }
+
+    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then [`connect_peer`](Self::connect_peer).
+    pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
+        table::reserve_peer(self.state.peers)
+    }
+
+    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
+    pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
+        let seed = self.state.config.seed;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Reserved {
+            return Err(AttachError::UnknownPeer);
+        }
+        if rails == 0 || (RAILS < 16 && rails >> RAILS != 0) {
+            return Err(AttachError::Config("rails: at least one, and none that does not exist"));
+        }
+        slot.state = PeerState::Connected;
+        slot.rails = rails;
+        slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
+        Ok(())
+    }
+
+    /// Forgets a peer, alive or failed. Operations to it end as failed, its regions are released, its number is stale.
+    /// Slow path.
+    pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
+        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        self.state.fail_peer(peer.index, PeerError::Closed);
+        for index in 0..self.state.remotes.len() {
+            if self.state.remotes[index].peer == peer.index {
+                self.release_slot(index);
+            }
+        }
+        for (i, rail) in self.rails.iter_mut().enumerate() {
+            if self.state.peers[peer.index as usize].rails & (1 << i) != 0 {
+                rail.detach(peer.peer());
+            }
+        }
+        self.state.reset_streams(peer.index);
+        let slot = &mut self.state.peers[peer.index as usize];
+        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        Ok(())
+    }
+
+    /// Whether the peer is known and has not failed; if it has, why.
+    pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
+        let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
+        match slot.state {
+            PeerState::Connected if slot.generation == peer.generation => Ok(None),
+            PeerState::Failed(why) if slot.generation == peer.generation => Ok(Some(why)),
+            _ => Err(AttachError::UnknownPeer),
+        }
+    }
+
+    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
+    /// Slow path.
+    pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
+        table::check_region(&region)?;
+        let id = table::free_local(self.state.locals)?;
+        let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len: region.len() as u64, ..LocalSlot::EMPTY };
+        for i in 0..RAILS {
+            match self.rails[i].register(&region) {
+                Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
+                Err(error) => {
+                    for (rail, key) in self.rails[..i].iter_mut().zip(slot.keys) {
+                        rail.deregister(key);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        slot.generation = id.generation;
+        self.state.locals[id.index as usize] = slot;
+        Ok(id)
+    }
+
+    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped, and
+    /// operations of this engine in flight, must be done with it. Slow path.
+    pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
+        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        let keys = slot.keys;
+        for (rail, key) in self.rails.iter_mut().zip(keys) {
+            rail.deregister(key);
+        }
+        self.state.locals[region.index as usize] =
+            LocalSlot { generation: region.generation.wrapping_add(1), ..LocalSlot::EMPTY };
+        Ok(())
+    }
+
+    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
+    pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
+        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        Handle { theirs: (region.index, region.generation), len: slot.len, keys: slot.keys }.encode(into)
+    }
+
+    /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
+    pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
+        let handle = Handle::<RAILS>::decode(handle)?;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Connected {
+            return Err(AttachError::UnknownPeer);
+        }
+        let rails = slot.rails;
+        let id = table::free_remote(self.state.remotes)?;
+        let mut remote = RemoteSlot {
+            len: handle.len,
+            peer: peer.index,
+            generation: id.generation,
+            theirs: handle.theirs,
+            rail: rails.trailing_zeros() as u8,
+            keys: handle.keys,
+            ..RemoteSlot::EMPTY
+        };
+        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+            match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
+                Ok(Some(mapped)) if remote.mapped.is_null() => {
+                    (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    for j in (0..i).filter(|j| rails & (1 << j) != 0) {
+                        self.rails[j].release(peer.peer(), handle.keys[j]);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.state.remotes[id.index as usize] = remote;
+        Ok(id)
+    }
+
+    /// Gives up an imported region. Operations to it must be over. Slow path.
+    pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
+        match self.state.remotes.get(region.index as usize) {
+            Some(slot) if slot.generation == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
+            _ => return Err(AttachError::UnknownRegion),
+        }
+        self.release_slot(region.index as usize);
+        Ok(())
+    }
+
+    fn release_slot(&mut self, index: usize) {
+        let slot = self.state.remotes[index];
+        let rails = self.state.peers[slot.peer as usize].rails;
+        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+            self.rails[i].release(crate::mem::Peer(slot.peer), slot.keys[i]);
+        }
+        self.state.remotes[index] =
+            RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
+    }
+
+    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it. Peers may write it at any time: use
+    /// atomics or raw copies.
+    pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Option<NonNull<u8>> {
+        table::resolve_local(self.state.locals, addr, len as u64).ok()
+    }
+
+    /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how many events came in.
+    /// Never blocks.
+    #[inline]
+    pub fn progress(&mut self) -> u32 {
+        self.state.stats.passes += 1;
+        let batch = self.state.config.batch;
+        let mut events = 0;
+        for (i, rail) in self.rails.iter_mut().enumerate() {
+            events += rail.poll(batch, &mut self.state.sink(i));
+        }
+        if self.state.due.len != 0 {
+            self.service();
+        }
+        for rail in &mut self.rails {
+            rail.flush();
+        }
+        events
+    }
+
+    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits call it.
+    #[cold]
+    pub fn check_peers(&mut self) {
+        for (i, rail) in self.rails.iter_mut().enumerate() {
+            rail.check_peers(&mut self.state.sink(i));
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// The slot of a peer that exists under this name.
+    pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
+        let slot = self.peers.get_mut(peer.index as usize)?;
+        (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
+    }
+
+    fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
+        let slot = self.locals.get(region.index as usize)?;
+        (slot.generation == region.generation && !slot.ptr.is_null()).then_some(slot)
+    }
+
+    /// The stream of a context and a peer, by index.
+    #[inline(always)]
+    pub(crate) fn stream_of(&self, context: u8, peer: u16) -> u32 {
+        context as u32 * self.peers.len() as u32 + peer as u32
+    }
+
+    /// Begins the streams of a peer anew.
+    fn reset_streams(&mut self, peer: u16) {
+        let words = bitmap_words(self.config.window);
+        for context in 0..self.config.contexts {
+            let index = self.stream_of(context as u8, peer) as usize;
+            let Stream { due, due_next, .. } = self.streams[index];
+            let fresh = Stream::new(context as u8, peer, self.config.window, Seq(self.config.first_sequence));
+            self.streams[index] = Stream { due, due_next, ..fresh };
+            self.bitmap[2 * index * words..2 * (index + 1) * words].fill(0);
+        }
+    }
+}
+
+/// Spreads the bits of a number (the finaliser of splitmix64).
+pub(crate) fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

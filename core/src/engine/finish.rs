@@ -1,0 +1,179 @@
+//! How operations end: by acknowledgement and completion, by reply, or with their peer. And how the user learns of it.
+
+use crate::error::{CompleteError, OpError, PeerError, Violation};
+use crate::op::{Completion, Fault, Outcome, Token};
+use crate::rail::Rail;
+use crate::sync::seq::Seq;
+
+use super::pending::{List, NONE, State as Stage};
+use super::table::PeerState;
+use super::{Engine, State};
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Takes the oldest completion, if there is one. Does not make progress.
+    #[inline]
+    pub fn next_completion(&mut self) -> Option<Completion> {
+        match self.state.pending.ended.head {
+            NONE => None,
+            index => Some(self.state.take(index)),
+        }
+    }
+
+    /// Takes the completion of one operation if it has ended; `None` while it has not. Does not make progress.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if it was taken before, or never was.
+    #[inline]
+    pub fn test(&mut self, token: Token) -> Result<Option<Completion>, OpError> {
+        let index = self.state.pending.find(token)?;
+        let slot = &self.state.pending.slots[index as usize];
+        if !slot.report {
+            return Err(OpError::StaleToken);
+        }
+        Ok(if slot.state == Stage::Ended { Some(self.state.take(index)) } else { None })
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    fn take(&mut self, index: u32) -> Completion {
+        let token = self.pending.token(index);
+        self.pending.ended.remove(self.pending.slots, index);
+        let slot = &self.pending.slots[index as usize];
+        let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value };
+        self.pending.free(index);
+        completion
+    }
+
+    /// The peer says that everything below the wire form `ack` is applied there.
+    #[inline]
+    pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
+        let s = &mut self.streams[stream as usize];
+        if ack == s.acked.to_wire() {
+            return Ok(());
+        }
+        let cursor = Seq::from_wire(ack, s.acked);
+        if cursor.is_before(s.acked) {
+            // An older message that was overtaken: what it says is known.
+            return Ok(());
+        }
+        if cursor.since(s.acked) > s.in_flight() {
+            return Err(Violation::Ack);
+        }
+        s.acked = cursor;
+        let waiting = s.unposted != NONE;
+        if waiting {
+            self.due.push(self.streams, stream);
+        }
+        loop {
+            let s = &mut self.streams[stream as usize];
+            let index = s.ops.head;
+            let Some(slot) = self.pending.slots.get_mut(index as usize) else { return Ok(()) };
+            if !slot.posted || cursor.is_before(slot.end) {
+                return Ok(());
+            }
+            slot.acked = true;
+            s.ops.remove(self.pending.slots, index);
+            s.closing.push(self.pending.slots, index);
+            self.end_if_over(index);
+        }
+    }
+
+    /// A fetched value has come back.
+    pub(super) fn replied(&mut self, peer: u16, token: u64, value: u64) -> Result<(), Violation> {
+        let index = self.pending.find(Token(token)).map_err(|_| Violation::Reply)?;
+        let slot = &mut self.pending.slots[index as usize];
+        let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
+        if !theirs || !slot.fetch || !slot.posted || slot.state != Stage::Open {
+            return Err(Violation::Reply);
+        }
+        slot.fetch = false;
+        slot.value = value;
+        self.end_if_over(index);
+        Ok(())
+    }
+
+    /// One post of an operation is over.
+    #[inline]
+    pub(super) fn post_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
+        let Some(slot) = self.pending.slots.get_mut(index as usize) else { return };
+        slot.posts -= 1;
+        if let Err(error) = result {
+            self.post_failed(rail, index, error);
+        }
+        self.end_if_over(index);
+    }
+
+    #[cold]
+    fn post_failed(&mut self, rail: usize, index: u32, error: CompleteError) {
+        let rail = crate::mem::RailId(rail as u8);
+        self.stats.failed += 1;
+        let slot = &mut self.pending.slots[index as usize];
+        slot.fail(Fault::Rail(rail, error), !matches!(error, CompleteError::Unknown(_)));
+        // A number that never arrives is a hole that nothing fills: the stream, and with it the peer, is broken.
+        let (stream, numbered) = (slot.stream, slot.numbered);
+        if numbered && stream != NONE {
+            let peer = self.streams[stream as usize].peer;
+            self.fail_peer(peer, PeerError::Rail(rail));
+        }
+    }
+
+    /// Ends an operation of which nothing is outstanding any more.
+    #[inline]
+    pub(super) fn end_if_over(&mut self, index: u32) {
+        let slot = &mut self.pending.slots[index as usize];
+        if !(slot.posted && slot.acked && slot.posts == 0 && !slot.fetch) || slot.state != Stage::Open {
+            return;
+        }
+        let (stream, report, failed) = (slot.stream, slot.report, slot.outcome != Outcome::Done);
+        slot.state = Stage::Ended;
+        self.open -= 1;
+        if stream != NONE {
+            let s = &mut self.streams[stream as usize];
+            s.closing.remove(self.pending.slots, index);
+            s.open -= 1;
+            s.lost += (failed && !report) as u32;
+        }
+        if report {
+            self.pending.ended.push(self.pending.slots, index);
+        } else {
+            self.pending.free(index);
+        }
+    }
+
+    /// Gives a peer up: every operation to it fails, at once or when its last post is reported. Slow path.
+    #[cold]
+    pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
+        let slot = &mut self.peers[peer as usize];
+        if !matches!(slot.state, PeerState::Connected | PeerState::Reserved) {
+            return;
+        }
+        slot.state = PeerState::Failed(why);
+        for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
+            remote.mapped = core::ptr::null_mut();
+        }
+        let over = matches!(why, PeerError::Died | PeerError::Closed);
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            let s = &mut self.streams[stream];
+            let (ops, closing) = (s.ops, s.closing);
+            (s.ops, s.closing, s.unposted) = (List::EMPTY, List::EMPTY, NONE);
+            for list in [ops, closing] {
+                let mut index = list.head;
+                while index != NONE {
+                    let slot = &mut self.pending.slots[index as usize];
+                    let next = slot.next;
+                    // What was acknowledged is done, even if its last post is yet to be reported.
+                    if !slot.acked || slot.fetch || !slot.numbered {
+                        slot.fail(Fault::Peer(why), over || !slot.numbered);
+                    }
+                    (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
+                    let s = &mut self.streams[stream];
+                    s.open -= 1;
+                    s.lost += (!slot.report && slot.outcome != Outcome::Done) as u32;
+                    self.end_if_over(index);
+                    index = next;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! From operations to posts: cutting, numbering, choosing rails. Operations of a stream are posted in the order of issue.
+//!
+//! A post that a rail refuses leaves everything as it was; it is tried again in the next pass. A number is taken only when the
+//! post that carries it was accepted, so there are no holes that no one will fill.
+
+use core::ptr::NonNull;
+
+use crate::error::{OpError, PeerError, PostError};
+use crate::mem::{Peer, RailId, Untrusted};
+use crate::op::Fault;
+use crate::rail::{Local, Posted, Rail, Remote};
+
+use super::pending::{Kind, NONE};
+use super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
+use super::{Engine, RailPolicy, State};
+
+/// Why posting stopped.
+enum Blocked {
+    /// As many numbers are in flight as the window allows; an acknowledgement continues.
+    Window,
+    /// A fence holds writes back until all before them is acknowledged.
+    Fence,
+    /// No rail has room; the next pass continues.
+    Rail,
+    /// Enough for this pass.
+    Budget,
+    /// The operation cannot be posted.
+    Refused(RailId, PostError),
+    /// The peer is gone, and its operations with it.
+    PeerDown,
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Posts what can be posted of a stream now.
+    pub(super) fn advance(&mut self, stream: u32) {
+        let mut budget = self.state.config.batch.max(4);
+        loop {
+            let index = self.state.streams[stream as usize].unposted;
+            if index == NONE {
+                return;
+            }
+            match self.post_slot(stream, index, &mut budget) {
+                Ok(()) => self.state.all_posted(stream, index),
+                Err(Blocked::Window) => return,
+                Err(Blocked::Fence) => return self.state.ask(stream),
+                Err(Blocked::Rail | Blocked::Budget) => return self.state.due.push(self.state.streams, stream),
+                Err(Blocked::Refused(rail, error)) => {
+                    let slot = &mut self.state.pending.slots[index as usize];
+                    let quiescent = !slot.numbered && slot.posts == 0;
+                    slot.fail(Fault::Post(rail, error), quiescent);
+                    slot.fetch = false;
+                    self.state.all_posted(stream, index);
+                }
+                Err(Blocked::PeerDown) => return,
+            }
+        }
+    }
+
+    /// Posts an inject, now or not at all.
+    pub(super) fn post_inject(&mut self, stream: u32, index: u32) -> Result<(), OpError> {
+        let mut budget = 1;
+        match self.post_slot(stream, index, &mut budget) {
+            Ok(()) => {
+                self.state.all_posted(stream, index);
+                Ok(())
+            }
+            Err(Blocked::Refused(rail, error)) => Err(OpError::Rail(rail, error)),
+            Err(Blocked::PeerDown) => {
+                let peer = self.state.streams[stream as usize].peer;
+                Err(self.state.peers[peer as usize].usable().err().unwrap_or(OpError::UnknownPeer))
+            }
+            Err(_) => Err(OpError::Again),
+        }
+    }
+
+    /// Posts what is left of one operation.
+    fn post_slot(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
+        let slot = &self.state.pending.slots[index as usize];
+        if slot.fenced {
+            if self.state.streams[stream as usize].in_flight() != 0 {
+                return Err(Blocked::Fence);
+            }
+            self.state.pending.slots[index as usize].fenced = false;
+        }
+        match self.state.pending.slots[index as usize].kind {
+            Kind::Write => {
+                while self.state.pending.slots[index as usize].left != 0 {
+                    self.post_piece(stream, index, true, budget)?;
+                }
+            }
+            Kind::Read => {
+                while self.state.pending.slots[index as usize].left != 0 {
+                    self.post_piece(stream, index, false, budget)?;
+                }
+            }
+            Kind::Message => {}
+        }
+        match self.state.pending.slots[index as usize].message {
+            Some(body) => self.post_numbered(stream, index, body),
+            None => Ok(()),
+        }
+    }
+
+    /// Posts the next piece of a write or read.
+    #[inline]
+    fn post_piece(&mut self, stream: u32, index: u32, write: bool, budget: &mut u32) -> Result<(), Blocked> {
+        let state = &mut self.state;
+        let s = &state.streams[stream as usize];
+        let (peer, word) = (s.peer, write_word(s.context, s.next));
+        if write && s.in_flight() >= state.config.window as u64 {
+            return Err(Blocked::Window);
+        }
+        if *budget == 0 {
+            return Err(Blocked::Budget);
+        }
+        *budget -= 1;
+        let slot = state.pending.slots[index as usize];
+        let (keys, desc) = (state.remotes[slot.remote as usize].keys, state.locals.get(slot.local_region as usize));
+        let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
+        let desc = desc.map_or([0; RAILS], |local| local.desc);
+        let mut tried = 0;
+        let (rail, len, posted) = loop {
+            let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
+            let len = state.piece(slot.left, rail);
+            let local = Local { ptr: local, len: len as usize, desc: desc[rail] };
+            let remote = Remote { key: keys[rail], offset: slot.offset };
+            let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
+            // SAFETY: the range was checked when the operation was taken in, and the source or target of an operation stays
+            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once.
+            let result = unsafe {
+                match write {
+                    true => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
+                    false => self.rails[rail].post_read(Peer(peer), local, remote, cx),
+                }
+            };
+            match result {
+                Ok(posted) => break (rail, len, posted),
+                Err(PostError::Again) => tried |= 1 << rail,
+                Err(error) => return Err(state.hard_error(peer, rail, error)),
+            }
+        };
+        let slot = &mut state.pending.slots[index as usize];
+        slot.left -= len;
+        slot.offset += len;
+        // SAFETY: `len` bytes of the local range were posted just now; the rest, if any, lies behind them.
+        slot.local = unsafe { slot.local.add(len as usize) };
+        slot.numbered |= write;
+        if posted == Posted::Pending {
+            slot.posts += 1;
+            state.outstanding[rail].0 += 1;
+            state.outstanding[rail].1 += len;
+        }
+        if write {
+            state.streams[stream as usize].next = state.streams[stream as usize].next.plus(1);
+            state.stats.posted += 1;
+        }
+        Ok(())
+    }
+
+    /// Posts the message of an operation under the next number; an atomic may go to a rail that executes it.
+    #[inline]
+    fn post_numbered(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
+        let s = &self.state.streams[stream as usize];
+        if let Body::Amo { .. } = body
+            && self.state.native_atomics
+            && s.in_flight() == 0
+            && s.ops.head == index
+        {
+            return self.post_native(stream, index, body);
+        }
+        let (peer, seq) = (s.peer, s.next);
+        if s.in_flight() >= self.state.config.window as u64 {
+            return Err(Blocked::Window);
+        }
+        let slot = &self.state.pending.slots[index as usize];
+        let payload = match body {
+            // SAFETY: as in `post_piece`: the source of an operation stays until it ends.
+            Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
+            _ => Untrusted::from_slice(&[]),
+        };
+        let owner = Owner::Op(index);
+        if self.post_message(stream, peer, seq.to_wire(), body, payload, owner)? == Posted::Pending {
+            self.state.pending.slots[index as usize].posts += 1;
+        }
+        let slot = &mut self.state.pending.slots[index as usize];
+        slot.numbered = true;
+        slot.message = None;
+        self.state.streams[stream as usize].next = seq.plus(1);
+        self.state.stats.posted += 1;
+        Ok(())
+    }
+
+    /// Posts an atomic that the rail executes itself. Legal only when nothing before it is in flight and the one rail keeps order:
+    /// it has no number, and what is posted later arrives later.
+    fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
+        let Body::Amo { at, amo, .. } = body else { return Ok(()) };
+        let peer = self.state.streams[stream as usize].peer;
+        let slot = &mut self.state.pending.slots[index as usize];
+        let remote = Remote { key: self.state.remotes[slot.remote as usize].keys[0], offset: at.offset };
+        let fetch = slot.fetch.then_some(NonNull::from(&mut slot.value));
+        let cx = PostTag { owner: Owner::Op(index), bytes: amo.width as u32 }.pack();
+        // SAFETY: the slot is in borrowed memory and stays this operation's until the post is done.
+        let result = unsafe { self.rails[0].post_atomic(Peer(peer), amo, remote, fetch, cx) };
+        let slot = &mut self.state.pending.slots[index as usize];
+        match result {
+            Ok(posted) => {
+                slot.fetch = false;
+                slot.message = None;
+                if posted == Posted::Pending {
+                    slot.posts += 1;
+                    self.state.outstanding[0].0 += 1;
+                    self.state.outstanding[0].1 += amo.width as u64;
+                }
+                Ok(())
+            }
+            Err(PostError::Again) => Err(self.state.no_room()),
+            Err(error) => Err(self.state.hard_error(peer, 0, error)),
+        }
+    }
+
+    /// Sends a message that has no number. `false`: no rail has room.
+    pub(super) fn post_control(&mut self, stream: u32, seq: u32, body: Body) -> bool {
+        let peer = self.state.streams[stream as usize].peer;
+        let owner = Owner::Control(Peer(peer));
+        self.post_message(stream, peer, seq, body, Untrusted::from_slice(&[]), owner).is_ok()
+    }
+
+    /// Sends a message on any rail that has room, and with it the reverse stream's cursor.
+    #[inline]
+    fn post_message(
+        &mut self,
+        stream: u32,
+        peer: u16,
+        seq: u32,
+        body: Body,
+        payload: Untrusted<'_>,
+        owner: Owner,
+    ) -> Result<Posted, Blocked> {
+        let state = &mut self.state;
+        let s = &state.streams[stream as usize];
+        // A reply acknowledges the atomic that it answers, whose turn is over once the reply is on its way.
+        let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
+        let mut head = [0; HEAD_MAX];
+        let len = Message { context: s.context, seq, ack: cursor.to_wire(), body }.encode(&mut head);
+        let bytes = (len + payload.len()) as u32;
+        let mut tried = 0;
+        loop {
+            let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
+            match self.rails[rail].post_message(Peer(peer), &head[..len], payload, PostTag { owner, bytes }.pack()) {
+                Ok(posted) => {
+                    if posted == Posted::Pending {
+                        state.outstanding[rail].0 += 1;
+                        state.outstanding[rail].1 += bytes as u64;
+                    }
+                    let s = &mut state.streams[stream as usize];
+                    s.ack_sent = cursor;
+                    s.age = 0;
+                    return Ok(posted);
+                }
+                Err(PostError::Again) => tried |= 1 << rail,
+                Err(error) => return Err(state.hard_error(peer, rail, error)),
+            }
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// The rail for the next post to a peer, none of those in `exclude`.
+    #[inline]
+    fn pick(&mut self, peer: u16, exclude: u16) -> Option<usize> {
+        let slot = &mut self.peers[peer as usize];
+        let rails = slot.rails & !exclude;
+        if rails == 0 {
+            return None;
+        }
+        if RAILS == 1 {
+            return Some(0);
+        }
+        // Bits rotated so that bit 0 is the rail whose turn it is.
+        let turn = slot.turn as u32;
+        let ahead = (rails >> turn) as u32 | ((rails as u32) << (RAILS as u32 - turn) & ((1 << RAILS) - 1));
+        let nth = |n: u32| {
+            let rail = turn as usize + n as usize;
+            if rail >= RAILS { rail - RAILS } else { rail }
+        };
+        let rail = match self.config.policy {
+            RailPolicy::Fixed => return Some(rails.trailing_zeros() as usize),
+            RailPolicy::RoundRobin => nth(ahead.trailing_zeros()),
+            RailPolicy::LeastOutstanding => {
+                let (mut best, mut least) = (0, u64::MAX);
+                for rail in (0..RAILS as u32).filter(|n| ahead & (1 << n) != 0).map(nth) {
+                    if self.outstanding[rail].1 < least {
+                        (best, least) = (rail, self.outstanding[rail].1);
+                    }
+                }
+                best
+            }
+        };
+        slot.turn = if rail + 1 == RAILS { 0 } else { rail as u8 + 1 };
+        Some(rail)
+    }
+
+    /// How much of `left` bytes goes into one post on `rail`.
+    #[inline(always)]
+    fn piece(&self, left: u64, rail: usize) -> u64 {
+        let cut = if RAILS > 1 && left >= self.config.stripe_threshold { self.config.stripe_chunk } else { left };
+        left.min(cut).min(self.max_rma[rail])
+    }
+
+    #[inline]
+    fn no_room(&mut self) -> Blocked {
+        self.stats.refused += 1;
+        Blocked::Rail
+    }
+
+    /// A rail refused for good: the operation fails, or the peer.
+    #[cold]
+    fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Blocked {
+        let rail = RailId(rail as u8);
+        self.stats.failed += 1;
+        if error == PostError::PeerDown {
+            self.fail_peer(peer, PeerError::Rail(rail));
+            return Blocked::PeerDown;
+        }
+        Blocked::Refused(rail, error)
+    }
+
+    /// Everything of an operation is posted: the next one's turn.
+    #[inline]
+    fn all_posted(&mut self, stream: u32, index: u32) {
+        let s = &mut self.streams[stream as usize];
+        let slot = &mut self.pending.slots[index as usize];
+        slot.posted = true;
+        slot.end = s.next;
+        s.unposted = slot.next;
+        if !slot.numbered {
+            slot.acked = true;
+            s.ops.remove(self.pending.slots, index);
+            s.closing.push(self.pending.slots, index);
+            self.end_if_over(index);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What rails report: state changes and due marks only. Nothing here posts, so progress never recurses.
+//!
+//! Everything that a peer sent is checked here before it has an effect; what no correct peer sends ends in its quarantine.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{CompleteError, PeerError, Violation};
+use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
+use crate::op::SignalOp;
+use crate::rail::Sink;
+use crate::sync::seq::Seq;
+
+use super::State;
+use super::table::{PeerState, in_bounds};
+use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
+use super::wire::{Body, Message, NO_TOKEN, Owner, Place, PostTag, parse_write_word};
+
+/// Where one rail reports.
+pub(super) struct Reports<'s, 'm, const RAILS: usize> {
+    state: &'s mut State<'m, RAILS>,
+    rail: usize,
+}
+
+impl<'m, const RAILS: usize> State<'m, RAILS> {
+    #[inline(always)]
+    pub(super) fn sink(&mut self, rail: usize) -> Reports<'_, 'm, RAILS> {
+        Reports { state: self, rail }
+    }
+
+    /// The receive window of a stream with its cells.
+    #[inline(always)]
+    pub(super) fn window(&mut self, stream: u32) -> (&mut Window, Cells<'_>) {
+        let (size, words) = (self.config.window as usize, bitmap_words(self.config.window));
+        let at = stream as usize;
+        let (arrived, message) = self.bitmap[2 * at * words..2 * (at + 1) * words].split_at_mut(words);
+        let parked = &mut self.parked[at * size..(at + 1) * size];
+        (&mut self.streams[at].window, Cells { arrived, message, parked })
+    }
+
+    /// The registered memory that a peer names, if `len` bytes at that place lie in it.
+    #[inline(always)]
+    pub(super) fn place(&self, place: Place, len: u64) -> Result<*mut u8, Violation> {
+        let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
+        if slot.ptr.is_null() || slot.generation != place.generation {
+            return Err(Violation::Region);
+        }
+        if !in_bounds(place.offset, len, slot.len) {
+            return Err(Violation::Bounds);
+        }
+        // SAFETY: offset + len <= the region's size, checked just now.
+        Ok(unsafe { slot.ptr.add(place.offset as usize) })
+    }
+
+    /// The word that a peer names, aligned to its width.
+    #[inline(always)]
+    pub(super) fn word(&self, place: Place, width: u8) -> Result<*mut u8, Violation> {
+        if place.offset & (width as u64 - 1) != 0 {
+            return Err(Violation::Bounds);
+        }
+        self.place(place, width as u64)
+    }
+
+    /// Applies a signal.
+    #[inline(always)]
+    pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
+        let word = self.word(at, 8)?;
+        // SAFETY: inside a registered region and a multiple of 8 bytes (regions begin at one); accessed only atomically.
+        let word = unsafe { &*word.cast::<AtomicU64>() };
+        // Release: the data that this signal announces was landed, and everything before it applied, by this thread or
+        // by a rail that this thread has heard of; whoever acquires the value in a wait sees it.
+        match op {
+            SignalOp::Set => word.store(value, Ordering::Release),
+            SignalOp::Add => {
+                word.fetch_add(value, Ordering::Release);
+            }
+        }
+        self.stats.applied += 1;
+        Ok(())
+    }
+
+    /// The stream of what a peer sent in a context, if both exist.
+    #[inline(always)]
+    fn arrival_stream(&self, peer: Peer, context: u8) -> Result<Option<u32>, Violation> {
+        if !matches!(self.peers.get(peer.0 as usize), Some(slot) if slot.state == PeerState::Connected) {
+            return Ok(None);
+        }
+        if context as u16 >= self.config.contexts {
+            return Err(Violation::Context);
+        }
+        Ok(Some(self.stream_of(context, peer.0)))
+    }
+
+    #[inline(always)]
+    fn count(&mut self, stream: u32, arrival: Arrival) {
+        self.stats.arrived += 1;
+        match arrival {
+            Arrival::InOrder | Arrival::Due => {}
+            Arrival::Early => {
+                self.stats.arrivals_out_of_order += 1;
+                return;
+            }
+            Arrival::Duplicate => self.stats.duplicates += 1,
+        }
+        self.due.push(self.streams, stream);
+    }
+
+    #[inline]
+    fn write_landed(&mut self, peer: Peer, data: u32) -> Result<(), Violation> {
+        let (context, wire) = parse_write_word(data)?;
+        let Some(stream) = self.arrival_stream(peer, context)? else { return Ok(()) };
+        let (window, mut cells) = self.window(stream);
+        let arrival = window.write(wire, &mut cells)?;
+        self.count(stream, arrival);
+        Ok(())
+    }
+
+    #[inline]
+    fn message_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
+        let (message, payload) = Message::decode(bytes)?;
+        let Some(stream) = self.arrival_stream(peer, message.context)? else { return Ok(()) };
+        self.acknowledged(stream, message.ack)?;
+        match message.body {
+            Body::Signal { at, op, value, data } => {
+                self.word(at, 8)?;
+                let (window, cells) = self.window(stream);
+                let fresh = window.check(message.seq, &cells)?;
+                if let Some((place, len)) = data {
+                    let target = self.place(place, len as u64)?;
+                    if fresh {
+                        // Data lands in any order; only the signal has to wait for its turn.
+                        // SAFETY: the target was checked against its region, the payload against the message's length.
+                        unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
+                    }
+                }
+                let (window, mut cells) = self.window(stream);
+                if window.message_in_order(message.seq) {
+                    self.apply_signal(at, op, value)?;
+                    self.count(stream, Arrival::InOrder);
+                } else {
+                    let parked = Parked { at, what: Parcel::Signal { op, value } };
+                    let arrival = window.message(message.seq, parked, &mut cells)?;
+                    self.count(stream, arrival);
+                }
+            }
+            Body::Amo { at, amo, token } => {
+                let word = self.word(at, amo.width)?;
+                let (window, mut cells) = self.window(stream);
+                if token == NO_TOKEN && window.message_in_order(message.seq) {
+                    // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
+                    unsafe { amo.apply(word) };
+                    self.stats.applied += 1;
+                    self.count(stream, Arrival::InOrder);
+                } else {
+                    let parked = Parked { at, what: Parcel::Amo { amo, token } };
+                    let arrival = window.message(message.seq, parked, &mut cells)?;
+                    self.count(stream, arrival);
+                }
+            }
+            Body::Reply { token, value } => self.replied(peer.0, token, value)?,
+            Body::Ack { asked: false } => {}
+            Body::Ack { asked: true } => {
+                let s = &mut self.streams[stream as usize];
+                let wanted = Seq::from_wire(message.seq, s.window.expected());
+                if !wanted.is_before(s.ack_wanted) {
+                    s.ack_wanted = wanted;
+                }
+                self.due.push(self.streams, stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer did what no correct peer does: it is not heard again.
+    #[cold]
+    pub(super) fn quarantine(&mut self, peer: u16, violation: Violation) {
+        self.fail_peer(peer, PeerError::Protocol(violation));
+    }
+}
+
+impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
+    #[inline]
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        let PostTag { owner, bytes } = PostTag::unpack(cx);
+        let outstanding = &mut self.state.outstanding[self.rail];
+        outstanding.0 = outstanding.0.wrapping_sub(1);
+        outstanding.1 = outstanding.1.wrapping_sub(bytes as u64);
+        match (owner, result) {
+            (Owner::Op(index), result) => self.state.post_done(self.rail, index, result),
+            (Owner::Control(_), Ok(()) | Err(CompleteError::PeerDown)) => {}
+            // A lost acknowledgement is repaired by the next one, but a rail that loses messages cannot be trusted with it.
+            (Owner::Control(peer), Err(_)) => {
+                self.state.stats.failed += 1;
+                self.state.fail_peer(peer.0, PeerError::Rail(RailId(self.rail as u8)));
+            }
+        }
+    }
+
+    #[inline]
+    fn landed(&mut self, peer: Peer, data: u32) {
+        if let Err(violation) = self.state.write_landed(peer, data) {
+            self.state.quarantine(peer.0, violation);
+        }
+    }
+
+    #[inline]
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        if let Err(violation) = self.state.message_arrived(peer, bytes) {
+            self.state.quarantine(peer.0, violation);
+        }
+    }
+
+    #[cold]
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        if (peer.0 as usize) < self.state.peers.len() {
+            self.state.fail_peer(peer.0, why);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The second half of a pass: acts on what became due. Applies what is next in order, answers fetches, acknowledges, and goes
+//! on with operations that were not wholly posted. Bounded: at most a batch of streams, each for at most a batch of steps.
+
+use crate::error::Violation;
+use crate::op::AmoOp;
+use crate::rail::Rail;
+use crate::sync::seq::Seq;
+
+use super::pending::NONE;
+use super::table::PeerState;
+use super::window::{Next, Parcel, Parked};
+use super::wire::{Body, NO_TOKEN};
+use super::{Engine, State};
+
+/// How far the turn-taking of a stream came.
+enum Applied {
+    /// To the first number that is missing.
+    All,
+    /// Not all: the batch is used up, or a reply found no room.
+    More,
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Serves the streams that are due now, at most a batch of them; those that become due meanwhile wait for the next pass.
+    pub(super) fn service(&mut self) {
+        for _ in 0..self.state.due.len.min(self.state.config.batch) {
+            let Some(stream) = self.state.due.pop(self.state.streams) else { return };
+            self.serve(stream);
+        }
+    }
+
+    fn serve(&mut self, stream: u32) {
+        let peer = self.state.streams[stream as usize].peer;
+        if self.state.peers[peer as usize].state != PeerState::Connected {
+            return;
+        }
+        let applied = match self.state.streams[stream as usize].window.held() {
+            0 => Applied::All,
+            _ => match self.apply(stream) {
+                Ok(applied) => applied,
+                Err(violation) => return self.state.quarantine(peer, violation),
+            },
+        };
+        if let Applied::More = applied {
+            self.state.due.push(self.state.streams, stream);
+        }
+        self.acknowledge(stream);
+        if self.state.streams[stream as usize].unposted != NONE {
+            self.advance(stream);
+        }
+        self.ask_if_wanted(stream);
+    }
+
+    /// Applies what is next in order.
+    fn apply(&mut self, stream: u32) -> Result<Applied, Violation> {
+        for _ in 0..self.state.config.batch {
+            let (window, mut cells) = self.state.window(stream);
+            let Parked { at, what } = match window.next(&mut cells) {
+                Next::Hole => return Ok(Applied::All),
+                Next::Write => continue,
+                Next::Message(parked) => parked,
+            };
+            match what {
+                Parcel::Signal { op, value } => self.state.apply_signal(at, op, value)?,
+                Parcel::Amo { amo, token } => {
+                    let word = self.state.word(at, amo.width)?;
+                    // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
+                    let value = unsafe { amo.apply(word) };
+                    self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
+                    if token != NO_TOKEN && !self.post_control(stream, 0, Body::Reply { token, value }) {
+                        // Executed once; from now on only its reply is outstanding.
+                        let (window, mut cells) = self.state.window(stream);
+                        window.replace(Parked { at, what: Parcel::Reply { token, value } }, &mut cells);
+                        return Ok(Applied::More);
+                    }
+                }
+                Parcel::Reply { token, value } => {
+                    if !self.post_control(stream, 0, Body::Reply { token, value }) {
+                        return Ok(Applied::More);
+                    }
+                }
+            }
+            let (window, mut cells) = self.state.window(stream);
+            window.consume(&mut cells);
+        }
+        Ok(Applied::More)
+    }
+
+    /// Tells the peer what was applied, once half a window is owed, it has asked, or enough passes went by without a message to
+    /// carry it.
+    fn acknowledge(&mut self, stream: u32) {
+        let config = self.state.config;
+        let s = &mut self.state.streams[stream as usize];
+        let owed = s.owed();
+        if owed == 0 {
+            return;
+        }
+        s.age += 1;
+        let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
+        let now = asked || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
+        if now && self.post_control(stream, 0, Body::Ack { asked: false }) {
+            self.state.stats.acks_alone += 1;
+        } else {
+            self.state.due.push(self.state.streams, stream);
+        }
+    }
+
+    /// Asks the peer for an acknowledgement, once per number reached.
+    fn ask_if_wanted(&mut self, stream: u32) {
+        let s = &self.state.streams[stream as usize];
+        if !s.ask {
+            return;
+        }
+        let upto = s.next;
+        if s.in_flight() != 0 && s.asked != upto {
+            if !self.post_control(stream, upto.to_wire(), Body::Ack { asked: true }) {
+                return self.state.due.push(self.state.streams, stream);
+            }
+            self.state.streams[stream as usize].asked = upto;
+        }
+        let s = &mut self.state.streams[stream as usize];
+        s.ask = s.unposted != NONE;
+        if s.ask {
+            self.state.due.push(self.state.streams, stream);
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// An acknowledgement of everything is wanted soon.
+    pub(super) fn ask(&mut self, stream: u32) {
+        self.streams[stream as usize].ask = true;
+        self.due.push(self.streams, stream);
+    }
+
+    /// The first number missing here in any stream with holes, for a diagnosis.
+    pub(super) fn first_hole(&self) -> Option<(u16, Seq)> {
+        let holed = self.streams.iter().find(|s| s.window.held() != 0)?;
+        Some((holed.peer, holed.window.expected()))
+    }
+}

@@ -1,0 +1,129 @@
+//! One direction pair of (context, peer): the send window, the operations in it, and the receive window beside it.
+
+use crate::sync::seq::Seq;
+
+use super::pending::{List, NONE};
+use super::window::Window;
+
+/// The state of one (context, peer).
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    pub(crate) peer: u16,
+    pub(crate) context: u8,
+    /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
+    pub(crate) open: u32,
+    /// The first operation that is not wholly posted.
+    pub(crate) unposted: u32,
+    /// Operations in order of issue, from acceptance to acknowledgement.
+    pub(crate) ops: List,
+    /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
+    pub(crate) closing: List,
+    /// The number that the next post takes.
+    pub(crate) next: Seq,
+    /// Everything below is applied at the peer.
+    pub(crate) acked: Seq,
+    /// The writes of the next operation wait for everything before them.
+    pub(crate) fence: bool,
+    /// An acknowledgement is wanted soon; ask for it.
+    pub(crate) ask: bool,
+    /// What was asked for last.
+    pub(crate) asked: Seq,
+    /// Operations without a report that failed.
+    pub(crate) lost: u32,
+
+    pub(crate) window: Window,
+    /// The cursor that the peer was told last.
+    pub(crate) ack_sent: Seq,
+    /// The peer wants to be told as soon as the cursor is here.
+    pub(crate) ack_wanted: Seq,
+    /// Passes since an acknowledgement has been owed.
+    pub(crate) age: u32,
+
+    /// On the due list.
+    pub(crate) due: bool,
+    pub(crate) due_next: u32,
+}
+
+impl Stream {
+    /// Memory for a stream, before an engine sets it up.
+    pub const EMPTY: Stream = Stream::new(0, 0, 1, Seq(0));
+
+    /// A stream with windows of `window` numbers that begins at `first`.
+    pub(crate) const fn new(context: u8, peer: u16, window: u32, first: Seq) -> Stream {
+        Stream {
+            peer,
+            context,
+            open: 0,
+            unposted: NONE,
+            ops: List::EMPTY,
+            closing: List::EMPTY,
+            next: first,
+            acked: first,
+            fence: false,
+            ask: false,
+            asked: first,
+            lost: 0,
+            window: Window::new(window, first),
+            ack_sent: first,
+            ack_wanted: first,
+            age: 0,
+            due: false,
+            due_next: NONE,
+        }
+    }
+
+    /// Numbers sent and not acknowledged.
+    #[inline(always)]
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.next.since(self.acked)
+    }
+
+    /// Numbers applied here that the peer was not told of.
+    #[inline(always)]
+    pub(crate) fn owed(&self) -> u64 {
+        self.window.expected().since(self.ack_sent)
+    }
+}
+
+/// Streams with something to do, first come first served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    head: u32,
+    tail: u32,
+    pub(crate) len: u32,
+}
+
+impl Due {
+    pub(crate) const EMPTY: Due = Due { head: NONE, tail: NONE, len: 0 };
+
+    /// Adds a stream unless it is there already.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, streams: &mut [Stream], index: u32) {
+        let stream = &mut streams[index as usize];
+        if stream.due {
+            return;
+        }
+        stream.due = true;
+        stream.due_next = NONE;
+        match self.tail {
+            NONE => self.head = index,
+            tail => streams[tail as usize].due_next = index,
+        }
+        self.tail = index;
+        self.len += 1;
+    }
+
+    /// Takes the first.
+    #[inline(always)]
+    pub(crate) fn pop(&mut self, streams: &mut [Stream]) -> Option<u32> {
+        let index = self.head;
+        let stream = streams.get_mut(index as usize)?;
+        stream.due = false;
+        self.head = stream.due_next;
+        if self.head == NONE {
+            self.tail = NONE;
+        }
+        self.len -= 1;
+        Some(index)
+    }
+}

@@ -1,0 +1,480 @@
+//! Operations as the user issues them: checked, then done directly or put in order to be posted.
+//!
+//! Nothing here blocks. An error means that nothing was done; [`OpError::Again`] goes away by making progress.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::error::{OpError, PostError};
+use crate::mem::{LocalAddr, Peer, PeerId, RailId, RemoteAddr, copy_bytes};
+use crate::op::{Amo, AmoOp, SignalOp, Token};
+use crate::rail::{Local, Rail, Remote};
+
+use super::pending::{Kind, NONE, PendingSlot, State as Stage};
+use super::table::{RemoteSlot, resolve_local, resolve_remote};
+use super::wire::{Body, NO_TOKEN, Place};
+use super::{ContextId, Engine, State};
+use crate::op::Outcome;
+
+/// A change of a 64-bit word at the target, applied after everything before it in the stream has landed.
+/// OpenSHMEM: `shmem_put_signal`, `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// The word: a multiple of 8 bytes into its region.
+    pub at: RemoteAddr,
+    /// Set or add.
+    pub op: SignalOp,
+    /// The operand.
+    pub value: u64,
+}
+
+/// What became of an operation that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Issued {
+    /// It is applied at its target already; the value it fetched, or 0.
+    Done {
+        /// The fetched value, or 0.
+        value: u64,
+    },
+    /// It is on its way under this token.
+    Pending(Token),
+}
+
+/// Whether the end of an operation is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// As a [`Completion`](crate::op::Completion) that carries this word, to be taken by token or by
+    /// [`Engine::next_completion`]; until then its slot stays in use.
+    Report(u64),
+    /// Not at all: quiet waits for it, and says if it failed.
+    Silent,
+}
+
+/// The imported range that an operation names, copied out of the table.
+#[derive(Clone, Copy)]
+struct Target {
+    peer: u16,
+    region: u16,
+    theirs: (u16, u16),
+    rail: u8,
+    offset: u64,
+    /// First byte where it is mapped, or null.
+    mapped: *mut u8,
+}
+
+impl Target {
+    fn place(&self) -> Place {
+        Place { region: self.theirs.0, generation: self.theirs.1, offset: self.offset }
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Writes `len` bytes at `from` to `to`. The source stays as it is until the operation is done.
+    #[doc(alias = "shmem_put_nbi")]
+    #[inline]
+    pub fn put(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let source = resolve_local(self.state.locals, from, len as u64)?;
+        let target = self.target(to, len as u64)?;
+        let stream = self.stream(context, target.peer)?;
+        if self.is_idle(stream) {
+            if let Some(done) = self.write_now(source, len, &target) {
+                return done.map(|()| Issued::Done { value: 0 });
+            }
+        }
+        let slot = PendingSlot {
+            kind: Kind::Write,
+            local: source.as_ptr(),
+            local_region: from.region.index,
+            remote: target.region,
+            offset: target.offset,
+            left: len as u64,
+            ..PendingSlot::EMPTY
+        };
+        self.enqueue(stream, slot, notice)
+    }
+
+    /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was sent before, has landed.
+    #[doc(alias = "shmem_put_signal_nbi")]
+    #[inline]
+    pub fn put_signal(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let source = resolve_local(self.state.locals, from, len as u64)?;
+        let target = self.target(to, len as u64)?;
+        let word = self.word(signal.at, 8)?;
+        if word.peer != target.peer {
+            return Err(OpError::TwoPeers);
+        }
+        let stream = self.stream(context, target.peer)?;
+        if self.is_idle(stream) && !word.mapped.is_null() {
+            if let Some(done) = self.write_now(source, len, &target) {
+                done?;
+                self.signal_now(&word, signal.op, signal.value);
+                return Ok(Issued::Done { value: 0 });
+            }
+        }
+        let mut slot = PendingSlot {
+            kind: Kind::Write,
+            local: source.as_ptr(),
+            local_region: from.region.index,
+            remote: target.region,
+            offset: target.offset,
+            left: len as u64,
+            ..PendingSlot::EMPTY
+        };
+        let mut data = None;
+        if len as u64 <= self.state.eager as u64 && len > 0 {
+            slot.kind = Kind::Message;
+            data = Some((target.place(), len as u32));
+        }
+        slot.message = Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data });
+        self.enqueue(stream, slot, notice)
+    }
+
+    /// Writes bytes that may be reused on return. At most [`inject_max`](Self::inject_max).
+    #[doc(alias = "shmem_p")]
+    #[inline]
+    pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
+        let target = self.target(to, bytes.len() as u64)?;
+        let stream = self.stream(context, target.peer)?;
+        let source = NonNull::from(bytes).cast::<u8>();
+        if self.is_idle(stream) {
+            if let Some(done) = self.write_now(source, bytes.len(), &target) {
+                return done;
+            }
+        }
+        self.inject_numbered(stream, bytes, &target)
+    }
+
+    /// Longest [`inject`](Self::inject) that every rail takes, in bytes.
+    pub fn inject_max(&self) -> usize {
+        self.state.inject as usize
+    }
+
+    /// Applies a signal after everything that was sent before it has landed.
+    #[inline]
+    pub fn signal(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
+        let word = self.word(signal.at, 8)?;
+        let stream = self.stream(context, word.peer)?;
+        if self.is_idle(stream) && !word.mapped.is_null() {
+            self.signal_now(&word, signal.op, signal.value);
+            return Ok(Issued::Done { value: 0 });
+        }
+        let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
+        self.enqueue(stream, PendingSlot { message: Some(message), ..PendingSlot::EMPTY }, notice)
+    }
+
+    /// Reads `len` bytes at `from` into `into`. Not ordered with writes: [`quiet`](Self::quiet) first where that matters.
+    #[doc(alias = "shmem_get_nbi")]
+    #[inline]
+    pub fn get(
+        &mut self,
+        context: ContextId,
+        into: LocalAddr,
+        len: usize,
+        from: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let local = resolve_local(self.state.locals, into, len as u64)?;
+        let target = self.target(from, len as u64)?;
+        let stream = self.stream(context, target.peer)?;
+        if self.is_idle(stream) {
+            if let Some(done) = self.read_now(local, len, &target) {
+                return done.map(|()| Issued::Done { value: 0 });
+            }
+        }
+        let slot = PendingSlot {
+            kind: Kind::Read,
+            local: local.as_ptr(),
+            local_region: into.region.index,
+            remote: target.region,
+            offset: target.offset,
+            left: len as u64,
+            ..PendingSlot::EMPTY
+        };
+        self.enqueue(stream, slot, notice)
+    }
+
+    /// Executes an atomic at the target, in stream order, without fetching.
+    #[doc(alias = "shmem_atomic_add")]
+    #[inline]
+    pub fn amo(
+        &mut self,
+        context: ContextId,
+        at: RemoteAddr,
+        amo: Amo,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        self.atomic(context, at, amo, notice, false)
+    }
+
+    /// Executes an atomic at the target, in stream order; its completion carries the value from before.
+    #[doc(alias = "shmem_atomic_fetch_add")]
+    #[inline]
+    pub fn fetch(
+        &mut self,
+        context: ContextId,
+        at: RemoteAddr,
+        amo: Amo,
+        tag: u64,
+    ) -> Result<Issued, OpError> {
+        self.atomic(context, at, amo, Notice::Report(tag), true)
+    }
+
+    /// Orders: writes issued after it land after everything issued before it. Waits for nothing; where the rails do not keep
+    /// order, later writes to this peer are held back until earlier operations are applied. Signals and atomics need no fence.
+    #[doc(alias = "shmem_fence")]
+    #[inline]
+    pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
+        // Release: mapped memory of the peer is written by this processor, and what was written before this fence must
+        // be visible before what is written after it. Pairs with the acquire load of whoever polls the later data.
+        fence(Ordering::Release);
+        let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
+        slot.usable()?;
+        let stream = self.stream(context, peer.index)?;
+        let state = &mut self.state;
+        if !state.ordered && state.streams[stream as usize].open != 0 {
+            state.streams[stream as usize].fence = true;
+            state.ask(stream);
+        }
+        Ok(())
+    }
+
+    /// The imported range, checked.
+    #[inline(always)]
+    fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
+        let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
+        let mapped =
+            if slot.mapped.is_null() { slot.mapped } else { slot.mapped.wrapping_add(addr.offset as usize) };
+        Ok(Target {
+            peer: slot.peer,
+            region: addr.region.index,
+            theirs: slot.theirs,
+            rail: slot.rail,
+            offset: addr.offset,
+            mapped,
+        })
+    }
+
+    /// The word of a signal or an atomic, checked.
+    #[inline(always)]
+    fn word(&self, addr: RemoteAddr, width: u8) -> Result<Target, OpError> {
+        if addr.offset & (width as u64 - 1) != 0 {
+            return Err(OpError::Misaligned { offset: addr.offset, width });
+        }
+        self.target(addr, width as u64)
+    }
+
+    #[inline(always)]
+    fn stream(&self, context: ContextId, peer: u16) -> Result<u32, OpError> {
+        if context.0 as u16 >= self.state.config.contexts {
+            return Err(OpError::UnknownContext);
+        }
+        Ok(self.state.stream_of(context.0, peer))
+    }
+
+    /// Nothing of the stream is in flight: what is done directly now keeps its place in the order.
+    #[inline(always)]
+    fn is_idle(&self, stream: u32) -> bool {
+        self.state.streams[stream as usize].open == 0
+    }
+
+    /// Writes at once, where the memory is mapped or the rail can. `None`: it must be posted.
+    #[inline(always)]
+    fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
+        if !to.mapped.is_null() {
+            // SAFETY: `from` was checked against its registered region, `mapped` against the imported one; the rail
+            // keeps the mapping until the peer is detached, and a failed peer's regions are marked unmapped first.
+            unsafe { copy_bytes(from.as_ptr(), to.mapped, len) };
+            self.state.direct = true;
+            return Some(Ok(()));
+        }
+        let (rail, local, remote) = self.unmapped(from, len, to)?;
+        // SAFETY: the source is a registered region, or the caller's bytes during the call.
+        let done = unsafe { self.rails[rail].copy_to(Peer(to.peer), local, remote) }?;
+        self.state.direct = true;
+        Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
+    }
+
+    /// As [`write_now`](Self::write_now), the other way.
+    #[inline(always)]
+    fn read_now(&mut self, into: NonNull<u8>, len: usize, from: &Target) -> Option<Result<(), OpError>> {
+        if !from.mapped.is_null() {
+            // SAFETY: as in `write_now`.
+            unsafe { copy_bytes(from.mapped, into.as_ptr(), len) };
+            return Some(Ok(()));
+        }
+        let (rail, local, remote) = self.unmapped(into, len, from)?;
+        // SAFETY: the target of the copy lies in a registered region.
+        let done = unsafe { self.rails[rail].copy_from(Peer(from.peer), local, remote) }?;
+        Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
+    }
+
+    /// What a rail needs to copy at once. `None` when the peer has failed: the slow path says why.
+    #[inline]
+    fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
+        self.state.peers[to.peer as usize].usable().ok()?;
+        let rail = to.rail as usize;
+        let key = self.state.remotes[to.region as usize].keys[rail];
+        Some((rail, Local { ptr: local, len, desc: 0 }, Remote { key, offset: to.offset }))
+    }
+
+    #[inline(always)]
+    fn signal_now(&mut self, word: &Target, op: SignalOp, value: u64) {
+        // SAFETY: mapped, inside its region and a multiple of 8 bytes (regions begin at one); only accessed atomically.
+        let at = unsafe { &*word.mapped.cast::<AtomicU64>() };
+        // Release: everything copied to the peer before is visible to whoever acquires this value in `wait_signal`.
+        match op {
+            SignalOp::Set => at.store(value, Ordering::Release),
+            SignalOp::Add => {
+                at.fetch_add(value, Ordering::Release);
+            }
+        }
+        self.state.direct = true;
+        self.rails[word.rail as usize].notify(Peer(word.peer));
+    }
+
+    #[inline]
+    fn atomic(
+        &mut self,
+        context: ContextId,
+        at: RemoteAddr,
+        amo: Amo,
+        notice: Notice,
+        fetch: bool,
+    ) -> Result<Issued, OpError> {
+        if !amo.width_is_valid() {
+            return Err(OpError::BadWidth(amo.width));
+        }
+        let word = self.word(at, amo.width)?;
+        let stream = self.stream(context, word.peer)?;
+        if self.is_idle(stream) && !word.mapped.is_null() {
+            // SAFETY: mapped, inside its region, aligned to the width, and only accessed atomically.
+            let value = unsafe { amo.apply(word.mapped) };
+            if amo.op != AmoOp::Fetch {
+                self.state.direct = true;
+                self.rails[word.rail as usize].notify(Peer(word.peer));
+            }
+            return Ok(Issued::Done { value: if fetch { value } else { 0 } });
+        }
+        let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
+        let slot = PendingSlot { message: Some(message), fetch, remote: word.region, ..PendingSlot::EMPTY };
+        self.enqueue(stream, slot, notice)
+    }
+
+    /// Takes an operation in, behind what the stream has, and posts what can be posted.
+    fn enqueue(&mut self, stream: u32, mut slot: PendingSlot, notice: Notice) -> Result<Issued, OpError> {
+        let peer = self.state.streams[stream as usize].peer;
+        self.state.peers[peer as usize].usable()?;
+        let index = self.state.open_slot(stream, &mut slot, notice)?;
+        let token = self.state.pending.token(index);
+        self.advance(stream);
+        Ok(Issued::Pending(token))
+    }
+
+    /// An inject that cannot be done directly: posted now, or refused with nothing changed.
+    fn inject_numbered(&mut self, stream: u32, bytes: &[u8], target: &Target) -> Result<(), OpError> {
+        self.state.peers[target.peer as usize].usable()?;
+        if bytes.len() as u64 > self.state.inject {
+            return Err(OpError::TooLong { len: bytes.len(), max: self.state.inject as usize });
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let state = &self.state.streams[stream as usize];
+        if state.unposted != NONE || (state.fence && state.in_flight() != 0) {
+            return Err(OpError::Again);
+        }
+        let mut slot = PendingSlot {
+            kind: Kind::Write,
+            local: bytes.as_ptr().cast_mut(),
+            local_region: u16::MAX,
+            remote: target.region,
+            offset: target.offset,
+            left: bytes.len() as u64,
+            ..PendingSlot::EMPTY
+        };
+        let fenced = state.fence;
+        let index = self.state.open_slot(stream, &mut slot, Notice::Silent)?;
+        let posted = self.post_inject(stream, index);
+        if posted.is_err() {
+            self.state.cancel_slot(stream, index);
+            self.state.streams[stream as usize].fence = fenced;
+        }
+        posted
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Takes a slot for an operation and puts it at the end of its stream.
+    #[inline]
+    fn open_slot(&mut self, stream: u32, slot: &mut PendingSlot, notice: Notice) -> Result<u32, OpError> {
+        let index = self.pending.take().ok_or(OpError::Again)?;
+        let state = &mut self.streams[stream as usize];
+        slot.stream = stream;
+        slot.state = Stage::Open;
+        slot.generation = self.pending.slots[index as usize].generation;
+        slot.end = state.next;
+        slot.outcome = Outcome::Done;
+        (slot.report, slot.tag) = match notice {
+            Notice::Report(tag) => (true, tag),
+            Notice::Silent => (false, 0),
+        };
+        if slot.kind == Kind::Write || slot.left != 0 || matches!(slot.message, Some(Body::Signal { data: Some(_), .. })) {
+            slot.fenced = slot.kind != Kind::Read && state.fence;
+            state.fence &= slot.kind == Kind::Read;
+        }
+        self.pending.slots[index as usize] = *slot;
+        if slot.fetch
+            && let Some(Body::Amo { token, .. }) = &mut self.pending.slots[index as usize].message
+        {
+            *token = ((slot.generation as u64) << 32) | index as u64;
+        }
+        let state = &mut self.streams[stream as usize];
+        state.ops.push(self.pending.slots, index);
+        if state.unposted == NONE {
+            state.unposted = index;
+        }
+        state.open += 1;
+        self.open += 1;
+        Ok(index)
+    }
+
+    /// Takes back an operation of which nothing was posted, the last of its stream.
+    fn cancel_slot(&mut self, stream: u32, index: u32) {
+        let state = &mut self.streams[stream as usize];
+        if self.pending.slots[index as usize].state == Stage::Open {
+            state.ops.remove(self.pending.slots, index);
+            state.unposted = NONE;
+            state.open -= 1;
+            self.open -= 1;
+            self.pending.free(index);
+        }
+    }
+
+    /// A rail refused to copy at once.
+    #[cold]
+    pub(super) fn refused(&mut self, rail: usize, peer: u16, error: PostError) -> OpError {
+        match error {
+            PostError::Again => OpError::Again,
+            PostError::PeerDown => match self.peers[peer as usize].usable() {
+                Err(why) => why,
+                Ok(()) => OpError::Rail(RailId(rail as u8), error),
+            },
+            _ => OpError::Rail(RailId(rail as u8), error),
+        }
+    }
+}

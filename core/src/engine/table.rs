@@ -1,0 +1,297 @@
+//! The tables of an engine: peers, registered memory, imported memory; and the handle in which a region travels.
+//!
+//! Look-ups are one index, one compare of the generation, one bounds check; the slow paths that fill the tables are linear.
+
+use core::ptr::{self, NonNull};
+
+use crate::error::{AttachError, OpError, PeerError};
+use crate::mem::{LocalAddr, LocalId, PeerId, Region, RemoteAddr, RemoteId};
+use crate::rail::RailKey;
+
+/// Bytes that a region's handle takes at most, for 16 rails.
+pub const HANDLE_MAX: usize = 512;
+
+/// The layout of a handle that this version writes and reads.
+pub const HANDLE_VERSION: u16 = 1;
+
+const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
+const HANDLE_HEAD: usize = 24;
+
+/// Length of the handle of a region on `rails` rails, in bytes.
+pub const fn handle_len(rails: usize) -> usize {
+    HANDLE_HEAD + 16 * rails
+}
+
+const _: () = assert!(handle_len(16) <= HANDLE_MAX);
+
+/// Where a peer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerState {
+    Free,
+    Reserved,
+    Connected,
+    Failed(PeerError),
+}
+
+/// One peer.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerSlot {
+    pub(crate) state: PeerState,
+    pub(crate) generation: u16,
+    /// Bit i: rail i reaches it.
+    pub(crate) rails: u16,
+    /// The rail after the one that the last post took.
+    pub(crate) turn: u8,
+}
+
+impl PeerSlot {
+    /// A slot without a peer.
+    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
+
+    /// Whether operations may be posted to it.
+    #[inline]
+    pub(crate) fn usable(&self) -> Result<(), OpError> {
+        match self.state {
+            PeerState::Connected => Ok(()),
+            PeerState::Failed(why) => Err(OpError::PeerFailed(why)),
+            PeerState::Free | PeerState::Reserved => Err(OpError::UnknownPeer),
+        }
+    }
+}
+
+/// One registered region.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalSlot<const RAILS: usize> {
+    /// Null: the slot is free.
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: u64,
+    pub(crate) generation: u16,
+    pub(crate) keys: [RailKey; RAILS],
+    pub(crate) desc: [u64; RAILS],
+}
+
+impl<const RAILS: usize> LocalSlot<RAILS> {
+    /// A slot without a region.
+    pub const EMPTY: Self = LocalSlot {
+        ptr: ptr::null_mut(),
+        len: 0,
+        generation: 0,
+        keys: [RailKey { key: 0, base: 0 }; RAILS],
+        desc: [0; RAILS],
+    };
+}
+
+/// One imported region.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteSlot<const RAILS: usize> {
+    /// Where it is mapped here, or null.
+    pub(crate) mapped: *mut u8,
+    pub(crate) len: u64,
+    /// [`RemoteSlot::FREE`] when nobody's.
+    pub(crate) peer: u16,
+    pub(crate) generation: u16,
+    /// How the peer numbers it.
+    pub(crate) theirs: (u16, u16),
+    /// The rail that mapped it.
+    pub(crate) rail: u8,
+    pub(crate) keys: [RailKey; RAILS],
+}
+
+impl<const RAILS: usize> RemoteSlot<RAILS> {
+    pub(crate) const FREE: u16 = u16::MAX;
+
+    /// A slot without a region.
+    pub const EMPTY: Self = RemoteSlot {
+        mapped: ptr::null_mut(),
+        len: 0,
+        peer: Self::FREE,
+        generation: 0,
+        theirs: (0, 0),
+        rail: 0,
+        keys: [RailKey { key: 0, base: 0 }; RAILS],
+    };
+}
+
+/// Whether `len` bytes from `offset` lie inside `size` bytes.
+#[inline(always)]
+pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
+    len <= size && offset <= size - len
+}
+
+#[cold]
+fn out_of_bounds(offset: u64, len: u64, size: u64) -> OpError {
+    OpError::OutOfBounds { offset, len, size }
+}
+
+/// The registered region behind `addr`, if `len` bytes from there lie inside it, and the pointer to them.
+#[inline(always)]
+pub(crate) fn resolve_local<const RAILS: usize>(
+    locals: &[LocalSlot<RAILS>],
+    addr: LocalAddr,
+    len: u64,
+) -> Result<NonNull<u8>, OpError> {
+    let slot = locals.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
+    let base = match NonNull::new(slot.ptr) {
+        Some(base) if slot.generation == addr.region.generation => base,
+        _ => return Err(OpError::UnknownRegion),
+    };
+    if !in_bounds(addr.offset, len, slot.len) {
+        return Err(out_of_bounds(addr.offset, len, slot.len));
+    }
+    // SAFETY: offset <= len of the region, so the pointer stays within (or one past) it.
+    Ok(unsafe { base.add(addr.offset as usize) })
+}
+
+/// The imported region behind `addr`, if `len` bytes from there lie inside it.
+#[inline(always)]
+pub(crate) fn resolve_remote<const RAILS: usize>(
+    remotes: &[RemoteSlot<RAILS>],
+    addr: RemoteAddr,
+    len: u64,
+) -> Result<&RemoteSlot<RAILS>, OpError> {
+    let slot = remotes.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
+    if slot.generation != addr.region.generation || slot.peer == RemoteSlot::<RAILS>::FREE {
+        return Err(OpError::UnknownRegion);
+    }
+    if !in_bounds(addr.offset, len, slot.len) {
+        return Err(out_of_bounds(addr.offset, len, slot.len));
+    }
+    Ok(slot)
+}
+
+/// A region's handle, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle<const RAILS: usize> {
+    pub theirs: (u16, u16),
+    pub len: u64,
+    pub keys: [RailKey; RAILS],
+}
+
+impl<const RAILS: usize> Handle<RAILS> {
+    /// Writes the handle; returns its length in bytes.
+    pub(crate) fn encode(&self, out: &mut [u8]) -> Result<usize, AttachError> {
+        let len = handle_len(RAILS);
+        let out = out.get_mut(..len).ok_or(AttachError::BadHandle)?;
+        out[0..2].copy_from_slice(&HANDLE_MAGIC.to_le_bytes());
+        out[2..4].copy_from_slice(&HANDLE_VERSION.to_le_bytes());
+        out[4..6].copy_from_slice(&self.theirs.0.to_le_bytes());
+        out[6..8].copy_from_slice(&self.theirs.1.to_le_bytes());
+        out[8..16].copy_from_slice(&self.len.to_le_bytes());
+        out[16..24].copy_from_slice(&(RAILS as u64).to_le_bytes());
+        for (key, at) in self.keys.iter().zip(out[HANDLE_HEAD..].chunks_exact_mut(16)) {
+            at[..8].copy_from_slice(&key.key.to_le_bytes());
+            at[8..].copy_from_slice(&key.base.to_le_bytes());
+        }
+        Ok(len)
+    }
+
+    /// Reads a handle that a peer wrote. Bytes after it are ignored.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, AttachError> {
+        fn u16_at(bytes: &[u8], at: usize) -> u16 {
+            u16::from_le_bytes([bytes[at], bytes[at + 1]])
+        }
+        fn u64_at(bytes: &[u8], at: usize) -> u64 {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        }
+        if bytes.len() < HANDLE_HEAD || u16_at(bytes, 0) != HANDLE_MAGIC {
+            return Err(AttachError::BadHandle);
+        }
+        let theirs = u16_at(bytes, 2);
+        if theirs != HANDLE_VERSION {
+            return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
+        }
+        let rails = u64_at(bytes, 16);
+        if rails != RAILS as u64 {
+            return Err(AttachError::Rails { theirs: rails.min(255) as u8, ours: RAILS as u8 });
+        }
+        if bytes.len() < handle_len(RAILS) {
+            return Err(AttachError::BadHandle);
+        }
+        let mut keys = [RailKey::default(); RAILS];
+        for (key, at) in keys.iter_mut().zip(bytes[HANDLE_HEAD..].chunks_exact(16)) {
+            *key = RailKey { key: u64_at(at, 0), base: u64_at(at, 8) };
+        }
+        let len = u64_at(bytes, 8);
+        if len == 0 {
+            return Err(AttachError::BadRange);
+        }
+        Ok(Handle { theirs: (u16_at(bytes, 4), u16_at(bytes, 6)), len, keys })
+    }
+}
+
+/// Takes the next free slot for a peer.
+pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
+    let index = peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full)?;
+    peers[index].state = PeerState::Reserved;
+    Ok(PeerId { index: index as u16, generation: peers[index].generation })
+}
+
+/// Whether a region can be registered at all: at least one byte, aligned to 8, not beyond the address space.
+pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
+    let start = region.ptr().as_ptr() as usize;
+    if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {
+        return Err(AttachError::BadRange);
+    }
+    if !start.is_multiple_of(8) {
+        return Err(AttachError::Misaligned);
+    }
+    Ok(())
+}
+
+/// The next free slot for a registered region.
+pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Result<LocalId, AttachError> {
+    let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
+    Ok(LocalId { index: index as u16, generation: locals[index].generation })
+}
+
+/// The next free slot for an imported region.
+pub(crate) fn free_remote<const RAILS: usize>(remotes: &[RemoteSlot<RAILS>]) -> Result<RemoteId, AttachError> {
+    let index = remotes.iter().position(|r| r.peer == RemoteSlot::<RAILS>::FREE).ok_or(AttachError::Full)?;
+    Ok(RemoteId { index: index as u16, generation: remotes[index].generation })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle() -> Handle<3> {
+        let keys = [1u64, 2, u64::MAX].map(|k| RailKey { key: k, base: !k });
+        Handle { theirs: (9, 65535), len: 1 << 40, keys }
+    }
+
+    #[test]
+    fn a_handle_comes_back_and_its_tail_is_ignored() {
+        let mut bytes = [0xaa; HANDLE_MAX];
+        let len = handle().encode(&mut bytes).unwrap();
+        assert_eq!(len, handle_len(3));
+        assert_eq!(Handle::<3>::decode(&bytes), Ok(handle()));
+        assert_eq!(Handle::<3>::decode(&bytes[..len]), Ok(handle()));
+    }
+
+    #[test]
+    fn a_handle_cut_short_or_of_another_kind_is_refused() {
+        let mut bytes = [0; HANDLE_MAX];
+        let len = handle().encode(&mut bytes).unwrap();
+        for cut in 0..len {
+            assert_eq!(Handle::<3>::decode(&bytes[..cut]), Err(AttachError::BadHandle), "cut to {cut}");
+        }
+        assert_eq!(Handle::<2>::decode(&bytes), Err(AttachError::Rails { theirs: 3, ours: 2 }));
+        bytes[2] = 9;
+        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
+        bytes[0] = 0;
+        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
+        assert_eq!(handle().encode(&mut bytes[..len - 1]), Err(AttachError::BadHandle));
+    }
+
+    #[test]
+    fn bounds_do_not_overflow() {
+        assert!(in_bounds(0, 8, 8));
+        assert!(in_bounds(8, 0, 8));
+        assert!(!in_bounds(1, 8, 8));
+        assert!(!in_bounds(u64::MAX, 2, 8));
+        assert!(!in_bounds(2, u64::MAX, 8));
+        assert!(!in_bounds(u64::MAX, u64::MAX, u64::MAX));
+    }
+}

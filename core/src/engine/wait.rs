@@ -1,0 +1,375 @@
+//! The calls that block: quiet, waiting for an operation, waiting for a signal. Each drives progress while it waits, spins and
+//! then parks as its [`Waiter`] says, and ends at its deadline with a diagnosis.
+
+use core::cell::Cell;
+use core::hint;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::error::{OpError, Stuck, WaitError};
+use crate::mem::{LocalAddr, PeerId, RailId};
+use crate::op::{Cmp, Completion, Token};
+use crate::rail::Rail;
+use crate::sync::event::{EventCount, Park};
+use crate::sync::host::{Host, Woken};
+use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
+
+use super::pending::{NONE, State as Stage};
+use super::table::{PeerState, resolve_local};
+use super::{ContextId, Engine};
+
+/// Looks at a signal word before the first pass.
+const QUICK_LOOKS: u32 = 256;
+
+/// Turns between two looks at the clock for the peers' sake.
+const TURNS: u32 = 1024;
+
+/// How often a busy waiter asks whether its peers live, in nanoseconds. A parked one asks whenever it wakes.
+const CHECK_NS: u64 = 10_000_000;
+
+/// How a thread waits: its host, what it sleeps on, and the state of its spinning. One per thread.
+pub struct Waiter<'w, H: Host, P: Park = Asleep> {
+    host: &'w H,
+    event: &'w P,
+    wakes: bool,
+    idle: Idle,
+    turns: u32,
+    checked_ns: u64,
+}
+
+/// What a waiter sleeps on that never sleeps.
+pub struct Asleep(EventCount);
+
+impl Park for Asleep {
+    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+        self.0.park(host, timeout_ns, work)
+    }
+}
+
+impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
+    /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of [`Rail`].
+    pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
+        Waiter { host, event, wakes: true, idle: Idle::new(policy), turns: 0, checked_ns: 0 }
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        self.idle.counts()
+    }
+
+    /// Says whether there are more threads to run than processors to run them.
+    pub fn set_oversubscribed(&mut self, oversubscribed: bool) {
+        self.idle.set_oversubscribed(oversubscribed);
+    }
+
+    /// The host.
+    pub fn host(&self) -> &'w H {
+        self.host
+    }
+
+    /// Whether it is time to ask for the peers, on a turn that does or does not follow a sleep.
+    #[inline(always)]
+    fn check_due(host: &H, turns: &mut u32, checked_ns: &mut u64, slept: bool) -> bool {
+        *turns = turns.wrapping_add(1);
+        if !slept && *turns & (TURNS - 1) != 0 {
+            return false;
+        }
+        let now = host.now_ns();
+        let due = slept || now.wrapping_sub(*checked_ns) >= CHECK_NS;
+        if due {
+            *checked_ns = now;
+        }
+        due
+    }
+}
+
+impl<'w, H: Host> Waiter<'w, H, Asleep> {
+    /// Never sleeps: for rails that cannot wake anybody, and for threads that own their processor.
+    pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
+        Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
+    }
+}
+
+impl Asleep {
+    /// Nothing to sleep on.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Asleep(EventCount::new())
+    }
+}
+
+/// Notes that a sleep took place.
+struct Noted<'a, P> {
+    event: &'a P,
+    slept: &'a Cell<bool>,
+}
+
+impl<P: Park> Park for Noted<'_, P> {
+    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+        let woken = self.event.park(host, timeout_ns, work);
+        self.slept.set(woken.is_some());
+        woken
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Drives progress until `ready` gives something. `None`: the deadline has passed.
+    fn block<H: Host, P: Park, T>(
+        &mut self,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+        mut ready: impl FnMut(&mut Self) -> Option<T>,
+    ) -> Option<T> {
+        let Waiter { host, event, wakes, idle, turns, checked_ns } = waiter;
+        let slept = Cell::new(false);
+        let mut found = None;
+        let turn = || {
+            let events = self.progress();
+            found = ready(self);
+            if found.is_some() {
+                return Turn::Ready;
+            }
+            if Waiter::<H, P>::check_due(host, turns, checked_ns, slept.replace(false)) {
+                self.check_peers();
+                found = ready(self);
+                if found.is_some() {
+                    return Turn::Ready;
+                }
+            }
+            match events != 0 || self.state.due.len != 0 {
+                true => Turn::Busy,
+                false if *wakes => Turn::Nothing,
+                false => Turn::Unnotified,
+            }
+        };
+        match wait_until(*host, idle, &Noted { event: *event, slept: &slept }, deadline_ns, turn) {
+            Waited::Ready => found,
+            Waited::Expired => None,
+        }
+    }
+
+    /// Completes: on return everything this context sent to the peer is applied there, and everything it asked for is here.
+    ///
+    /// With nothing outstanding it is a few loads. `deadline_ns` counts as [`Host::now_ns`] does; `u64::MAX` means none.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`] says what is missing; the operations stay in flight. [`WaitError::PeerFailed`] if the peer
+    /// has failed, [`WaitError::Failed`] if silent operations have failed since the last quiet.
+    #[doc(alias = "shmem_quiet")]
+    #[inline]
+    pub fn quiet<H: Host, P: Park>(
+        &mut self,
+        context: ContextId,
+        peer: PeerId,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), WaitError> {
+        if context.0 as u16 >= self.state.config.contexts {
+            return Err(OpError::UnknownContext.into());
+        }
+        let known = self.state.peers.get(peer.index as usize).is_some_and(|slot| {
+            slot.generation == peer.generation && !matches!(slot.state, PeerState::Free | PeerState::Reserved)
+        });
+        if !known {
+            return Err(OpError::UnknownPeer.into());
+        }
+        self.settle();
+        let stream = self.state.stream_of(context.0, peer.index);
+        if self.state.streams[stream as usize].open == 0 {
+            return self.verdict(stream);
+        }
+        self.quiet_slow(stream, waiter, deadline_ns)
+    }
+
+    /// [`quiet`](Self::quiet) for every peer.
+    #[doc(alias = "shmem_ctx_quiet")]
+    #[inline]
+    pub fn quiet_all<H: Host, P: Park>(
+        &mut self,
+        context: ContextId,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), WaitError> {
+        if context.0 as u16 >= self.state.config.contexts {
+            return Err(OpError::UnknownContext.into());
+        }
+        self.settle();
+        if self.state.open == 0 && self.state.stats.failed == 0 {
+            return Ok(());
+        }
+        for peer in 0..self.state.peers.len() as u16 {
+            let stream = self.state.stream_of(context.0, peer);
+            if self.state.peers[peer as usize].state == PeerState::Connected {
+                self.quiet_slow(stream, waiter, deadline_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether everything of this context to the peer is applied and here. Asks for what is missing; does not make progress.
+    pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> bool {
+        let stream = self.state.stream_of(context.0, peer.index);
+        let quiet = self.state.streams[stream as usize].open == 0;
+        if quiet {
+            self.settle();
+        } else {
+            self.state.ask(stream);
+        }
+        quiet
+    }
+
+    /// What was written directly into mapped memory is visible everywhere after this.
+    #[inline(always)]
+    fn settle(&mut self) {
+        if self.state.direct {
+            self.state.direct = false;
+            // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer; whatever this thread
+            // reads or tells others by any other way after quiet must come after them.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    fn quiet_slow<H: Host, P: Park>(
+        &mut self,
+        stream: u32,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), WaitError> {
+        if self.state.streams[stream as usize].open != 0 {
+            self.state.ask(stream);
+            let quiet =
+                self.block(waiter, deadline_ns, |e| (e.state.streams[stream as usize].open == 0).then_some(()));
+            if quiet.is_none() {
+                return Err(WaitError::Deadline(self.stuck(stream)));
+            }
+        }
+        self.verdict(stream)
+    }
+
+    /// How the operations of a quiet stream ended.
+    fn verdict(&mut self, stream: u32) -> Result<(), WaitError> {
+        let s = &mut self.state.streams[stream as usize];
+        let slot = &self.state.peers[s.peer as usize];
+        if let PeerState::Failed(why) = slot.state {
+            return Err(WaitError::PeerFailed(PeerId { index: s.peer, generation: slot.generation }, why));
+        }
+        match core::mem::take(&mut s.lost) {
+            0 => Ok(()),
+            lost => Err(WaitError::Failed(lost)),
+        }
+    }
+
+    /// Waits until an operation has ended, and takes its completion.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`]: the operation is still in flight. [`OpError::StaleToken`] if it was taken before.
+    pub fn wait<H: Host, P: Park>(
+        &mut self,
+        token: Token,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<Completion, WaitError> {
+        if let Some(completion) = self.test(token)? {
+            return Ok(completion);
+        }
+        let index = self.state.pending.find(token)?;
+        let stream = self.state.pending.slots[index as usize].stream;
+        if stream != NONE {
+            self.state.ask(stream);
+        }
+        let done = self.block(waiter, deadline_ns, |e| {
+            (e.state.pending.slots[index as usize].state == Stage::Ended).then_some(())
+        });
+        match done {
+            Some(()) => self.test(token)?.ok_or(WaitError::Op(OpError::StaleToken)),
+            None => Err(WaitError::Deadline(if stream == NONE { Stuck::default() } else { self.stuck(stream) })),
+        }
+    }
+
+    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that was sent before the signal that
+    /// made it so is visible then.
+    ///
+    /// `from`, if given, is the peer that the signal comes from: the wait ends when it fails.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`] names the first number missing here, if one is.
+    #[doc(alias = "shmem_signal_wait_until")]
+    #[inline]
+    pub fn wait_signal<H: Host, P: Park>(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<u64, WaitError> {
+        if at.offset & 7 != 0 {
+            return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
+        }
+        let word = resolve_local(self.state.locals, at, 8)?;
+        // SAFETY: inside a registered region, a multiple of 8 bytes, and only accessed atomically by this engine and peers.
+        let word = unsafe { &*word.as_ptr().cast::<AtomicU64>() };
+        // Acquire, here and below: pairs with the release store or add of the signal, by this engine or by a peer that has
+        // this memory mapped; what came before the signal is visible after the wait.
+        for _ in 0..QUICK_LOOKS {
+            let now = word.load(Ordering::Acquire);
+            if cmp.holds(now, value) {
+                return Ok(now);
+            }
+            hint::spin_loop();
+        }
+        self.wait_signal_slow(word, cmp, value, from, waiter, deadline_ns)
+    }
+
+    #[cold]
+    fn wait_signal_slow<H: Host, P: Park>(
+        &mut self,
+        word: &AtomicU64,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<u64, WaitError> {
+        let found = self.block(waiter, deadline_ns, |e| {
+            let now = word.load(Ordering::Acquire);
+            if cmp.holds(now, value) {
+                return Some(Ok(now));
+            }
+            let slot = e.state.peers.get(from?.index as usize)?;
+            match slot.state {
+                PeerState::Failed(why) if slot.generation == from?.generation => {
+                    Some(Err(WaitError::PeerFailed(from?, why)))
+                }
+                _ if slot.generation != from?.generation => Some(Err(OpError::UnknownPeer.into())),
+                _ => None,
+            }
+        });
+        found.unwrap_or_else(|| {
+            let hole = self.state.first_hole();
+            Err(WaitError::Deadline(Stuck {
+                peer: hole.map_or(from, |(peer, _)| Some(self.state.peer_id(peer))),
+                rail: None,
+                hole: hole.map(|(_, seq)| seq.0),
+            }))
+        })
+    }
+
+    /// What a stream is waiting for.
+    fn stuck(&self, stream: u32) -> Stuck {
+        let s = &self.state.streams[stream as usize];
+        let rail = self.state.outstanding.iter().position(|&(posts, _)| posts != 0);
+        Stuck {
+            peer: Some(self.state.peer_id(s.peer)),
+            rail: rail.map(|rail| RailId(rail as u8)),
+            hole: (s.in_flight() != 0).then_some(s.acked.0),
+        }
+    }
+}
+
+impl<const RAILS: usize> super::State<'_, RAILS> {
+    fn peer_id(&self, peer: u16) -> PeerId {
+        PeerId { index: peer, generation: self.peers[peer as usize].generation }
+    }
+}

@@ -1,0 +1,336 @@
+//! The receive window of one stream: what has arrived, what is still missing, what waits for its turn.
+//!
+//! A write needs one bit; a message is copied into its own slot, so the rail's buffer goes back at once. The index of
+//! number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here posts, blocks or allocates; an arrival
+//! costs the same however many holes there are.
+//!
+//! Numbers below [`Window::expected`] are applied; the sender keeps what it has in flight within `W` numbers from there,
+//! and what lies outside is refused.
+
+use crate::error::Violation;
+use crate::op::{Amo, SignalOp};
+use crate::sync::seq::Seq;
+
+use super::wire::Place;
+
+/// A message that waits in its slot until everything before it has landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    pub(crate) at: Place,
+    pub(crate) what: Parcel,
+}
+
+/// What to do when its turn comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parcel {
+    /// Change a signal word.
+    Signal { op: SignalOp, value: u64 },
+    /// Execute an atomic and send what it fetched, unless the token says that nobody wants it.
+    Amo { amo: Amo, token: u64 },
+    /// An atomic that was executed; its reply found no room in the rails yet.
+    Reply { token: u64, value: u64 },
+}
+
+impl Parked {
+    /// What fills slots that were never used.
+    pub const EMPTY: Parked =
+        Parked { at: Place { region: 0, generation: 0, offset: 0 }, what: Parcel::Reply { token: 0, value: 0 } };
+}
+
+/// What an arrival did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// It was the next one and nothing waits behind it: it is consumed.
+    InOrder,
+    /// It is the next one, and must be taken with [`Window::next`].
+    Due,
+    /// It waits for an earlier one.
+    Early,
+    /// It was here before; nothing changed.
+    Duplicate,
+}
+
+/// What is next in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: number [`Window::expected`] is missing.
+    Hole,
+    /// A write; it is consumed now.
+    Write,
+    /// A message, which stays until [`Window::consume`].
+    Message(Parked),
+}
+
+/// The window's cursor. Bits and slots lie beside it, handed in with each call, `W` of each for a window of `W`.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    expected: Seq,
+    /// Arrivals not yet consumed.
+    held: u32,
+    /// `W - 1`.
+    mask: u32,
+}
+
+/// The memory of one window: arrived bits, which of them are messages, and the messages.
+pub(crate) struct Cells<'a> {
+    pub arrived: &'a mut [u64],
+    pub message: &'a mut [u64],
+    pub parked: &'a mut [Parked],
+}
+
+/// Words of 64 bits that a window of `size` needs for each of its two bitmaps.
+pub const fn bitmap_words(size: u32) -> usize {
+    (size as usize).div_ceil(64)
+}
+
+impl Window {
+    /// An empty window of `size`, a power of two, that expects `first`.
+    pub(crate) const fn new(size: u32, first: Seq) -> Self {
+        Window { expected: first, held: 0, mask: size - 1 }
+    }
+
+    /// The first number that has not been applied.
+    #[inline(always)]
+    pub(crate) fn expected(&self) -> Seq {
+        self.expected
+    }
+
+    /// Arrivals that wait for an earlier one.
+    #[inline(always)]
+    pub(crate) fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// The number that the wire form means, or what is wrong with it. `None`: it was here before.
+    #[inline(always)]
+    fn place(&self, wire: u32) -> Result<Option<u32>, Violation> {
+        let seq = Seq::from_wire(wire, self.expected);
+        let ahead = seq.since(self.expected);
+        if ahead <= self.mask as u64 {
+            Ok(Some(seq.0 as u32 & self.mask))
+        } else if seq.is_before(self.expected) {
+            Ok(None)
+        } else {
+            Err(Violation::Sequence)
+        }
+    }
+
+    /// A write has landed.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, wire: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+        if wire == self.expected.to_wire() && self.held == 0 {
+            self.expected = self.expected.plus(1);
+            return Ok(Arrival::InOrder);
+        }
+        self.hold(wire, None, cells)
+    }
+
+    /// A message has arrived that may be applied at once: if it is next and nothing waits, it counts as consumed and the
+    /// caller applies it.
+    #[inline(always)]
+    pub(crate) fn message_in_order(&mut self, wire: u32) -> bool {
+        let next = wire == self.expected.to_wire() && self.held == 0;
+        if next {
+            self.expected = self.expected.plus(1);
+        }
+        next
+    }
+
+    /// A message has arrived: it is parked until its turn.
+    #[inline]
+    pub(crate) fn message(&mut self, wire: u32, parked: Parked, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+        self.hold(wire, Some(parked), cells)
+    }
+
+    fn hold(&mut self, wire: u32, parked: Option<Parked>, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+        let Some(index) = self.place(wire)? else { return Ok(Arrival::Duplicate) };
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        if cells.arrived[word] & bit != 0 {
+            return Ok(Arrival::Duplicate);
+        }
+        cells.arrived[word] |= bit;
+        match parked {
+            Some(parked) => {
+                cells.message[word] |= bit;
+                cells.parked[index as usize] = parked;
+            }
+            None => cells.message[word] &= !bit,
+        }
+        self.held += 1;
+        Ok(if wire == self.expected.to_wire() { Arrival::Due } else { Arrival::Early })
+    }
+
+    /// Whether the message `wire` was here before, or lies where no correct sender can be.
+    #[inline]
+    pub(crate) fn check(&self, wire: u32, cells: &Cells<'_>) -> Result<bool, Violation> {
+        Ok(match self.place(wire)? {
+            Some(index) => cells.arrived[index as usize / 64] & (1 << (index % 64)) == 0,
+            None => false,
+        })
+    }
+
+    /// What is next in order. A write is consumed by this call.
+    #[inline]
+    pub(crate) fn next(&mut self, cells: &mut Cells<'_>) -> Next {
+        let index = self.expected.0 as u32 & self.mask;
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        if cells.arrived[word] & bit == 0 {
+            return Next::Hole;
+        }
+        if cells.message[word] & bit != 0 {
+            return Next::Message(cells.parked[index as usize]);
+        }
+        self.consume(cells);
+        Next::Write
+    }
+
+    /// Puts something else in the place of the message that is next.
+    #[inline]
+    pub(crate) fn replace(&mut self, parked: Parked, cells: &mut Cells<'_>) {
+        cells.parked[(self.expected.0 as u32 & self.mask) as usize] = parked;
+    }
+
+    /// The one that is next has been applied.
+    #[inline]
+    pub(crate) fn consume(&mut self, cells: &mut Cells<'_>) {
+        let index = self.expected.0 as u32 & self.mask;
+        cells.arrived[index as usize / 64] &= !(1 << (index % 64));
+        self.expected = self.expected.plus(1);
+        self.held -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::vec;
+    use std::vec::Vec;
+
+    struct Model {
+        window: Window,
+        arrived: Vec<u64>,
+        message: Vec<u64>,
+        parked: Vec<Parked>,
+    }
+
+    impl Model {
+        fn new(size: u32, first: u64) -> Self {
+            let words = bitmap_words(size);
+            Model {
+                window: Window::new(size, Seq(first)),
+                arrived: vec![0; words],
+                message: vec![0; words],
+                parked: vec![Parked::EMPTY; size as usize],
+            }
+        }
+
+        fn split(&mut self) -> (&mut Window, Cells<'_>) {
+            let cells =
+                Cells { arrived: &mut self.arrived, message: &mut self.message, parked: &mut self.parked };
+            (&mut self.window, cells)
+        }
+
+        /// Lets number `seq` arrive; odd numbers are messages that carry their own number.
+        fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
+            let (window, mut cells) = self.split();
+            if seq % 2 == 0 {
+                window.write(Seq(seq).to_wire(), &mut cells)
+            } else {
+                let what = Parcel::Signal { op: SignalOp::Set, value: seq };
+                window.message(Seq(seq).to_wire(), Parked { at: Place::default(), what }, &mut cells)
+            }
+        }
+
+        /// Consumes all that is next and returns the numbers of the messages among it.
+        fn drain(&mut self) -> Vec<u64> {
+            let (window, mut cells) = self.split();
+            let mut out = vec![];
+            loop {
+                match window.next(&mut cells) {
+                    Next::Hole => return out,
+                    Next::Write => {}
+                    Next::Message(Parked { what: Parcel::Signal { value, .. }, .. }) => {
+                        out.push(value);
+                        window.consume(&mut cells);
+                    }
+                    Next::Message(other) => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_permutation_within_a_small_window_is_applied_in_order() {
+        // All orders of 6 numbers, from starts that cross the wrap of the wire and of 64 bits.
+        for first in [0, (1 << 20) - 3, (1 << 40) - 2, u64::MAX - 2] {
+            let mut order = [0u64, 1, 2, 3, 4, 5];
+            permute(&mut order, 0, &mut |order| {
+                let mut model = Model::new(8, first);
+                let mut applied = vec![];
+                for &n in order.iter() {
+                    let seq = first.wrapping_add(n);
+                    model.arrive(seq).unwrap();
+                    applied.extend(model.drain());
+                }
+                let want: Vec<u64> = (0..6).map(|n| first.wrapping_add(n)).filter(|s| s % 2 == 1).collect();
+                assert_eq!(applied, want, "start {first:#x}, order {order:?}");
+                assert_eq!(model.window.expected(), Seq(first.wrapping_add(6)));
+                assert_eq!(model.window.held(), 0);
+            });
+        }
+    }
+
+    fn permute(order: &mut [u64; 6], k: usize, visit: &mut impl FnMut(&[u64; 6])) {
+        if k == order.len() {
+            return visit(order);
+        }
+        for i in k..order.len() {
+            order.swap(k, i);
+            permute(order, k + 1, visit);
+            order.swap(k, i);
+        }
+    }
+
+    #[test]
+    fn repeated_numbers_change_nothing() {
+        let mut model = Model::new(8, 100);
+        assert_eq!(model.arrive(103), Ok(Arrival::Early));
+        assert_eq!(model.arrive(103), Ok(Arrival::Duplicate));
+        assert_eq!(model.arrive(102), Ok(Arrival::Early));
+        assert_eq!(model.arrive(102), Ok(Arrival::Duplicate));
+        assert_eq!(model.arrive(100), Ok(Arrival::Due));
+        assert_eq!(model.drain(), []);
+        assert_eq!(model.arrive(100), Ok(Arrival::Duplicate));
+        assert_eq!(model.arrive(101), Ok(Arrival::Due));
+        assert_eq!(model.drain(), [101, 103]);
+        assert_eq!(model.arrive(103), Ok(Arrival::Duplicate));
+    }
+
+    #[test]
+    fn numbers_beyond_the_window_are_refused() {
+        for size in [1, 2, 64, 128] {
+            let mut model = Model::new(size, 1000);
+            assert_eq!(model.arrive(1000 + size as u64), Err(Violation::Sequence));
+            assert_eq!(model.arrive(1000 + (1 << 19) - 1), Err(Violation::Sequence));
+            model.arrive(1000 + size as u64 - 1).unwrap();
+            assert_eq!(model.window.held(), u32::from(size > 1));
+        }
+    }
+
+    #[test]
+    fn a_full_window_drains_from_its_hole() {
+        for size in [64u32, 128, 256] {
+            let first = (1u64 << 20) - 7;
+            let mut model = Model::new(size, first);
+            for n in (1..size as u64).rev() {
+                assert_eq!(model.arrive(first + n), Ok(Arrival::Early));
+            }
+            assert_eq!(model.drain(), []);
+            model.arrive(first).unwrap();
+            let want: Vec<u64> = (first..first + size as u64).filter(|s| s % 2 == 1).collect();
+            assert_eq!(model.drain(), want);
+        }
+    }
+}

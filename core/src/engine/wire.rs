@@ -1,0 +1,321 @@
+//! What crosses the wire: the 32-bit word that rides on a write, and the five messages. Little-endian, no padding.
+//!
+//! ```text
+//! completion word   context 8 | flags 4 | sequence 20
+//!
+//! message head, 16 bytes, common to all
+//!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 sequence u32 | 8 ack u32 | 12 region u16 | 14 generation u16
+//! Signal      32 bytes: head, offset u64, value u64
+//! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16, generation u16
+//! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
+//! Reply       32 bytes: head, token u64, value u64
+//! Ack         16 bytes: head; sequence names what an acknowledgement is asked for, where `op` is 1
+//! ```
+//!
+//! Every message carries in `ack` the cursor of the reverse stream: all numbers below it were applied here.
+
+use crate::error::Violation;
+use crate::mem::{Peer, Untrusted};
+use crate::op::{Amo, AmoOp, SignalOp};
+use crate::sync::seq::{Seq, WIRE_BITS};
+
+/// Longest head of a message, in bytes: what is copied out before anything is looked at.
+pub(crate) const HEAD_MAX: usize = 48;
+
+/// A number that no fetching atomic has as its token.
+pub(crate) const NO_TOKEN: u64 = 0;
+
+const KIND_SIGNAL: u8 = 1;
+const KIND_SIGNAL_DATA: u8 = 2;
+const KIND_AMO: u8 = 3;
+const KIND_REPLY: u8 = 4;
+const KIND_ACK: u8 = 5;
+
+/// The completion word of a write.
+#[inline(always)]
+pub(crate) fn write_word(context: u8, seq: Seq) -> u32 {
+    ((context as u32) << 24) | seq.to_wire()
+}
+
+/// Context and wire sequence of a completion word; its flags must be 0.
+#[inline(always)]
+pub(crate) fn parse_write_word(word: u32) -> Result<(u8, u32), Violation> {
+    if word & 0x00f0_0000 != 0 {
+        return Err(Violation::Kind);
+    }
+    Ok(((word >> 24) as u8, word & ((1 << WIRE_BITS) - 1)))
+}
+
+/// A place in the target's registered memory, as the target numbers its regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Place {
+    pub region: u16,
+    pub generation: u16,
+    pub offset: u64,
+}
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// Change a signal word; `data` says where the payload that follows goes, and its length in bytes.
+    Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
+    /// Execute an atomic; `token` comes back with the fetched value unless it is [`NO_TOKEN`].
+    Amo { at: Place, amo: Amo, token: u64 },
+    /// The fetched value.
+    Reply { token: u64, value: u64 },
+    /// Nothing but the cursor. `asked`: the other side wants one in return once everything below the number is applied.
+    Ack { asked: bool },
+}
+
+/// A message, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub context: u8,
+    /// Wire form of the sequence number; meaningful for Signal, Amo and a request for an acknowledgement.
+    pub seq: u32,
+    /// Wire form of the reverse stream's cursor.
+    pub ack: u32,
+    pub body: Body,
+}
+
+impl Message {
+    /// Writes the head and returns its length in bytes.
+    #[inline]
+    pub(crate) fn encode(&self, out: &mut [u8; HEAD_MAX]) -> usize {
+        let (kind, op, width, at, len) = match self.body {
+            Body::Signal { at, op, data: None, .. } => (KIND_SIGNAL, op as u8, 8, at, 32),
+            Body::Signal { at, op, data: Some(_), .. } => (KIND_SIGNAL_DATA, op as u8, 8, at, 48),
+            Body::Amo { at, amo, .. } => (KIND_AMO, amo.op as u8, amo.width, at, 48),
+            Body::Reply { .. } => (KIND_REPLY, 0, 0, Place::default(), 32),
+            Body::Ack { asked } => (KIND_ACK, asked as u8, 0, Place::default(), 16),
+        };
+        out[0..4].copy_from_slice(&[kind, self.context, op, width]);
+        out[4..8].copy_from_slice(&self.seq.to_le_bytes());
+        out[8..12].copy_from_slice(&self.ack.to_le_bytes());
+        out[12..14].copy_from_slice(&at.region.to_le_bytes());
+        out[14..16].copy_from_slice(&at.generation.to_le_bytes());
+        match self.body {
+            Body::Signal { value, data, .. } => {
+                put64(out, 16, at.offset);
+                put64(out, 24, value);
+                if let Some((place, len)) = data {
+                    put64(out, 32, place.offset);
+                    out[40..44].copy_from_slice(&len.to_le_bytes());
+                    out[44..46].copy_from_slice(&place.region.to_le_bytes());
+                    out[46..48].copy_from_slice(&place.generation.to_le_bytes());
+                }
+            }
+            Body::Amo { amo, token, .. } => {
+                put64(out, 16, at.offset);
+                put64(out, 24, amo.operand);
+                put64(out, 32, amo.compare);
+                put64(out, 40, token);
+            }
+            Body::Reply { token, value } => {
+                put64(out, 16, token);
+                put64(out, 24, value);
+            }
+            Body::Ack { .. } => {}
+        }
+        len
+    }
+
+    /// Copies a message out and checks its form. Returns it with the payload that follows.
+    #[inline]
+    pub(crate) fn decode(bytes: Untrusted<'_>) -> Result<(Message, Untrusted<'_>), Violation> {
+        let mut head = [0u8; HEAD_MAX];
+        let copied = bytes.copy_out(&mut head);
+        if copied < 16 {
+            return Err(Violation::Length);
+        }
+        let [kind, context, op, width] = [head[0], head[1], head[2], head[3]];
+        let place = Place { region: get16(&head, 12), generation: get16(&head, 14), offset: get64(&head, 16) };
+        let need = match kind {
+            KIND_SIGNAL | KIND_REPLY => 32,
+            KIND_SIGNAL_DATA | KIND_AMO => 48,
+            KIND_ACK => 16,
+            _ => return Err(Violation::Kind),
+        };
+        let (_, rest) = bytes.split_at(need).ok_or(Violation::Length)?;
+        let body = match kind {
+            KIND_SIGNAL | KIND_SIGNAL_DATA => {
+                let op = match op {
+                    1 => SignalOp::Set,
+                    2 => SignalOp::Add,
+                    _ => return Err(Violation::Kind),
+                };
+                let data = (kind == KIND_SIGNAL_DATA).then(|| {
+                    let place =
+                        Place { region: get16(&head, 44), generation: get16(&head, 46), offset: get64(&head, 32) };
+                    (place, get32(&head, 40))
+                });
+                Body::Signal { at: place, op, value: get64(&head, 24), data }
+            }
+            KIND_AMO => {
+                let op = AmoOp::from_wire(op).ok_or(Violation::Kind)?;
+                let amo = Amo { op, width, operand: get64(&head, 24), compare: get64(&head, 32) };
+                if !amo.width_is_valid() {
+                    return Err(Violation::Kind);
+                }
+                Body::Amo { at: place, amo, token: get64(&head, 40) }
+            }
+            KIND_REPLY => Body::Reply { token: get64(&head, 16), value: get64(&head, 24) },
+            _ => match op {
+                0 => Body::Ack { asked: false },
+                1 => Body::Ack { asked: true },
+                _ => return Err(Violation::Kind),
+            },
+        };
+        let payload = match body {
+            Body::Signal { data: Some((_, len)), .. } => len as usize,
+            _ => 0,
+        };
+        if rest.len() != payload {
+            return Err(Violation::Length);
+        }
+        Ok((Message { context, seq: get32(&head, 4), ack: get32(&head, 8), body }, rest))
+    }
+}
+
+#[inline(always)]
+fn put64(out: &mut [u8; HEAD_MAX], at: usize, value: u64) {
+    out[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+#[inline(always)]
+fn get64(head: &[u8; HEAD_MAX], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&head[at..at + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+#[inline(always)]
+fn get32(head: &[u8; HEAD_MAX], at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&head[at..at + 4]);
+    u32::from_le_bytes(bytes)
+}
+
+#[inline(always)]
+fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
+    u16::from_le_bytes([head[at], head[at + 1]])
+}
+
+/// Which post a completion belongs to: the operation's slot, the rail, and the bytes that were outstanding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PostTag {
+    /// The slot of the operation, or `None` for a message that belongs to no operation (ack, reply) to this peer.
+    pub owner: Owner,
+    pub bytes: u32,
+}
+
+/// Whose post it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// An operation, by its slot.
+    Op(u32),
+    /// An acknowledgement or reply to this peer.
+    Control(Peer),
+}
+
+impl PostTag {
+    /// As the context word of a post: bit 63 control, bits 32..63 slot or peer, bits 0..32 bytes.
+    #[inline(always)]
+    pub(crate) fn pack(self) -> u64 {
+        match self.owner {
+            Owner::Op(slot) => ((slot as u64) << 32) | self.bytes as u64,
+            Owner::Control(peer) => (1 << 63) | ((peer.0 as u64) << 32) | self.bytes as u64,
+        }
+    }
+
+    /// The reverse of [`pack`](Self::pack).
+    #[inline(always)]
+    pub(crate) fn unpack(cx: u64) -> Self {
+        let middle = ((cx >> 32) & 0x7fff_ffff) as u32;
+        let owner = if cx >> 63 == 0 { Owner::Op(middle) } else { Owner::Control(Peer(middle as u16)) };
+        PostTag { owner, bytes: cx as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> [Message; 7] {
+        let at = Place { region: 0xfffe, generation: 7, offset: u64::MAX - 1 };
+        let data = Place { region: 3, generation: 0xffff, offset: 0x1122_3344_5566_7788 };
+        let amo = Amo { op: AmoOp::CompareSwap, width: 4, operand: 5, compare: u64::MAX };
+        [
+            Body::Signal { at, op: SignalOp::Set, value: 9, data: None },
+            Body::Signal { at, op: SignalOp::Add, value: u64::MAX, data: Some((data, 5)) },
+            Body::Signal { at, op: SignalOp::Add, value: 0, data: Some((data, 0)) },
+            Body::Amo { at, amo, token: 77 },
+            Body::Reply { token: u64::MAX, value: 1 },
+            Body::Ack { asked: false },
+            Body::Ack { asked: true },
+        ]
+        .map(|body| Message { context: 200, seq: 0xf_ffff, ack: 0xa_bcde, body })
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for message in samples() {
+            let mut head = [0xee; HEAD_MAX + 5];
+            let len = message.encode((&mut head[..HEAD_MAX]).try_into().unwrap());
+            let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
+            let (back, rest) = Message::decode(Untrusted::from_slice(&head[..len + payload])).unwrap();
+            assert_eq!(back, message);
+            assert_eq!(rest.len(), payload);
+        }
+    }
+
+    #[test]
+    fn every_cut_or_padded_message_is_refused() {
+        for message in samples() {
+            let mut head = [0; 64];
+            let len = message.encode((&mut head[..HEAD_MAX]).try_into().unwrap());
+            let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
+            for cut in (0..=64).filter(|&cut| cut != len + payload) {
+                let got = Message::decode(Untrusted::from_slice(&head[..cut]));
+                assert_eq!(got.err(), Some(Violation::Length), "{message:?} cut to {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_operations_and_widths_are_refused() {
+        for message in samples() {
+            let mut head = [0; HEAD_MAX];
+            let len = message.encode(&mut head);
+            let decode = |at: usize, value: u8| {
+                let mut bytes = [0; 64];
+                bytes[..HEAD_MAX].copy_from_slice(&head);
+                bytes[at] = value;
+                let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
+                Message::decode(Untrusted::from_slice(&bytes[..len + payload])).err()
+            };
+            assert_eq!(decode(0, 0), Some(Violation::Kind));
+            assert_eq!(decode(0, 6), Some(Violation::Kind));
+            if !matches!(message.body, Body::Reply { .. }) {
+                assert_eq!(decode(2, 99), Some(Violation::Kind));
+            }
+            if matches!(message.body, Body::Amo { .. }) {
+                assert_eq!(decode(3, 3), Some(Violation::Kind));
+            }
+        }
+    }
+
+    #[test]
+    fn completion_words_and_post_tags_come_back() {
+        for (context, seq) in [(0u8, 0u64), (255, 0xf_ffff), (3, u64::MAX)] {
+            let word = write_word(context, Seq(seq));
+            assert_eq!(parse_write_word(word), Ok((context, Seq(seq).to_wire())));
+        }
+        assert_eq!(parse_write_word(0x0010_0000), Err(Violation::Kind));
+        for owner in [Owner::Op(0), Owner::Op(0x7fff_ffff), Owner::Control(Peer(65535))] {
+            for bytes in [0, 1, u32::MAX] {
+                assert_eq!(PostTag::unpack(PostTag { owner, bytes }.pack()), PostTag { owner, bytes });
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What can go wrong, one small `Copy` enum per phase: posting, completing, attaching, waiting.
+//!
+//! Each says what did *not* happen. Codes of a provider or the system are kept raw. Nothing here allocates.
+
+use crate::mem::{PeerId, RailId};
+
+/// Why a rail refused a post. Nothing was posted and nothing changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The queue is full for now: poll, then post again.
+    Again,
+    /// Longer than the rail carries in one post, in bytes.
+    TooLong {
+        /// What was asked, in bytes.
+        len: usize,
+        /// What [`Caps`](crate::rail::Caps) allows, in bytes.
+        max: usize,
+    },
+    /// The key names no memory that the peer exports on this rail, or the range lies outside of it.
+    BadKey,
+    /// The peer is not connected on this rail, or has failed.
+    PeerDown,
+    /// The rail does not offer this verb.
+    Unsupported,
+    /// The provider's own code.
+    Provider(i32),
+}
+
+/// How a post that was accepted went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// It failed and is over: nothing of it will land later. The provider's own code.
+    Failed(i32),
+    /// The peer failed, and with it the operation: nothing of it will land later.
+    PeerDown,
+    /// It failed and may still land: the buffer must not be reused. The provider's own code.
+    Unknown(i32),
+}
+
+/// Why a peer was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// The process at the other end is gone.
+    Died,
+    /// It closed the connection in good order.
+    Closed,
+    /// It sent, or wrote into shared memory, something that the protocol forbids: it is quarantined.
+    Protocol(Violation),
+    /// A rail reported an error that leaves a hole in the stream.
+    Rail(RailId),
+}
+
+/// What a peer did that no correct peer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// A message shorter or longer than its kind.
+    Length,
+    /// A message kind, operation or width that does not exist.
+    Kind,
+    /// A sequence number outside the receive window, or seen before.
+    Sequence,
+    /// An acknowledgement of something never sent.
+    Ack,
+    /// An address outside the region it names, or a misaligned one.
+    Bounds,
+    /// A region that is not registered, or no longer.
+    Region,
+    /// A context number that is not configured here.
+    Context,
+    /// A ring counter that no correct peer can have written.
+    Counter,
+    /// A reply to nothing.
+    Reply,
+}
+
+/// Why memory, a peer or a rail could not be attached. Nothing was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The table for it, sized at setup, is full.
+    Full,
+    /// Not a handle of this project, or one cut short.
+    BadHandle,
+    /// A handle or a peer of another version.
+    Version {
+        /// Theirs.
+        theirs: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// The two ends have different numbers of rails.
+    Rails {
+        /// Theirs.
+        theirs: u8,
+        /// Ours.
+        ours: u8,
+    },
+    /// An empty region, or one whose end lies beyond the address space.
+    BadRange,
+    /// A region whose first byte is not at a multiple of 8.
+    Misaligned,
+    /// The peer is not known, or no longer.
+    UnknownPeer,
+    /// The region is not known, or no longer.
+    UnknownRegion,
+    /// The rail cannot serve such memory.
+    Unsupported,
+    /// A configuration value out of range.
+    Config(&'static str),
+    /// The system's or the provider's own code.
+    System(i32),
+}
+
+/// Why an operation was refused. Nothing was done and nothing changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpError {
+    /// A window, queue or pool is full for now: make progress, then try again.
+    Again,
+    /// The context number is not configured.
+    UnknownContext,
+    /// The peer is not known, or no longer.
+    UnknownPeer,
+    /// The region is not registered, not imported, or no longer.
+    UnknownRegion,
+    /// The range does not lie inside its region, in bytes.
+    OutOfBounds {
+        /// First byte asked for.
+        offset: u64,
+        /// Length asked for, in bytes.
+        len: u64,
+        /// Size of the region, in bytes.
+        size: u64,
+    },
+    /// The address of a signal or atomic is not a multiple of its width, in bytes.
+    Misaligned {
+        /// The offset asked for.
+        offset: u64,
+        /// The width of the operation, in bytes.
+        width: u8,
+    },
+    /// Not a width of 1, 2, 4 or 8 bytes.
+    BadWidth(u8),
+    /// Data and signal lie in regions of different peers.
+    TwoPeers,
+    /// Longer than this call can carry, in bytes.
+    TooLong {
+        /// What was asked, in bytes.
+        len: usize,
+        /// What fits, in bytes.
+        max: usize,
+    },
+    /// The peer has failed: remove it.
+    PeerFailed(PeerError),
+    /// The token names no operation in flight: it was completed and taken, or never given.
+    StaleToken,
+    /// A rail refused for good.
+    Rail(RailId, PostError),
+}
+
+/// Why a wait ended without what it waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The time given has passed; this is what was outstanding.
+    Deadline(Stuck),
+    /// The peer waited for has failed.
+    PeerFailed(PeerId, PeerError),
+    /// Operations posted without a report have failed since the last quiet: this many, the peer itself being well.
+    Failed(u32),
+    /// The wait itself was asked wrongly.
+    Op(OpError),
+}
+
+/// What a wait that ran out of time was waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Stuck {
+    /// The peer with the oldest outstanding operation, if any operation is outstanding.
+    pub peer: Option<PeerId>,
+    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's acknowledgement is missing.
+    pub rail: Option<RailId>,
+    /// Sent to that peer and not acknowledged: the first sequence number. On a signal wait: the first number missing here.
+    pub hole: Option<u64>,
+}
+
+impl From<OpError> for WaitError {
+    fn from(error: OpError) -> Self {
+        WaitError::Op(error)
+    }
+}

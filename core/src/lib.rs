@@ -1,0 +1,9 @@
+//! Fishplate core.
+#![no_std]
+
+pub mod engine;
+pub mod error;
+pub mod mem;
+pub mod op;
+pub mod rail;
+pub mod sync;

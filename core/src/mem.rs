@@ -1,0 +1,206 @@
+//! How memory, peers and rails are named.
+//!
+//! Memory crosses package borders as a [`Region`]. What a peer can write is never a Rust reference: it is an
+//! [`Untrusted`] view, or atomics, or raw copies. Nothing here blocks or allocates.
+
+mod copy;
+
+pub use copy::copy_bytes;
+
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+
+/// One rail of an engine, by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RailId(pub u8);
+
+/// A peer's slot in the engine's tables: the number that rails use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Peer(pub u16);
+
+/// A peer as the user names it. The generation tells a peer from the one that had its slot before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId {
+    pub(crate) index: u16,
+    pub(crate) generation: u16,
+}
+
+impl PeerId {
+    /// The slot, as rails number it.
+    pub fn peer(self) -> Peer {
+        Peer(self.index)
+    }
+}
+
+/// What kind of memory a [`Region`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegionKind {
+    /// Memory of this process alone.
+    Private,
+    /// Lies in a shared segment: the segment's number, as its owner counts, and the offset in it, in bytes.
+    Shared {
+        /// Number of the segment within the process that made it.
+        segment: u32,
+        /// First byte of the region within the segment.
+        offset: u64,
+    },
+    /// Lies in the segment that this process and one peer have in common. Only that peer can import it.
+    Common {
+        /// The peer.
+        peer: Peer,
+        /// First byte of the region within the segment.
+        offset: u64,
+    },
+}
+
+/// A range of memory that may be registered with an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    ptr: NonNull<u8>,
+    len: usize,
+    kind: RegionKind,
+}
+
+impl Region {
+    /// Describes memory.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes for as long as the region is registered anywhere, and
+    /// meanwhile this process touches those bytes only through atomics, raw pointers or the engine: peers write them
+    /// at any time.
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
+        Region { ptr, len, kind }
+    }
+
+    /// First byte.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Private or shared.
+    pub fn kind(&self) -> RegionKind {
+        self.kind
+    }
+}
+
+/// Registered memory of this process, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LocalId {
+    pub(crate) index: u16,
+    pub(crate) generation: u16,
+}
+
+impl LocalId {
+    /// The place `offset` bytes into the region.
+    #[inline(always)]
+    pub fn at(self, offset: u64) -> LocalAddr {
+        LocalAddr { region: self, offset }
+    }
+}
+
+/// Imported memory of a peer, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteId {
+    pub(crate) index: u16,
+    pub(crate) generation: u16,
+}
+
+impl RemoteId {
+    /// The place `offset` bytes into the region.
+    #[inline(always)]
+    pub fn at(self, offset: u64) -> RemoteAddr {
+        RemoteAddr { region: self, offset }
+    }
+}
+
+/// A place in registered memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAddr {
+    /// The region.
+    pub region: LocalId,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// A place in imported memory of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddr {
+    /// The region.
+    pub region: RemoteId,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// Bytes that a peer may be writing while we look: an allegation about memory, to be copied out once and then checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Untrusted<'a> {
+    ptr: *const u8,
+    len: usize,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Untrusted<'a> {
+    /// A view of memory that a peer can write.
+    ///
+    /// # Safety
+    /// `ptr` is readable for `len` bytes during `'a`.
+    #[inline(always)]
+    pub unsafe fn new(ptr: *const u8, len: usize) -> Self {
+        Untrusted { ptr, len, bytes: PhantomData }
+    }
+
+    /// A view of memory that nobody is writing.
+    #[inline(always)]
+    pub fn from_slice(bytes: &'a [u8]) -> Self {
+        Untrusted { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
+    }
+
+    /// Size in bytes.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the first bytes out, as many as both sides have, and returns how many that was.
+    #[inline(always)]
+    pub fn copy_out(&self, into: &mut [u8]) -> usize {
+        let n = self.len.min(into.len());
+        // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy makes no claim that
+        // the source holds still.
+        unsafe { ptr::copy_nonoverlapping(self.ptr, into.as_mut_ptr(), n) };
+        n
+    }
+
+    /// Splits the view after `n` bytes, or `None` when it is shorter.
+    #[inline(always)]
+    pub fn split_at(self, n: usize) -> Option<(Self, Self)> {
+        if n > self.len {
+            return None;
+        }
+        // SAFETY: `n <= len`, so both parts lie inside the bytes that `new` was promised.
+        unsafe { Some((Self::new(self.ptr, n), Self::new(self.ptr.add(n), self.len - n))) }
+    }
+
+    /// First byte.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+}

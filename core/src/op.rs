@@ -1,0 +1,124 @@
+//! What an operation is: atomics, signals, comparisons, and how an operation ends.
+
+use crate::error::{CompleteError, PeerError, PostError};
+use crate::mem::RailId;
+
+mod apply;
+
+/// An atomic memory operation on a word of 1, 2, 4 or 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amo {
+    /// What to do.
+    pub op: AmoOp,
+    /// Width of the word, in bytes: 1, 2, 4 or 8.
+    pub width: u8,
+    /// The operand; its low `width` bytes count.
+    pub operand: u64,
+    /// What [`AmoOp::CompareSwap`] compares with; its low `width` bytes count.
+    pub compare: u64,
+}
+
+/// What an atomic does. Each can also fetch the value from before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AmoOp {
+    /// Stores the operand. With fetch: swap.
+    Set = 1,
+    /// Adds the operand, wrapping.
+    Add = 2,
+    /// Adds one, wrapping.
+    Inc = 3,
+    /// Bitwise and.
+    And = 4,
+    /// Bitwise or.
+    Or = 5,
+    /// Bitwise exclusive or.
+    Xor = 6,
+    /// Stores the operand and fetches.
+    Swap = 7,
+    /// Stores the operand if the word equals `compare`, and fetches.
+    CompareSwap = 8,
+    /// Fetches, changes nothing.
+    Fetch = 9,
+}
+
+/// What a signal does to its 64-bit word. OpenSHMEM: `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SignalOp {
+    /// Stores the value.
+    Set = 1,
+    /// Adds the value, wrapping.
+    Add = 2,
+}
+
+/// A comparison that a signal wait makes. OpenSHMEM: `SHMEM_CMP_EQ` and so on, unsigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cmp {
+    /// Equal.
+    Eq,
+    /// Not equal.
+    Ne,
+    /// Greater or equal.
+    Ge,
+    /// Greater.
+    Gt,
+    /// Less or equal.
+    Le,
+    /// Less.
+    Lt,
+}
+
+impl Cmp {
+    /// Whether `word` compares so with `value`.
+    #[inline(always)]
+    pub fn holds(self, word: u64, value: u64) -> bool {
+        match self {
+            Cmp::Eq => word == value,
+            Cmp::Ne => word != value,
+            Cmp::Ge => word >= value,
+            Cmp::Gt => word > value,
+            Cmp::Le => word <= value,
+            Cmp::Lt => word < value,
+        }
+    }
+}
+
+/// A local operation in flight. A taken or foreign token is an error, never "done".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub(crate) u64);
+
+/// How an operation ended: done, failed and over, or failed and not known to be over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Applied at the target; the buffer may be reused.
+    Done,
+    /// Failed, and quiescent: nothing of it will land later, the buffer may be reused.
+    Failed(Fault),
+    /// Failed, and something of it may land later: the buffer must not be reused.
+    Unknown(Fault),
+}
+
+/// What made an operation fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A rail's completion said so.
+    Rail(RailId, CompleteError),
+    /// A rail refused a part of it for good.
+    Post(RailId, PostError),
+    /// The peer was given up.
+    Peer(PeerError),
+}
+
+/// The end of one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The operation.
+    pub token: Token,
+    /// The word that was given with it.
+    pub tag: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The value that a fetching atomic fetched; otherwise 0.
+    pub value: u64,
+}

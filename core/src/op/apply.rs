@@ -1,0 +1,122 @@
+//! Atomics on a word in memory, by width: what a target does with an [`Amo`], and a same-node origin with mapped memory.
+//!
+//! One lock-prefixed instruction (or a short compare-and-swap loop for the fetching bit operations); never blocks.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::{Amo, AmoOp};
+
+impl Amo {
+    /// Whether the width is 1, 2, 4 or 8 bytes.
+    #[inline(always)]
+    pub fn width_is_valid(&self) -> bool {
+        matches!(self.width, 1 | 2 | 4 | 8)
+    }
+
+    /// Executes the operation and returns the value from before, zero-extended.
+    ///
+    /// Atomic with respect to every other atomic access of the same width, by any process that maps the word.
+    /// Release and acquire: what was written before it is visible to whoever reads the new value.
+    ///
+    /// # Safety
+    /// The width is valid; `word` is valid for reads and writes of `width` bytes and a multiple of `width`; nobody
+    /// accesses it other than atomically.
+    #[inline]
+    pub unsafe fn apply(&self, word: *mut u8) -> u64 {
+        macro_rules! on {
+            ($atomic:ty, $int:ty) => {{
+                // SAFETY: valid, aligned for this width and only accessed atomically, as the caller promised.
+                let word = unsafe { &*word.cast::<$atomic>() };
+                let operand = self.operand as $int;
+                // AcqRel: the release half orders the stream's earlier writes before this word, for whoever acquires it;
+                // the acquire half orders what the fetched value stands for before what the caller does next.
+                let old: $int = match self.op {
+                    AmoOp::Set | AmoOp::Swap => word.swap(operand, Ordering::AcqRel),
+                    AmoOp::Add => word.fetch_add(operand, Ordering::AcqRel),
+                    AmoOp::Inc => word.fetch_add(1, Ordering::AcqRel),
+                    AmoOp::And => word.fetch_and(operand, Ordering::AcqRel),
+                    AmoOp::Or => word.fetch_or(operand, Ordering::AcqRel),
+                    AmoOp::Xor => word.fetch_xor(operand, Ordering::AcqRel),
+                    AmoOp::CompareSwap => {
+                        let compare = self.compare as $int;
+                        // Acquire on failure: the value read is the answer.
+                        match word.compare_exchange(compare, operand, Ordering::AcqRel, Ordering::Acquire) {
+                            Ok(old) | Err(old) => old,
+                        }
+                    }
+                    AmoOp::Fetch => word.load(Ordering::Acquire),
+                };
+                old as u64
+            }};
+        }
+        match self.width {
+            1 => on!(AtomicU8, u8),
+            2 => on!(AtomicU16, u16),
+            4 => on!(AtomicU32, u32),
+            _ => on!(AtomicU64, u64),
+        }
+    }
+}
+
+impl AmoOp {
+    /// The operation with this code on the wire, if there is one.
+    #[inline]
+    pub fn from_wire(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => AmoOp::Set,
+            2 => AmoOp::Add,
+            3 => AmoOp::Inc,
+            4 => AmoOp::And,
+            5 => AmoOp::Or,
+            6 => AmoOp::Xor,
+            7 => AmoOp::Swap,
+            8 => AmoOp::CompareSwap,
+            9 => AmoOp::Fetch,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each operation does to a word, written the slow way.
+    fn expected(amo: &Amo, old: u64) -> u64 {
+        let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
+        let (x, c) = (amo.operand & mask, amo.compare & mask);
+        mask & match amo.op {
+            AmoOp::Set | AmoOp::Swap => x,
+            AmoOp::Add => old.wrapping_add(x),
+            AmoOp::Inc => old.wrapping_add(1),
+            AmoOp::And => old & x,
+            AmoOp::Or => old | x,
+            AmoOp::Xor => old ^ x,
+            AmoOp::CompareSwap => if old == c { x } else { old },
+            AmoOp::Fetch => old,
+        }
+    }
+
+    #[test]
+    fn every_operation_at_every_width_changes_its_bytes_alone() {
+        for code in 1..=9 {
+            let op = AmoOp::from_wire(code).unwrap();
+            for width in [1u8, 2, 4, 8] {
+                for old in [0u64, 1, 0x7f, 0xff, 0xffff_ffff, u64::MAX, 0x0123_4567_89ab_cdef] {
+                    for (operand, compare) in [(1, 0), (u64::MAX, old), (0x55aa_55aa_55aa_55aa, 1)] {
+                        let amo = Amo { op, width, operand, compare };
+                        let mask = if width == 8 { u64::MAX } else { (1 << (8 * width)) - 1 };
+                        let mut memory = [0xa5a5_a5a5_a5a5_a5a5u64, old & mask, 0x5a5a_5a5a_5a5a_5a5a];
+                        // SAFETY: the middle word is aligned for every width and ours alone.
+                        let was = unsafe { amo.apply((&raw mut memory[1]).cast()) };
+                        assert_eq!(was, old & mask, "{amo:?}");
+                        assert_eq!(memory[1], expected(&amo, old & mask), "{amo:?} on {old:#x}");
+                        assert_eq!((memory[0], memory[2]), (0xa5a5_a5a5_a5a5_a5a5, 0x5a5a_5a5a_5a5a_5a5a));
+                    }
+                }
+            }
+        }
+        assert_eq!(AmoOp::from_wire(0), None);
+        assert_eq!(AmoOp::from_wire(10), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! Layer 2: one path to the fabric.
+//!
+//! A [`Rail`] moves bytes and reports what happened; it knows nothing of streams, order or signals. The engine above
+//! owns its rails, drives each from one thread, and puts order on top.
+//!
+//! # The contract of a rail
+//!
+//! 1. **Nothing on refusal.** A post that returns an error has changed nothing. [`PostError::Again`] goes away by polling.
+//! 2. **One end per post.** A post that returned [`Posted::Pending`] yields exactly one [`Sink::done`] with its
+//!    context word, whatever happens to the peer; one that returned [`Posted::Done`] yields none.
+//!    Done without an error means that the local memory may be reused, no more.
+//! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of that write are
+//!    visible to the target's processor. Messages arrive whole.
+//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down. Unless
+//!    [`Caps::ordered`], anything may overtake anything.
+//! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
+//! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for a peer, except
+//!    `register`, `import`, `detach` and `check_peers`, which are slow paths.
+//! 7. **Not trusted.** What arrives was checked against what was registered on this rail before anything was written;
+//!    a peer that breaks the protocol is reported by [`Sink::peer_down`] and not heard again.
+//! 8. **Sleep.** A rail that can wake a sleeping owner hands out the eventcount that it rings by a method of its own, as
+//!    something that outlives the rail; waits take it as an argument.
+//! 9. **Receive buffers go back** before the next poll returns; a message that the engine parks is the engine's copy.
+
+pub mod faulty;
+pub mod loopback;
+mod random;
+pub mod sim;
+
+use core::ptr::NonNull;
+
+use crate::error::{AttachError, CompleteError, PeerError, PostError};
+use crate::mem::{Peer, Region, Untrusted};
+use crate::op::Amo;
+
+/// What a rail can do. Constant once the rail exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Longest message, in bytes. At least 256.
+    pub max_message: usize,
+    /// Longest single write or read, in bytes.
+    pub max_rma: usize,
+    /// Longest write whose source is copied before the post returns, in bytes.
+    pub inject: usize,
+    /// Bytes of remote completion data that a write carries: 4 or 8. The engine uses 4.
+    pub data_bytes: u8,
+    /// Whether everything to one peer arrives in the order posted.
+    pub ordered: bool,
+    /// Whether [`Rail::post_atomic`] is offered.
+    pub native_atomics: bool,
+    /// Posts that can be outstanding at once.
+    pub depth: u32,
+}
+
+/// Whether a post is already over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// Local memory may be reused; no event will come.
+    Done,
+    /// [`Sink::done`] will come.
+    Pending,
+}
+
+/// Memory of this process that a post reads or fills.
+#[derive(Clone, Copy, Debug)]
+pub struct Local {
+    /// First byte.
+    pub ptr: NonNull<u8>,
+    /// Size in bytes.
+    pub len: usize,
+    /// The descriptor that registration gave, or 0.
+    pub desc: u64,
+}
+
+/// Memory of a peer that a post reads or fills: the key that its registration gave, and an offset into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// What [`Rail::register`] gave at the peer.
+    pub key: RailKey,
+    /// Bytes from the start of the region.
+    pub offset: u64,
+}
+
+/// What registration gives: `key` travels to peers, `desc` stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RailKey {
+    /// Names the region to the rail at both ends.
+    pub key: u64,
+    /// Address of the region's first byte as this rail counts (0 where keys count from 0).
+    pub base: u64,
+}
+
+/// Where a rail reports. Methods only change state; none of them posts.
+pub trait Sink {
+    /// A pending post is over.
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>);
+    /// A write with completion data from `peer` is complete and visible here.
+    fn landed(&mut self, peer: Peer, data: u32);
+    /// A message. The bytes are valid during the call and may change meanwhile: copy out once, then check.
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>);
+    /// The peer is gone on this rail; every pending post to it has been, or will be, reported done with an error.
+    fn peer_down(&mut self, peer: Peer, why: PeerError);
+}
+
+/// One path to the fabric. See the contract in the module's documentation.
+pub trait Rail {
+    /// What this rail can do.
+    fn caps(&self) -> Caps;
+
+    /// Makes memory reachable to peers. Returns its key and the local descriptor. Slow path.
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
+
+    /// Takes memory back. Operations of peers that name it fail from now on. Slow path.
+    fn deregister(&mut self, key: RailKey);
+
+    /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the
+    /// rail maps memory. Slow path: may block for a bounded time.
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
+
+    /// Gives up what [`import`](Rail::import) prepared; a mapped pointer dies here. Slow path.
+    fn release(&mut self, peer: Peer, key: RailKey);
+
+    /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing but those ends is
+    /// reported for it any more. Slow path.
+    fn detach(&mut self, peer: Peer);
+
+    /// Posts a one-sided write, with a completion word for the target if `data` is given.
+    ///
+    /// # Safety
+    /// `local` stays readable until the post is done.
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError>;
+
+    /// Posts a one-sided read.
+    ///
+    /// # Safety
+    /// `local` stays writable, and unread, until the post is done.
+    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError>;
+
+    /// Posts a message of `head` followed by `body`. Both are copied before the return.
+    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError>;
+
+    /// Posts an atomic executed by the rail itself. A fetched value is stored at `fetch` as a native `u64`.
+    ///
+    /// # Safety
+    /// `fetch`, if given, stays writable for 8 bytes until the post is done.
+    unsafe fn post_atomic(
+        &mut self,
+        _peer: Peer,
+        _amo: Amo,
+        _remote: Remote,
+        _fetch: Option<NonNull<u64>>,
+        _cx: u64,
+    ) -> Result<Posted, PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    /// Reports at most `budget` events and returns how many.
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32;
+
+    /// Sends off whatever posts were held back to be sent together. Called before a pass ends.
+    #[inline(always)]
+    fn flush(&mut self) {}
+
+    /// Copies into memory that was imported but not mapped, completely and at once, where the rail can. `None`: it cannot,
+    /// post a write.
+    ///
+    /// # Safety
+    /// `local` is readable.
+    #[inline(always)]
+    unsafe fn copy_to(&mut self, _peer: Peer, _local: Local, _remote: Remote) -> Option<Result<(), PostError>> {
+        None
+    }
+
+    /// Copies out of memory that was imported but not mapped. As [`copy_to`](Rail::copy_to).
+    ///
+    /// # Safety
+    /// `local` is writable.
+    #[inline(always)]
+    unsafe fn copy_from(&mut self, _peer: Peer, _local: Local, _remote: Remote) -> Option<Result<(), PostError>> {
+        None
+    }
+
+    /// Wakes the peer if it sleeps, after its mapped memory was changed. Hot path: a load and a branch.
+    #[inline(always)]
+    fn notify(&mut self, _peer: Peer) {}
+
+    /// Looks whether peers still live and reports those that do not. Slow path: may make a system call.
+    fn check_peers<S: Sink>(&mut self, _sink: &mut S) {}
+}

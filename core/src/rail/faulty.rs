@@ -1,0 +1,259 @@
+//! A rail that misbehaves on purpose: wraps any other, holds posts back, lets them overtake each other, refuses, fails, and
+//! reports little at a time. Seeded: the same seed and use do the same again.
+//!
+//! Always built, because users test their own stacks with it. Never blocks or allocates: what is held back lies inside the value.
+//! Every wrapped rail keeps the [contract](super); this one keeps all of it but order.
+
+use core::ptr::NonNull;
+
+use super::random::Random;
+use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use crate::error::{AttachError, CompleteError, PostError};
+use crate::mem::{Peer, Region, Untrusted};
+
+/// Longest message, in bytes.
+const MESSAGE: usize = 256;
+
+/// Linux's codes for the failures made up here.
+const EIO: i32 = -5;
+const EINVAL: i32 = -22;
+
+/// What goes wrong, each out of 1000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Posts that are held back, to be posted in some later poll, in any order.
+    pub hold: u16,
+    /// Polls in which a post that is held back goes on being held.
+    pub keep: u16,
+    /// Posts refused with [`PostError::Again`].
+    pub again: u16,
+    /// Posts that are accepted, dropped, and end with [`CompleteError::Failed`].
+    pub fail: u16,
+    /// Polls cut to one event.
+    pub short: u16,
+}
+
+impl Faults {
+    /// Nothing goes wrong.
+    pub const NONE: Faults = Faults { hold: 0, keep: 0, again: 0, fail: 0, short: 0 };
+
+    /// Everything late and out of order, queues often full, nothing lost.
+    pub const DISORDER: Faults = Faults { hold: 700, keep: 700, again: 100, fail: 0, short: 300 };
+}
+
+/// A post that is held back.
+#[derive(Clone, Copy)]
+enum Post {
+    Write { local: Local, remote: Remote, data: Option<u32> },
+    Read { local: Local, remote: Remote },
+    Message { len: u16, bytes: [u8; MESSAGE] },
+    Fail,
+    /// Posted, and over at once: only its end is to be reported.
+    Over(Result<(), CompleteError>),
+}
+
+/// What became of a post that was held back.
+enum Fate {
+    /// The inner rail has no room yet.
+    Held,
+    /// The inner rail has it, and will report its end.
+    Passed,
+    /// It is over.
+    Over(Result<(), CompleteError>),
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    peer: Peer,
+    cx: u64,
+    post: Post,
+}
+
+/// `R`, misbehaving. Holds back at most `HELD` posts at a time.
+pub struct Faulty<R, const HELD: usize = 32> {
+    inner: R,
+    faults: Faults,
+    random: Random,
+    held: [Option<Held>; HELD],
+    count: usize,
+}
+
+impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
+    /// Wraps a rail.
+    pub fn new(inner: R, faults: Faults, seed: u64) -> Self {
+        Faulty { inner, faults, random: Random::new(seed), held: [None; HELD], count: 0 }
+    }
+
+    /// The rail inside.
+    pub fn inner_mut(&mut self) -> &mut R {
+        &mut self.inner
+    }
+
+    /// Changes what goes wrong from now on.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Decides what becomes of a post: refused, held back (`true`), or let through.
+    fn fate(&mut self) -> Result<bool, PostError> {
+        if self.random.permille(self.faults.again) {
+            return Err(PostError::Again);
+        }
+        Ok(self.count < HELD && self.random.permille(self.faults.hold))
+    }
+
+    fn fails(&mut self) -> bool {
+        self.count < HELD && self.random.permille(self.faults.fail)
+    }
+
+    fn hold(&mut self, peer: Peer, cx: u64, post: Post) -> Result<Posted, PostError> {
+        let free = self.held.iter_mut().find(|slot| slot.is_none()).ok_or(PostError::Again)?;
+        *free = Some(Held { peer, cx, post });
+        self.count += 1;
+        Ok(Posted::Pending)
+    }
+
+    /// Posts what was held back.
+    fn let_go(&mut self, held: &Held) -> Fate {
+        let Held { peer, cx, post } = held;
+        // SAFETY: the memory stays as the caller of the held-back post promised until its end is reported, and it was not.
+        let posted = unsafe {
+            match post {
+                Post::Write { local, remote, data } => self.inner.post_write(*peer, *local, *remote, *data, *cx),
+                Post::Read { local, remote } => self.inner.post_read(*peer, *local, *remote, *cx),
+                Post::Message { len, bytes } => {
+                    self.inner.post_message(*peer, &bytes[..*len as usize], Untrusted::from_slice(&[]), *cx)
+                }
+                Post::Fail => return Fate::Over(Err(CompleteError::Failed(EIO))),
+                Post::Over(result) => return Fate::Over(*result),
+            }
+        };
+        match posted {
+            Ok(Posted::Pending) => Fate::Passed,
+            Ok(Posted::Done) => Fate::Over(Ok(())),
+            Err(PostError::Again) => Fate::Held,
+            Err(PostError::PeerDown) => Fate::Over(Err(CompleteError::PeerDown)),
+            Err(PostError::Provider(code)) => Fate::Over(Err(CompleteError::Failed(code))),
+            Err(_) => Fate::Over(Err(CompleteError::Failed(EINVAL))),
+        }
+    }
+}
+
+impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
+    fn caps(&self) -> Caps {
+        let caps = self.inner.caps();
+        Caps { max_message: caps.max_message.min(MESSAGE), inject: 0, ordered: false, native_atomics: false, ..caps }
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        self.inner.register(region)
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        self.inner.deregister(key);
+    }
+
+    /// Never maps: what is mapped would go past this rail.
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.inner.import(peer, key, len).map(|_| None)
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        self.inner.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
+            held.post = Post::Over(Err(CompleteError::PeerDown));
+        }
+        self.inner.detach(peer);
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let hold = self.fate()?;
+        if self.fails() {
+            return self.hold(peer, cx, Post::Fail);
+        }
+        match hold {
+            true => self.hold(peer, cx, Post::Write { local, remote, data }),
+            // SAFETY: passed on.
+            false => unsafe { self.inner.post_write(peer, local, remote, data, cx) },
+        }
+    }
+
+    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+        let hold = self.fate()?;
+        if self.fails() {
+            return self.hold(peer, cx, Post::Fail);
+        }
+        match hold {
+            true => self.hold(peer, cx, Post::Read { local, remote }),
+            // SAFETY: passed on.
+            false => unsafe { self.inner.post_read(peer, local, remote, cx) },
+        }
+    }
+
+    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+        let len = head.len() + body.len();
+        if len > self.caps().max_message {
+            return Err(PostError::TooLong { len, max: self.caps().max_message });
+        }
+        let hold = self.fate()?;
+        if self.fails() {
+            return self.hold(peer, cx, Post::Fail);
+        }
+        if !hold {
+            return self.inner.post_message(peer, head, body, cx);
+        }
+        let mut bytes = [0; MESSAGE];
+        let (first, rest) = bytes.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        body.copy_out(rest);
+        self.hold(peer, cx, Post::Message { len: len as u16, bytes })
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let budget = if self.random.permille(self.faults.short) { budget.min(1) } else { budget };
+        let mut events = 0;
+        if self.count != 0 {
+            let start = self.random.below(HELD as u64) as usize;
+            for i in 0..HELD {
+                let at = if start + i >= HELD { start + i - HELD } else { start + i };
+                let Some(held) = self.held[at] else { continue };
+                if events == budget || self.random.permille(self.faults.keep) {
+                    continue;
+                }
+                let fate = self.let_go(&held);
+                if let Fate::Held = fate {
+                    continue;
+                }
+                self.held[at] = None;
+                self.count -= 1;
+                if let Fate::Over(result) = fate {
+                    sink.done(held.cx, result);
+                    events += 1;
+                }
+            }
+        }
+        events + self.inner.poll(budget - events, sink)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn notify(&mut self, peer: Peer) {
+        self.inner.notify(peer);
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        self.inner.check_peers(sink);
+    }
+}

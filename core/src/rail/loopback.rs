@@ -1,0 +1,226 @@
+//! A rail to oneself: every peer is this process. For tests without anything, and for measuring the engine alone.
+//!
+//! Never blocks, allocates or calls the system; memory is inside the value. Events come in the order posted.
+//! Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
+
+use core::ptr::{self, NonNull};
+
+use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use crate::error::{AttachError, PostError};
+use crate::mem::{Peer, Region, Untrusted};
+use crate::op::Amo;
+
+/// Longest message, in bytes.
+const MESSAGE: usize = 256;
+
+/// Regions that can be registered at once.
+const REGIONS: usize = 16;
+
+/// What lies in the queue between post and poll.
+#[derive(Clone, Copy)]
+enum Event {
+    Landed(u32),
+    Message(u16),
+    Done(u64),
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    peer: Peer,
+    event: Event,
+    bytes: [u8; MESSAGE],
+}
+
+/// A rail to oneself with room for `DEPTH` undelivered events, a power of two.
+pub struct Loopback<const DEPTH: usize> {
+    slots: [Slot; DEPTH],
+    head: u32,
+    tail: u32,
+    regions: [Option<(NonNull<u8>, usize)>; REGIONS],
+    mapped: bool,
+    native_atomics: bool,
+}
+
+impl<const DEPTH: usize> Loopback<DEPTH> {
+    const MASK: u32 = {
+        assert!(DEPTH.is_power_of_two() && DEPTH >= 4 && DEPTH <= 1 << 16, "DEPTH is a power of two from 4 to 65536");
+        DEPTH as u32 - 1
+    };
+
+    /// A rail that behaves as a network does: everything crosses its queue.
+    pub const fn new() -> Self {
+        let slot = Slot { peer: Peer(0), event: Event::Done(0), bytes: [0; MESSAGE] };
+        Loopback { slots: [slot; DEPTH], head: 0, tail: 0, regions: [None; REGIONS], mapped: false, native_atomics: false }
+    }
+
+    /// A rail that behaves as shared memory does: what is imported is mapped.
+    pub const fn mapped() -> Self {
+        Loopback { mapped: true, ..Self::new() }
+    }
+
+    /// The same rail, offering [`Rail::post_atomic`].
+    pub const fn with_native_atomics(self) -> Self {
+        Loopback { native_atomics: true, ..self }
+    }
+
+    #[inline(always)]
+    fn room(&self, events: u32) -> Result<(), PostError> {
+        if self.tail.wrapping_sub(self.head) + events > DEPTH as u32 { Err(PostError::Again) } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, peer: Peer, event: Event) -> &mut [u8; MESSAGE] {
+        let slot = &mut self.slots[(self.tail & Self::MASK) as usize];
+        slot.peer = peer;
+        slot.event = event;
+        self.tail = self.tail.wrapping_add(1);
+        &mut slot.bytes
+    }
+
+    /// The memory that `remote` names, if `len` bytes of it lie inside what is registered.
+    #[inline(always)]
+    fn resolve(&self, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
+        let (base, size) = self
+            .regions
+            .get((remote.key.key as usize).wrapping_sub(1))
+            .copied()
+            .flatten()
+            .ok_or(PostError::BadKey)?;
+        match remote.offset.checked_add(len as u64) {
+            // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
+            Some(end) if end <= size as u64 => Ok(unsafe { base.as_ptr().add(remote.offset as usize) }),
+            _ => Err(PostError::BadKey),
+        }
+    }
+}
+
+impl<const DEPTH: usize> Default for Loopback<DEPTH> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
+    fn caps(&self) -> Caps {
+        Caps {
+            max_message: MESSAGE,
+            max_rma: 1 << 30,
+            inject: 1 << 30,
+            data_bytes: 4,
+            ordered: true,
+            native_atomics: self.native_atomics,
+            depth: DEPTH as u32,
+        }
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let free = self.regions.iter().position(Option::is_none).ok_or(AttachError::Full)?;
+        self.regions[free] = Some((region.ptr(), region.len()));
+        Ok((RailKey { key: free as u64 + 1, base: 0 }, 0))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        if let Some(entry) = self.regions.get_mut((key.key as usize).wrapping_sub(1)) {
+            *entry = None;
+        }
+    }
+
+    fn import(&mut self, _peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        let ptr = self
+            .resolve(Remote { key, offset: 0 }, usize::try_from(len).map_err(|_| AttachError::BadRange)?)
+            .map_err(|_| AttachError::BadHandle)?;
+        Ok(if self.mapped { NonNull::new(ptr) } else { None })
+    }
+
+    fn release(&mut self, _peer: Peer, _key: RailKey) {}
+
+    fn detach(&mut self, peer: Peer) {
+        for slot in &mut self.slots {
+            if slot.peer == peer && !matches!(slot.event, Event::Done(_)) {
+                slot.event = Event::Message(0);
+            }
+        }
+    }
+
+    #[inline]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        _cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.room(1)?;
+        let target = self.resolve(remote, local.len)?;
+        // SAFETY: the source is readable by this function's contract, the target was checked; `copy` allows overlap.
+        unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
+        if let Some(data) = data {
+            self.push(peer, Event::Landed(data));
+        }
+        Ok(Posted::Done)
+    }
+
+    #[inline]
+    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+        self.room(1)?;
+        let source = self.resolve(remote, local.len)?;
+        // SAFETY: the target is writable by this function's contract, the source was checked; `copy` allows overlap.
+        unsafe { ptr::copy(source, local.ptr.as_ptr(), local.len) };
+        self.push(peer, Event::Done(cx));
+        Ok(Posted::Pending)
+    }
+
+    #[inline]
+    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, _cx: u64) -> Result<Posted, PostError> {
+        self.room(1)?;
+        let len = head.len() + body.len();
+        if len > MESSAGE {
+            return Err(PostError::TooLong { len, max: MESSAGE });
+        }
+        let bytes = self.push(peer, Event::Message(len as u16));
+        let (first, rest) = bytes.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        body.copy_out(rest);
+        Ok(Posted::Done)
+    }
+
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if !self.native_atomics || !amo.width_is_valid() {
+            return Err(PostError::Unsupported);
+        }
+        self.room(1)?;
+        let word = self.resolve(remote, amo.width as usize)?;
+        // SAFETY: the word was checked against the region; the engine checks alignment before it posts.
+        let old = unsafe { amo.apply(word) };
+        if let Some(fetch) = fetch {
+            // SAFETY: writable until the post is done, by this function's contract.
+            unsafe { fetch.as_ptr().write(old) };
+        }
+        self.push(peer, Event::Done(cx));
+        Ok(Posted::Pending)
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let n = self.tail.wrapping_sub(self.head).min(budget);
+        for _ in 0..n {
+            let slot = &self.slots[(self.head & Self::MASK) as usize];
+            self.head = self.head.wrapping_add(1);
+            match slot.event {
+                Event::Landed(data) => sink.landed(slot.peer, data),
+                Event::Message(0) => {}
+                Event::Message(len) => sink.message(slot.peer, Untrusted::from_slice(&slot.bytes[..len as usize])),
+                Event::Done(cx) => sink.done(cx, Ok(())),
+            }
+        }
+        n
+    }
+}

@@ -1,0 +1,30 @@
+//! The generator of the fakes: small, seeded, the same everywhere. Not for secrets.
+
+/// splitmix64.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) const fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    /// The next 64 bits.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which is not 0. The bias is below `n / 2^64`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        ((self.next() as u128 * n as u128) >> 64) as u64
+    }
+
+    /// True in `n` of 1000 cases.
+    pub(crate) fn permille(&mut self, n: u16) -> bool {
+        n != 0 && self.below(1000) < n as u64
+    }
+}

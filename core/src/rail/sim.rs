@@ -1,0 +1,479 @@
+//! A simulated fabric: several nodes, several rails, one thread, one seed. Anything that a real network may do to order and
+//! timing happens here, and the same seed does it again.
+//!
+//! Time is counted in polls. A write's bytes are copied when it arrives, not when it is posted, so a signal that overtakes its
+//! data is seen for what it is. Nothing blocks or allocates: what is in flight lies in borrowed [`Packet`]s, and when they are used
+//! up a post is refused. Not `Sync`: all endpoints of a [`Sim`] live on one thread.
+
+use core::cell::RefCell;
+use core::ptr::{self, NonNull};
+
+use super::random::Random;
+use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use crate::error::{AttachError, CompleteError, PeerError, PostError};
+use crate::mem::{Peer, Region, Untrusted};
+
+/// Longest message, in bytes.
+const MESSAGE: usize = 256;
+
+/// Regions of all nodes that can be registered at once.
+const REGIONS: usize = 128;
+
+/// Peers that one endpoint can have.
+const PEERS: usize = 16;
+
+/// Nodes times rails.
+const ENDPOINTS: usize = 64;
+
+const NONE: u16 = u16::MAX;
+
+/// How one rail treats what is posted on it. Delays are in polls of any endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dials {
+    /// The shortest time from post to arrival, and from arrival to its report at the origin.
+    pub min_delay: u32,
+    /// The longest.
+    pub max_delay: u32,
+    /// Of 1000 posts, how many are refused with `Again`.
+    pub again: u16,
+    /// Of 1000 polls, how many report nothing.
+    pub idle: u16,
+    /// Whether what is posted to one peer arrives in the order posted.
+    pub ordered: bool,
+}
+
+impl Dials {
+    /// Prompt, in order, never full.
+    pub const CALM: Dials = Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true };
+
+    /// Late, out of order, now and then full.
+    pub const WILD: Dials = Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false };
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Free,
+    /// At the target: copy, report the word if there is one, report the end to the origin.
+    Write { from: *const u8, len: usize, remote: Remote, data: Option<u32> },
+    /// At the origin, which stands for the target's hardware: copy and report the end.
+    Read { into: *mut u8, len: usize, remote: Remote },
+    /// At the target.
+    Message { len: u16 },
+    /// At the origin.
+    Done(Result<(), CompleteError>),
+}
+
+/// Something in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    kind: Kind,
+    at: u64,
+    cx: u64,
+    /// The endpoint that posted it, and the node it goes to.
+    from: u16,
+    to_node: u16,
+    next: u16,
+    bytes: [u8; MESSAGE],
+}
+
+impl Packet {
+    /// Memory for one packet.
+    pub const EMPTY: Packet =
+        Packet { kind: Kind::Free, at: 0, cx: 0, from: 0, to_node: 0, next: NONE, bytes: [0; MESSAGE] };
+}
+
+struct World<'m> {
+    packets: &'m mut [Packet],
+    free: u16,
+    /// What each endpoint will do or see, in no particular order.
+    heads: [u16; ENDPOINTS],
+    regions: [Option<(u16, NonNull<u8>, usize)>; REGIONS],
+    dials: [Dials; 16],
+    dead: u64,
+    rails: u16,
+    now: u64,
+    random: Random,
+    trace: u64,
+}
+
+/// The fabric. Endpoints borrow it.
+pub struct Sim<'m> {
+    world: RefCell<World<'m>>,
+}
+
+/// One node's end of one rail.
+pub struct SimRail<'s, 'm> {
+    sim: &'s Sim<'m>,
+    node: u16,
+    rail: u16,
+    peers: [u16; PEERS],
+    told: u16,
+}
+
+impl<'m> Sim<'m> {
+    /// A fabric of `nodes` nodes with `rails` rails each, at most 64 together; all rails behave as `dials` says.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names what is out of range.
+    pub fn new(
+        packets: &'m mut [Packet],
+        nodes: u16,
+        rails: u16,
+        dials: Dials,
+        seed: u64,
+    ) -> Result<Self, AttachError> {
+        if nodes == 0 || rails == 0 || rails > 16 || nodes as usize * rails as usize > ENDPOINTS {
+            return Err(AttachError::Config("sim: 1 to 16 rails, nodes x rails at most 64"));
+        }
+        if packets.is_empty() || packets.len() >= NONE as usize {
+            return Err(AttachError::Config("sim: 1 to 65534 packets"));
+        }
+        let count = packets.len() as u16;
+        for (i, packet) in packets.iter_mut().enumerate() {
+            *packet = Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
+        }
+        Ok(Sim {
+            world: RefCell::new(World {
+                packets,
+                free: 0,
+                heads: [NONE; ENDPOINTS],
+                regions: [None; REGIONS],
+                dials: [dials; 16],
+                dead: 0,
+                rails,
+                now: 0,
+                random: Random::new(seed),
+                trace: seed,
+            }),
+        })
+    }
+
+    /// Node `node`'s end of rail `rail`.
+    pub fn endpoint(&self, node: u16, rail: u16) -> SimRail<'_, 'm> {
+        SimRail { sim: self, node, rail, peers: [NONE; PEERS], told: 0 }
+    }
+
+    /// Changes how one rail behaves.
+    pub fn set_dials(&self, rail: u16, dials: Dials) {
+        if let Some(slot) = self.world.borrow_mut().dials.get_mut(rail as usize) {
+            *slot = dials;
+        }
+    }
+
+    /// Ends a node as if its process had died: its peers are told, what is in flight to it comes back as failed.
+    pub fn kill(&self, node: u16) {
+        self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
+    }
+
+    /// A number that stands for everything that has happened: equal for equal seeds and equal use.
+    pub fn trace(&self) -> u64 {
+        self.world.borrow().trace
+    }
+}
+
+impl World<'_> {
+    fn is_dead(&self, node: u16) -> bool {
+        self.dead & 1u64.unbounded_shl(node as u32) != 0
+    }
+
+    fn delay(&mut self, rail: u16) -> u64 {
+        let Dials { min_delay, max_delay, .. } = self.dials[rail as usize];
+        min_delay as u64 + self.random.below(max_delay.saturating_sub(min_delay) as u64 + 1)
+    }
+
+    /// Puts a packet before an endpoint, and in its order if the rail keeps one.
+    fn schedule(&mut self, index: u16, node: u16, rail: u16) {
+        let mut at = self.now + self.delay(rail);
+        let endpoint = (node * self.rails + rail) as usize;
+        let mut link = self.heads[endpoint];
+        if self.dials[rail as usize].ordered {
+            let from = self.packets[index as usize].from;
+            let mut last = NONE;
+            while link != NONE {
+                let packet = &self.packets[link as usize];
+                if packet.from == from {
+                    at = at.max(packet.at);
+                }
+                (last, link) = (link, packet.next);
+            }
+            self.packets[index as usize].next = NONE;
+            match last {
+                NONE => self.heads[endpoint] = index,
+                last => self.packets[last as usize].next = index,
+            }
+        } else {
+            self.packets[index as usize].next = link;
+            self.heads[endpoint] = index;
+        }
+        self.packets[index as usize].at = at;
+    }
+
+    fn release(&mut self, index: u16) {
+        self.packets[index as usize].kind = Kind::Free;
+        self.packets[index as usize].next = self.free;
+        self.free = index;
+    }
+
+    /// The memory that a key names, if `len` bytes from the offset lie inside it.
+    fn resolve(&self, remote: Remote, len: usize) -> Option<*mut u8> {
+        let (_, base, size) = (*self.regions.get((remote.key.key as usize).wrapping_sub(1))?)?;
+        let end = remote.offset.checked_add(len as u64)?;
+        // SAFETY: offset + len <= size of the registered region.
+        (end <= size as u64).then(|| unsafe { base.as_ptr().add(remote.offset as usize) })
+    }
+}
+
+impl SimRail<'_, '_> {
+    /// Peer number `peer` of this endpoint is node `node`; the node itself is allowed.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`] beyond 16 peers.
+    pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
+        *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
+        self.told &= !(1 << peer.0);
+        Ok(())
+    }
+
+    fn node_of(&self, peer: Peer) -> Result<u16, PostError> {
+        match self.peers.get(peer.0 as usize) {
+            Some(&node) if node != NONE => Ok(node),
+            _ => Err(PostError::PeerDown),
+        }
+    }
+
+    fn post(
+        &mut self,
+        peer: Peer,
+        kind: Kind,
+        cx: u64,
+        fill: impl FnOnce(&mut [u8; MESSAGE]),
+    ) -> Result<Posted, PostError> {
+        let node = self.node_of(peer)?;
+        let world = &mut *self.sim.world.borrow_mut();
+        if world.is_dead(node) || world.is_dead(self.node) {
+            return Err(PostError::PeerDown);
+        }
+        if let Kind::Write { remote, len, .. } | Kind::Read { remote, len, .. } = kind
+            && world.resolve(remote, len).is_none()
+        {
+            return Err(PostError::BadKey);
+        }
+        let again = world.dials[self.rail as usize].again as u64;
+        let index = world.free;
+        if index == NONE || (again != 0 && world.random.below(1000) < again) {
+            return Err(PostError::Again);
+        }
+        world.free = world.packets[index as usize].next;
+        let packet = &mut world.packets[index as usize];
+        (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
+        packet.from = self.node * world.rails + self.rail;
+        fill(&mut packet.bytes);
+        let place = if matches!(kind, Kind::Read { .. }) { self.node } else { node };
+        world.schedule(index, place, self.rail);
+        Ok(Posted::Pending)
+    }
+
+    /// Takes the next packet that is due here out of the world.
+    fn next_due(&self) -> Option<(u16, Packet)> {
+        let world = &mut *self.sim.world.borrow_mut();
+        let endpoint = (self.node * world.rails + self.rail) as usize;
+        let (mut last, mut link) = (NONE, world.heads[endpoint]);
+        while link != NONE {
+            let packet = world.packets[link as usize];
+            if packet.at <= world.now {
+                match last {
+                    NONE => world.heads[endpoint] = packet.next,
+                    last => world.packets[last as usize].next = packet.next,
+                }
+                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48)).wrapping_mul(0x100_0000_01b3) ^ world.now;
+                return Some((link, packet));
+            }
+            (last, link) = (link, packet.next);
+        }
+        None
+    }
+
+    /// A packet has been dealt with here: its end goes back to where it was posted.
+    fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
+        let world = &mut *self.sim.world.borrow_mut();
+        let packet = &mut world.packets[index as usize];
+        packet.kind = Kind::Done(result);
+        let from = packet.from;
+        let (node, rail) = (from / world.rails, from % world.rails);
+        world.schedule(index, node, rail);
+    }
+
+    fn free(&self, index: u16) {
+        self.sim.world.borrow_mut().release(index);
+    }
+
+    fn peer_at(&self, node: u16) -> Option<Peer> {
+        self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
+    }
+
+    /// What is in flight to dead nodes, or is reported to them, ends here.
+    fn reap<S: Sink>(&mut self, sink: &mut S) {
+        let mut peers_down = 0u16;
+        {
+            let world = &mut *self.sim.world.borrow_mut();
+            if world.dead == 0 {
+                return;
+            }
+            let (dead, rails) = (world.dead, world.rails);
+            for endpoint in 0..ENDPOINTS as u16 {
+                let node = endpoint / rails;
+                if dead & (1 << node) == 0 {
+                    continue;
+                }
+                let mut link = core::mem::replace(&mut world.heads[endpoint as usize], NONE);
+                while link != NONE {
+                    let Packet { next, from, .. } = world.packets[link as usize];
+                    let origin = from / rails;
+                    if dead & (1 << origin) != 0 {
+                        world.release(link);
+                    } else {
+                        world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                        world.schedule(link, origin, from % rails);
+                    }
+                    link = next;
+                }
+            }
+            for (i, &node) in self.peers.iter().enumerate() {
+                if node != NONE && world.is_dead(node) && self.told & (1 << i) == 0 {
+                    peers_down |= 1 << i;
+                }
+            }
+        }
+        self.told |= peers_down;
+        for peer in (0..16).filter(|i| peers_down & (1 << i) != 0) {
+            sink.peer_down(Peer(peer), PeerError::Died);
+        }
+    }
+}
+
+impl Rail for SimRail<'_, '_> {
+    fn caps(&self) -> Caps {
+        let world = self.sim.world.borrow();
+        Caps {
+            max_message: MESSAGE,
+            max_rma: 1 << 16,
+            inject: 0,
+            data_bytes: 4,
+            ordered: world.dials[self.rail as usize].ordered,
+            native_atomics: false,
+            depth: world.packets.len() as u32,
+        }
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let world = &mut *self.sim.world.borrow_mut();
+        let free = world.regions.iter().position(Option::is_none).ok_or(AttachError::Full)?;
+        world.regions[free] = Some((self.node, region.ptr(), region.len()));
+        Ok((RailKey { key: free as u64 + 1, base: 0 }, 0))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        let world = &mut *self.sim.world.borrow_mut();
+        if let Some(slot) = world.regions.get_mut((key.key as usize).wrapping_sub(1))
+            && matches!(slot, Some((node, ..)) if *node == self.node)
+        {
+            *slot = None;
+        }
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
+        let world = self.sim.world.borrow();
+        match world.regions.get((key.key as usize).wrapping_sub(1)) {
+            Some(Some((owner, _, size))) if *owner == node && len <= *size as u64 => Ok(None),
+            _ => Err(AttachError::BadHandle),
+        }
+    }
+
+    fn release(&mut self, _peer: Peer, _key: RailKey) {}
+
+    fn detach(&mut self, peer: Peer) {
+        if let Some(node) = self.peers.get_mut(peer.0 as usize) {
+            *node = NONE;
+        }
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.post(peer, Kind::Write { from: local.ptr.as_ptr(), len: local.len, remote, data }, cx, |_| ())
+    }
+
+    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+        self.post(peer, Kind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
+    }
+
+    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+        let len = head.len() + body.len();
+        if len > MESSAGE {
+            return Err(PostError::TooLong { len, max: MESSAGE });
+        }
+        self.post(peer, Kind::Message { len: len as u16 }, cx, |bytes| {
+            let (first, rest) = bytes.split_at_mut(head.len());
+            first.copy_from_slice(head);
+            body.copy_out(rest);
+        })
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        self.reap(sink);
+        {
+            let world = &mut *self.sim.world.borrow_mut();
+            world.now += 1;
+            let idle = world.dials[self.rail as usize].idle as u64;
+            if world.is_dead(self.node) || (idle != 0 && world.random.below(1000) < idle) {
+                return 0;
+            }
+        }
+        for n in 0..budget {
+            let Some((index, packet)) = self.next_due() else { return n };
+            let rails = self.sim.world.borrow().rails;
+            let origin = packet.from / rails;
+            match packet.kind {
+                Kind::Free => {}
+                Kind::Done(result) => {
+                    self.free(index);
+                    sink.done(packet.cx, result);
+                }
+                Kind::Read { into, len, remote } => {
+                    let source = self.sim.world.borrow().resolve(remote, len);
+                    self.free(index);
+                    let result = match source {
+                        // SAFETY: the source is registered; the target is writable until the post is done, which it is now.
+                        Some(source) => Ok(unsafe { ptr::copy(source, into, len) }),
+                        None => Err(CompleteError::Failed(-1)),
+                    };
+                    sink.done(packet.cx, result);
+                }
+                Kind::Write { from, len, remote, data } => {
+                    let target = self.sim.world.borrow().resolve(remote, len);
+                    if let Some(target) = target {
+                        // SAFETY: the target is registered; the source is readable until the post is done.
+                        unsafe { ptr::copy(from, target, len) };
+                        if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
+                            sink.landed(peer, data);
+                        }
+                    }
+                    self.give_back(index, target.map(drop).ok_or(CompleteError::Failed(-1)));
+                }
+                Kind::Message { len } => {
+                    if let Some(peer) = self.peer_at(origin) {
+                        sink.message(peer, Untrusted::from_slice(&packet.bytes[..len as usize]));
+                    }
+                    self.give_back(index, Ok(()));
+                }
+            }
+        }
+        budget
+    }
+}

@@ -1,0 +1,20 @@
+//! Layer 1: atomics only. Nothing here allocates, and nothing blocks but a sleep with a deadline.
+//!
+//! | module        | gives                                                                              |
+//! |---------------|------------------------------------------------------------------------------------|
+//! | [`primitive`] | the atomics, and the one place that names the model checker                         |
+//! | [`seq`]       | sequence numbers, and their truncation to a field on the wire                       |
+//! | [`ring`]      | single-producer single-consumer ring over borrowed or shared memory                 |
+//! | [`host`]      | what the machine below must offer: clock, yield, futex                              |
+//! | [`event`]     | eventcount: sleep without losing a wake-up                                          |
+//! | [`spin`]      | how long to spin before sleeping, and the one waiting loop                          |
+
+pub mod event;
+pub mod host;
+pub mod primitive;
+pub mod ring;
+pub mod seq;
+pub mod spin;
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,272 @@
+//! Eventcount: one thread sleeps until somebody says that there is work. Notifying a thread that is awake costs one
+//! barrier, one load and one branch, and writes nothing. Nothing here allocates; only [`Armed::commit`] blocks, and
+//! only until its deadline.
+//!
+//! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound, but one may take the
+//! other's announcement back, and the other then sleeps until its deadline. The word may lie in memory shared between
+//! processes, and zeroed memory is a valid eventcount. Whatever value a peer writes there, the worst is a
+//! wake-up for nothing, or one that waits for the deadline.
+//!
+//! # The race, and who may lose it
+//!
+//! | sleeper                                     | notifier                                        |
+//! |---------------------------------------------|-------------------------------------------------|
+//! | 1. word = sleeping  ([`EventCount::prepare`]) | 1. publishes work (a ring's tail, a flag)       |
+//! | 2. full barrier                             | 2. full barrier                                 |
+//! | 3. looks for work  ([`Prepared::recheck`])  | 3. looks at the word ([`EventCount::notify`])   |
+//! | 4. sleeps while word == sleeping            | 4. if sleeping: word = awake, wake-up call      |
+//!
+//! Each side stores, then loads what the other stored. Without a full barrier between the two, a processor may let
+//! the load overtake the store: the sleeper finds no work, the notifier finds nobody asleep, and the work waits for
+//! the deadline. With both barriers at least one side sees the other. If both do, the sleeper finds its work and takes
+//! the announcement back, and the notifier makes a system call for nothing. The barriers are
+//! [`Host::sleeper_barrier`] and [`Host::notifier_barrier`], edges `event.sleeper` and `event.notifier`.
+//!
+//! Every access to the word itself is relaxed: the barriers order it against the work, and the work brings its own
+//! edge. Between step 3 and step 4 of the sleeper, a notifier may change the word; the sleep then ends at once,
+//! because the kernel compares the word under the lock that the wake-up call takes.
+//!
+//! A notifier killed between changing the word and the wake-up call leaves the sleeper to its deadline, which is why
+//! there is always one.
+
+use super::{
+    host::{Host, Woken},
+    primitive::{AtomicU32, Ordering, const_new},
+};
+
+#[cfg(test)]
+mod races;
+#[cfg(test)]
+mod tests;
+
+/// The value of a word whose owner looks for work by itself.
+const AWAKE: u32 = 0;
+/// The value of a word whose owner sleeps or is about to.
+const SLEEPING: u32 = 1;
+
+/// The word on which one thread sleeps: 128 bytes, alone on its line.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct EventCount {
+    word: AtomicU32,
+}
+
+/// The two eventcounts of a worker, one per direction, so that work in one direction wakes nobody for the other:
+/// 256 bytes, `send` at 0 and `recv` at 128.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Channels {
+    /// Notified when there is something to send.
+    pub send: EventCount,
+    /// Notified when something has arrived.
+    pub recv: EventCount,
+}
+
+#[cfg(not(fishplate_loom))]
+mod layout {
+    use super::{Channels, EventCount};
+    use core::mem::{align_of, offset_of, size_of};
+    use static_assertions::const_assert_eq;
+
+    const_assert_eq!(size_of::<EventCount>(), 128);
+    const_assert_eq!(align_of::<EventCount>(), 128);
+    const_assert_eq!(offset_of!(EventCount, word), 0);
+    const_assert_eq!(size_of::<Channels>(), 256);
+    const_assert_eq!(offset_of!(Channels, send), 0);
+    const_assert_eq!(offset_of!(Channels, recv), 128);
+}
+
+impl Channels {
+    const_new! {
+        /// Two eventcounts on which nobody sleeps.
+        pub fn new() -> Self {
+            Self { send: EventCount::new(), recv: EventCount::new() }
+        }
+    }
+}
+
+impl EventCount {
+    const_new! {
+        /// An eventcount on which nobody sleeps.
+        pub fn new() -> Self {
+            Self { word: AtomicU32::new(AWAKE) }
+        }
+    }
+
+    /// Says that there may be work. Call it *after* publishing the work. Returns whether a wake-up call was made.
+    ///
+    /// One barrier, one load and one branch if the sleeper is awake.
+    #[inline(always)]
+    pub fn notify<H: Host + ?Sized>(&self, host: &H) -> bool {
+        // The notifier's half of the race. Without it the load below may be answered before the work published above
+        // becomes visible: the sleeper would announce itself, find no work and sleep, while this thread saw it awake.
+        host.notifier_barrier();
+        // Relaxed: the barrier orders it after the work.
+        if self.word.load(Ordering::Relaxed) == AWAKE {
+            return false;
+        }
+        self.wake(host)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake<H: Host + ?Sized>(&self, host: &H) -> bool {
+        // Of several notifiers the one that changes the word makes the call. Relaxed: the sleeper learns of the work
+        // by the work's own edge; the word only has to differ when the kernel compares it.
+        if self.word.swap(AWAKE, Ordering::Relaxed) == AWAKE {
+            return false;
+        }
+        host.wake(&self.word);
+        true
+    }
+
+    /// Announces that this thread is about to sleep. Look for work next, with [`Prepared::recheck`].
+    pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {
+        let announced = self.announce();
+        // The sleeper's half of the race. Without it the look for work may be answered before the announcement is
+        // visible: a notifier would publish its work and see this thread awake, after it has looked.
+        host.sleeper_barrier();
+        Prepared { announced }
+    }
+
+    /// Announces that this thread is about to sleep on both `a` and `b`, of which either wakes it.
+    pub fn prepare_two<'e, H: Host + ?Sized>(a: &'e Self, b: &'e Self, host: &H) -> PreparedTwo<'e> {
+        let announced = [a.announce(), b.announce()];
+        // As in `prepare`: one barrier stands between both announcements and the look for work.
+        host.sleeper_barrier();
+        PreparedTwo { announced }
+    }
+
+    fn announce(&self) -> Announced<'_> {
+        // Relaxed: the barrier that follows orders it before the look for work.
+        self.word.store(SLEEPING, Ordering::Relaxed);
+        Announced { event: self }
+    }
+}
+
+/// What a thread can sleep on: one [`EventCount`], or an array of two of which either wakes it.
+pub trait Park {
+    /// All three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the announcement. `None` if
+    /// it did.
+    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool)
+    -> Option<Woken>;
+}
+
+impl Park for EventCount {
+    #[inline]
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        Some(self.prepare(host).recheck(work)?.commit(host, timeout_ns))
+    }
+}
+
+impl Park for [&EventCount; 2] {
+    #[inline]
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        let [a, b] = *self;
+        Some(EventCount::prepare_two(a, b, host).recheck(work)?.commit(host, timeout_ns))
+    }
+}
+
+impl Default for EventCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A word that says "sleeping". Dropping it takes that back.
+#[derive(Debug)]
+struct Announced<'e> {
+    event: &'e EventCount,
+}
+
+impl Announced<'_> {
+    /// Takes the announcement back. Whether it still stood, that is, no notifier has seen it.
+    fn withdraw(&self) -> bool {
+        // Relaxed: a notifier that still reads "sleeping" makes a call for nothing; one that reads "awake" has
+        // published its work for a thread that goes on to look for work.
+        self.event.word.swap(AWAKE, Ordering::Relaxed) == SLEEPING
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
+/// Announced, and not yet looked for work. Dropping it cancels.
+#[derive(Debug)]
+#[must_use = "dropping it takes the announcement back"]
+pub struct Prepared<'e> {
+    announced: Announced<'e>,
+}
+
+impl<'e> Prepared<'e> {
+    /// Looks for work once more. `None` if there is some: the announcement is taken back, go and do it.
+    #[inline]
+    pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<Armed<'e>> {
+        if work() { None } else { Some(Armed { announced: self.announced }) }
+    }
+}
+
+/// Announced, and found no work since. Dropping it cancels.
+#[derive(Debug)]
+#[must_use = "dropping it takes the announcement back"]
+pub struct Armed<'e> {
+    announced: Announced<'e>,
+}
+
+impl Armed<'_> {
+    /// Sleeps until notified, for at most `timeout_ns`; may return early for no reason. Look for work afterwards
+    /// whatever it returns.
+    ///
+    /// [`Woken::Deadline`] only if the time passed and no notifier has seen the announcement. Work that is present
+    /// then was published in that very moment, or its wake-up was lost.
+    pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
+        let woken = host.wait(&self.announced.event.word, SLEEPING, timeout_ns);
+        if self.announced.withdraw() { woken } else { Woken::Called }
+    }
+}
+
+/// Announced on two eventcounts, and not yet looked for work. Dropping it cancels.
+#[derive(Debug)]
+#[must_use = "dropping it takes both announcements back"]
+pub struct PreparedTwo<'e> {
+    announced: [Announced<'e>; 2],
+}
+
+impl<'e> PreparedTwo<'e> {
+    /// Looks for work of both kinds once more. `None` if there is some: both announcements are taken back.
+    #[inline]
+    pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<ArmedTwo<'e>> {
+        if work() { None } else { Some(ArmedTwo { announced: self.announced }) }
+    }
+}
+
+/// Announced on two eventcounts, and found no work since. Dropping it cancels.
+#[derive(Debug)]
+#[must_use = "dropping it takes both announcements back"]
+pub struct ArmedTwo<'e> {
+    announced: [Announced<'e>; 2],
+}
+
+impl ArmedTwo<'_> {
+    /// Sleeps until either is notified, for at most `timeout_ns`; otherwise as [`Armed::commit`].
+    pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
+        let [a, b] = &self.announced;
+        let woken = host.wait_two([(&a.event.word, SLEEPING), (&b.event.word, SLEEPING)], timeout_ns);
+        // Both, whatever the first says.
+        let (a, b) = (a.withdraw(), b.withdraw());
+        if a && b { woken } else { Woken::Called }
+    }
+}

@@ -1,0 +1,127 @@
+//! A sleeper and its notifiers, as threads and under the model checker. The host's sleeps have no deadline, so a lost
+//! wake-up hangs, which the model checker reports as a deadlock.
+
+extern crate std;
+
+use std::sync::Arc;
+
+use super::*;
+use crate::sync::{
+    primitive::AtomicU64,
+    testing::{LockHost, model, rounds, thread},
+};
+
+const ROUNDS: u64 = rounds(1, 2_000);
+const FOREVER: u64 = u64::MAX;
+
+/// Work counted in and out. Relaxed on purpose: the scenarios rest on the barriers of the eventcount and nothing else.
+struct Scene {
+    host: LockHost,
+    work: [AtomicU64; 2],
+    event: [EventCount; 2],
+}
+
+impl Scene {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            host: LockHost::new(),
+            work: [AtomicU64::new(0), AtomicU64::new(0)],
+            event: [EventCount::new(), EventCount::new()],
+        })
+    }
+
+    fn done(&self, at: usize) -> u64 {
+        self.work[at].load(Ordering::Relaxed)
+    }
+
+    fn publish(&self, at: usize, amount: u64) {
+        self.work[at].fetch_add(amount, Ordering::Relaxed);
+        self.event[at].notify(&self.host);
+    }
+}
+
+#[test]
+fn a_sleeper_finds_all_work_of_one_notifier() {
+    model(|| {
+        let scene = Scene::new();
+        let notifier = thread::spawn({
+            let scene = scene.clone();
+            move || (0..ROUNDS).for_each(|_| scene.publish(0, 1))
+        });
+        for want in 1..=ROUNDS {
+            while scene.done(0) < want {
+                scene.event[0].park(&scene.host, FOREVER, || scene.done(0) >= want);
+            }
+        }
+        notifier.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleeper_finds_the_work_of_two_notifiers() {
+    model(|| {
+        let scene = Scene::new();
+        let notifiers = [(); 2].map(|()| {
+            let scene = scene.clone();
+            thread::spawn(move || (0..ROUNDS).for_each(|_| scene.publish(0, 1)))
+        });
+        while scene.done(0) < 2 * ROUNDS {
+            scene.event[0].park(&scene.host, FOREVER, || scene.done(0) == 2 * ROUNDS);
+        }
+        notifiers.into_iter().for_each(|notifier| notifier.join().unwrap());
+    });
+}
+
+#[test]
+fn a_sleeper_on_two_eventcounts_finds_work_of_either() {
+    model(|| {
+        let scene = Scene::new();
+        let notifier = thread::spawn({
+            let scene = scene.clone();
+            move || {
+                for n in 0..ROUNDS {
+                    scene.publish(1, 1);
+                    if n % 2 == 1 {
+                        scene.publish(0, 1);
+                    }
+                }
+            }
+        });
+        let all = ROUNDS + ROUNDS / 2;
+        let done = || scene.done(0) + scene.done(1);
+        loop {
+            let seen = done();
+            if seen == all {
+                break;
+            }
+            [&scene.event[0], &scene.event[1]].park(&scene.host, FOREVER, || done() != seen);
+        }
+        notifier.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_that_answer_each_other_never_both_sleep() {
+    model(|| {
+        let scene = Scene::new();
+        let await_turn = |scene: &Scene, at: usize, turn: u64| {
+            while scene.done(at) < turn {
+                scene.event[at].park(&scene.host, FOREVER, || scene.done(at) >= turn);
+            }
+        };
+        let other = thread::spawn({
+            let scene = scene.clone();
+            move || {
+                for turn in 1..=ROUNDS {
+                    await_turn(&scene, 0, turn);
+                    scene.publish(1, 1);
+                }
+            }
+        });
+        for turn in 1..=ROUNDS {
+            scene.publish(0, 1);
+            await_turn(&scene, 1, turn);
+        }
+        other.join().unwrap();
+    });
+}

@@ -1,0 +1,113 @@
+//! What the core asks of the machine under it: a clock, a way to give up the processor, and a futex.
+//!
+//! The core names no operating system. `fishplate-sys` implements [`Host`] over Linux; a program without one uses
+//! [`SpinHost`], which counts time in calls and never sleeps. Every method may be called from any thread.
+
+use core::hint;
+
+use super::primitive::{AtomicU32, AtomicU64, Ordering, const_new, edge_fence};
+
+/// Why [`Host::wait`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// A wake-up, a stale value or a signal: look again.
+    Called,
+    /// The time given has passed.
+    Deadline,
+}
+
+/// The machine below: time in nanoseconds, yielding, and sleeping on a word of memory.
+///
+/// The two barriers are the two halves of one store-then-load race (Dekker): a sleeper announces itself, then looks
+/// for work; a notifier publishes work, then looks for sleepers. Each half needs a full barrier between its store and
+/// its load. The defaults are `fence(SeqCst)` on both sides. A host that can make *every* processor run a barrier
+/// from the sleeping side (Linux `membarrier(2)`) may reduce the notifier's half to a compiler fence.
+pub trait Host {
+    /// Monotonic time in nanoseconds. No system call on Linux (vDSO).
+    fn now_ns(&self) -> u64;
+
+    /// Lets another runnable thread have this processor. One system call.
+    fn yield_now(&self);
+
+    /// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns at once if the value differs.
+    /// May return early for no reason. One system call.
+    fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken;
+
+    /// As [`wait`](Host::wait), on two words at once: sleeps while both hold their expected values.
+    fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken;
+
+    /// Wakes every thread, of any process, that sleeps on `word`. Returns how many it woke. One system call.
+    fn wake(&self, word: &AtomicU32) -> u32;
+
+    /// The sleeper's half of the race, between announcing itself and looking for work. Slow path.
+    fn sleeper_barrier(&self) {
+        // Partner: `notifier_barrier`. The announcement is visible before the look for work is answered.
+        edge_fence!("event.sleeper.fence");
+    }
+
+    /// The notifier's half of the race, between publishing work and looking for sleepers. Hot path.
+    #[inline(always)]
+    fn notifier_barrier(&self) {
+        // Partner: `sleeper_barrier`. The work is visible before the look for sleepers is answered.
+        edge_fence!("event.notifier.fence");
+    }
+}
+
+/// A host for programs without an operating system: never blocks, never sleeps.
+///
+/// Its clock advances by a fixed step each time it is read or slept on, so every wait that looks at the clock comes
+/// to its end, and the same calls give the same times. [`wait`](Host::wait) pauses for a moment and returns
+/// [`Woken::Called`], which a waiter must expect anyway; [`wake`](Host::wake) has nobody to wake.
+#[derive(Debug)]
+pub struct SpinHost {
+    now_ns: AtomicU64,
+    step_ns: u64,
+}
+
+/// Processor pauses in one [`SpinHost::wait`](Host::wait).
+const PAUSES_PER_WAIT: u32 = 64;
+
+impl SpinHost {
+    const_new! {
+        /// A clock that starts at zero and advances by `step_ns` per call.
+        pub fn new(step_ns: u64) -> Self {
+            Self { now_ns: AtomicU64::new(0), step_ns }
+        }
+    }
+}
+
+impl Host for SpinHost {
+    fn now_ns(&self) -> u64 {
+        // Relaxed: a count of calls, by which nothing is handed over.
+        self.now_ns.fetch_add(self.step_ns, Ordering::Relaxed).wrapping_add(self.step_ns)
+    }
+
+    fn yield_now(&self) {
+        hint::spin_loop();
+    }
+
+    fn wait(&self, word: &AtomicU32, expected: u32, _timeout_ns: u64) -> Woken {
+        for _ in 0..PAUSES_PER_WAIT {
+            // Relaxed, as the kernel's own comparison is to the waiter: it looks for work afterwards.
+            if word.load(Ordering::Relaxed) != expected {
+                break;
+            }
+            hint::spin_loop();
+        }
+        self.now_ns();
+        Woken::Called
+    }
+
+    fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken {
+        let [(a, a_expected), (b, b_expected)] = words;
+        // Relaxed, as in `wait`.
+        if b.load(Ordering::Relaxed) != b_expected {
+            return Woken::Called;
+        }
+        self.wait(a, a_expected, timeout_ns)
+    }
+
+    fn wake(&self, _word: &AtomicU32) -> u32 {
+        0
+    }
+}

@@ -1,0 +1,252 @@
+//! The side of a ring that takes values out. Never blocks, never allocates; owned by one thread at a time.
+
+use core::{marker::PhantomData, ptr::NonNull, slice};
+
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use super::{
+    AttachError, Header,
+    memory::{Memory, Private, Shared, Span},
+};
+use crate::sync::primitive::{Ordering, edge};
+
+/// Takes values out. See [`split`](super::split) and [`Consumer::from_raw`].
+#[derive(Debug)]
+pub struct Consumer<'m, T, M: Memory = Private> {
+    header: &'m Header,
+    slots: Span<'m, T>,
+    /// Values ever released: the truth, of which `header.head` is the published copy.
+    head: u64,
+    /// The tail as last seen: the head at which the ring is empty as far as known.
+    seen: u64,
+    /// The most values that an honest tail leaves in the ring; zero once the peer has shown that it is not honest.
+    /// See the same field of the producer.
+    believed: u64,
+    kind: PhantomData<M>,
+}
+
+assert_impl_all!(Consumer<'static, u64>: Send);
+assert_not_impl_any!(Consumer<'static, u64>: Sync, Clone);
+
+// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), it reads only slots
+// that edge `filled` has handed over, and `T: Send` lets the values cross from the producer's thread.
+unsafe impl<T: Send, M: Memory> Send for Consumer<'_, T, M> {}
+
+impl<'m, T: Copy> Consumer<'m, T, Shared> {
+    /// Attaches to the consumer's side of a ring in memory that another process may write.
+    ///
+    /// The ring goes on from the head that the header holds; a zeroed header is a new ring.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`] if `capacity` is not a power of two or a pointer is not aligned.
+    ///
+    /// # Safety
+    ///
+    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and writing and hold
+    /// initialised memory (a fresh mapping does); no other `Consumer` of this ring exists; nothing in this process
+    /// makes a reference to the slots; and every pattern of bits is a valid `T`, since the peer may write any.
+    pub unsafe fn from_raw(
+        header: NonNull<Header>,
+        slots: NonNull<T>,
+        capacity: usize,
+    ) -> Result<Self, AttachError> {
+        let slots = Span::of_raw(header, slots, capacity)?;
+        // SAFETY: mapped for `'m` by the caller's promise, aligned as `of_raw` has checked; a header is only atomics.
+        let header = unsafe { header.as_ref() };
+        // Relaxed: only consumers write the head, and whoever handed the ring to this one ordered that hand-over.
+        let head = header.head.load(Ordering::Relaxed);
+        Ok(Self::new(header, slots, head))
+    }
+}
+
+impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
+    pub(super) fn new(header: &'m Header, slots: Span<'m, T>, head: u64) -> Self {
+        // `seen == head`: the first pop looks.
+        Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
+    }
+
+    /// Takes the oldest value out. `None` if the ring is empty; the producer may fill a slot at any time.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<T> {
+        if self.head == self.seen && self.look() == 0 {
+            return None;
+        }
+        let value = self.value(0);
+        self.advance(1);
+        Some(value)
+    }
+
+    /// A copy of the oldest value, which stays in the ring.
+    #[inline(always)]
+    pub fn peek(&mut self) -> Option<T> {
+        if self.head == self.seen && self.look() == 0 {
+            return None;
+        }
+        Some(self.value(0))
+    }
+
+    /// Takes out as many values as there are, up to the length of `into`, and releases their slots at once. Returns
+    /// how many.
+    #[inline]
+    pub fn pop_slice(&mut self, into: &mut [T]) -> usize {
+        let len = into.len().min(self.filled_for(into.len()));
+        let [(a, a_len), (b, b_len)] = self.slots.run(self.head, len);
+        self.watch(len);
+        // SAFETY: both runs lie inside the slots and are filled, as checked above (edge `filled`), and stay so until
+        // edge `freed`, or are of any valid bits if a dishonest peer writes them; together they are as long as
+        // `into[..len]`, which lies elsewhere.
+        unsafe {
+            M::copy(a.as_ptr(), into.as_mut_ptr(), a_len);
+            M::copy(b.as_ptr(), into.as_mut_ptr().add(a_len), b_len);
+        }
+        self.advance(len as u64);
+        len
+    }
+
+    /// The oldest values, up to `max` of them, to be read in place and released together. `None` if the ring is
+    /// empty. Dropping the result leaves them in the ring.
+    #[inline]
+    pub fn filled(&mut self, max: usize) -> Option<Filled<'_, 'm, T, M>> {
+        let len = max.min(self.filled_for(max));
+        (len != 0).then_some(Filled { ring: self, len })
+    }
+
+    /// Values in the ring, looking at the producer's counter. At least this many stay until the next pop.
+    #[inline]
+    pub fn len(&mut self) -> usize {
+        self.look() as usize
+    }
+
+    /// Whether the ring holds nothing, looking at the producer's counter only if nothing is known to be there.
+    #[inline(always)]
+    pub fn is_empty(&mut self) -> bool {
+        self.head == self.seen && self.look() == 0
+    }
+
+    /// Number of slots.
+    pub fn capacity(&self) -> usize {
+        self.slots.capacity() as usize
+    }
+
+    /// Values ever released, modulo 2^64.
+    pub fn released(&self) -> u64 {
+        self.head
+    }
+
+    /// Whether the producer's counter once showed what no honest producer writes. The ring is empty for ever then.
+    pub fn is_corrupt(&self) -> bool {
+        self.believed == 0
+    }
+
+    /// Values as far as known, looking again only if these are fewer than `wanted`.
+    #[inline(always)]
+    fn filled_for(&mut self, wanted: usize) -> usize {
+        let known = self.seen.wrapping_sub(self.head) as usize;
+        if known < wanted { self.look() as usize } else { known }
+    }
+
+    /// Loads the producer's counter. Returns the number of values in the ring.
+    #[inline(always)]
+    fn look(&mut self) -> u64 {
+        // Acquire, edge `filled`: pairs with the store in `Producer::advance`. The contents of the slots below the
+        // tail observed are visible from here on.
+        let tail = self.header.tail.load(edge!("ring.filled.load", Acquire));
+        let filled = tail.wrapping_sub(self.head);
+        if filled > self.believed {
+            return self.distrust();
+        }
+        self.seen = tail;
+        filled
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn distrust(&mut self) -> u64 {
+        self.believed = 0;
+        self.seen = self.head;
+        0
+    }
+
+    /// Copies out the value `at` places beyond the head, which the caller has found filled.
+    #[inline(always)]
+    fn value(&self, at: usize) -> T {
+        let count = self.head.wrapping_add(at as u64);
+        self.header.watch.read(self.slots.index(count));
+        // SAFETY: the caller has found this slot below the tail seen, so the producer has filled it (edge `filled`)
+        // and leaves it alone until edge `freed`. A dishonest peer of a shared ring may still write it meanwhile:
+        // the copy is volatile then, and whatever it yields is a valid `T` by the promise of `from_raw`.
+        unsafe { M::read(self.slots.slot(count)) }
+    }
+
+    /// Tells the model checker that the next `len` slots are read.
+    #[inline(always)]
+    fn watch(&self, len: usize) {
+        for at in 0..len as u64 {
+            self.header.watch.read(self.slots.index(self.head.wrapping_add(at)));
+        }
+    }
+
+    /// Releases the next `len` slots.
+    #[inline(always)]
+    fn advance(&mut self, len: u64) {
+        self.head = self.head.wrapping_add(len);
+        // Release, edge `freed`: pairs with the load in `Producer::look`. The copies out of these slots come before
+        // any overwriting by whoever observes this head.
+        self.header.head.store(self.head, edge!("ring.freed.store", Release));
+    }
+}
+
+/// Values lent in place by [`Consumer::filled`].
+#[derive(Debug)]
+#[must_use = "values not released stay in the ring"]
+pub struct Filled<'a, 'm, T, M: Memory = Private> {
+    ring: &'a mut Consumer<'m, T, M>,
+    len: usize,
+}
+
+impl<T: Copy> Filled<'_, '_, T, Private> {
+    /// The values, in order: up to the end of the memory, and the rest from its start.
+    #[inline]
+    pub fn slices(&self) -> (&[T], &[T]) {
+        let [(a, a_len), (b, b_len)] = self.parts();
+        // SAFETY: both runs lie inside the slots and are filled (edge `filled`), and the producer, which is of this
+        // process, leaves them alone until `release`, which consumes `self`.
+        unsafe { (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len)) }
+    }
+}
+
+impl<T: Copy, M: Memory> Filled<'_, '_, T, M> {
+    /// How many values are lent; at least one.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A copy of value `at`, counted from the oldest.
+    #[inline]
+    pub fn get(&self, at: usize) -> Option<T> {
+        (at < self.len).then(|| self.ring.value(at))
+    }
+
+    /// Copies of the values, oldest first.
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = T> {
+        (0..self.len).map(|at| self.ring.value(at))
+    }
+
+    /// The values, in order, as (first, how many): up to the end of the memory, and the rest from its start. Read them
+    /// with raw copies, and make no reference if the memory is [`Shared`].
+    #[inline]
+    pub fn parts(&self) -> [(NonNull<T>, usize); 2] {
+        self.ring.slots.run(self.ring.head, self.len)
+    }
+
+    /// Releases the slots of the `len` oldest values, or all if there are fewer; the rest stay in the ring.
+    #[inline]
+    pub fn release(self, len: usize) {
+        let len = len.min(self.len);
+        self.ring.watch(len);
+        self.ring.advance(len as u64);
+    }
+}

@@ -1,0 +1,258 @@
+//! The side of a ring that fills slots. Never blocks, never allocates; owned by one thread at a time.
+
+use core::{error::Error, fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull, slice};
+
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use super::{
+    AttachError, Header,
+    memory::{Memory, Private, Shared, Span},
+};
+use crate::sync::primitive::{Ordering, edge};
+
+/// Fills slots. See [`split`](super::split) and [`Producer::from_raw`].
+#[derive(Debug)]
+pub struct Producer<'m, T, M: Memory = Private> {
+    header: &'m Header,
+    slots: Span<'m, T>,
+    /// Values ever published: the truth, of which `header.tail` is the published copy.
+    tail: u64,
+    /// The tail at which the ring is full: head as last seen, plus the capacity.
+    limit: u64,
+    /// The most values that an honest head leaves in the ring. Zero once the peer has shown that it is not honest:
+    /// then every later look finds the ring full or corrupt, at no cost to the path that does not look.
+    believed: u64,
+    kind: PhantomData<M>,
+}
+
+assert_impl_all!(Producer<'static, u64>: Send);
+assert_not_impl_any!(Producer<'static, u64>: Sync, Clone);
+
+// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), the slots it touches
+// are its own until edge `filled` hands them over, and `T: Send` lets the values cross to the consumer's thread.
+unsafe impl<T: Send, M: Memory> Send for Producer<'_, T, M> {}
+
+impl<'m, T: Copy> Producer<'m, T, Shared> {
+    /// Attaches to the producer's side of a ring in memory that another process may write.
+    ///
+    /// The ring goes on from the tail that the header holds; a zeroed header is a new ring.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`] if `capacity` is not a power of two or a pointer is not aligned.
+    ///
+    /// # Safety
+    ///
+    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and writing; no other
+    /// `Producer` of this ring exists; nothing in this process makes a reference to the slots or writes them; and
+    /// every pattern of bits is a valid `T`, since the peer may write any.
+    pub unsafe fn from_raw(
+        header: NonNull<Header>,
+        slots: NonNull<T>,
+        capacity: usize,
+    ) -> Result<Self, AttachError> {
+        let slots = Span::of_raw(header, slots, capacity)?;
+        // SAFETY: mapped for `'m` by the caller's promise, aligned as `of_raw` has checked; a header is only atomics.
+        let header = unsafe { header.as_ref() };
+        // Relaxed: only producers write the tail, and whoever handed the ring to this one ordered that hand-over.
+        let tail = header.tail.load(Ordering::Relaxed);
+        Ok(Self::new(header, slots, tail))
+    }
+}
+
+impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
+    pub(super) fn new(header: &'m Header, slots: Span<'m, T>, tail: u64) -> Self {
+        // `limit == tail`: the first push looks.
+        Self { header, slots, tail, limit: tail, believed: slots.capacity(), kind: PhantomData }
+    }
+
+    /// Puts one value in.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`], which gives the value back, if no slot is free. The consumer may free one at any time.
+    #[inline(always)]
+    pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
+        if self.tail == self.limit && self.look() == 0 {
+            return Err(Full(value));
+        }
+        self.header.watch.write(self.slots.index(self.tail));
+        // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled and the consumer has let go of
+        // this one (edge `freed`); `&mut self` on the only producer excludes a second writer.
+        unsafe { M::write(self.slots.slot(self.tail), value) };
+        self.advance(1);
+        Ok(())
+    }
+
+    /// Puts in as many of `values` as fit, from the first on, and publishes them at once. Returns how many.
+    #[inline]
+    pub fn push_slice(&mut self, values: &[T]) -> usize {
+        let len = values.len().min(self.free_for(values.len()));
+        let [(a, a_len), (b, b_len)] = self.slots.run(self.tail, len);
+        self.watch(len);
+        // SAFETY: both runs lie inside the slots and are free, as checked above, so the consumer does not read them
+        // until edge `filled`; together they are as long as `values[..len]`, which lies elsewhere.
+        unsafe {
+            M::copy(values.as_ptr(), a.as_ptr(), a_len);
+            M::copy(values.as_ptr().add(a_len), b.as_ptr(), b_len);
+        }
+        self.advance(len as u64);
+        len
+    }
+
+    /// Sets `len` free slots aside, to be filled in place and published together. Dropping the result gives them
+    /// back. `None` if fewer are free.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Option<Reserved<'_, 'm, T, M>> {
+        (self.free_for(len) >= len).then_some(Reserved { ring: self, len })
+    }
+
+    /// Free slots, looking at the consumer's counter. At least this many stay free until the next push.
+    #[inline]
+    pub fn free(&mut self) -> usize {
+        self.look() as usize
+    }
+
+    /// Number of slots.
+    pub fn capacity(&self) -> usize {
+        self.slots.capacity() as usize
+    }
+
+    /// Values ever published, modulo 2^64.
+    pub fn published(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer's counter once showed what no honest consumer writes. The ring is full for ever then.
+    pub fn is_corrupt(&self) -> bool {
+        self.believed == 0
+    }
+
+    /// Free slots as far as known, looking again only if these are fewer than `wanted`.
+    #[inline(always)]
+    fn free_for(&mut self, wanted: usize) -> usize {
+        let known = self.limit.wrapping_sub(self.tail) as usize;
+        if known < wanted { self.look() as usize } else { known }
+    }
+
+    /// Loads the consumer's counter. Returns the number of free slots.
+    #[inline(always)]
+    fn look(&mut self) -> u64 {
+        // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. Whoever observes this head may
+        // overwrite the slots below it, since the consumer's copies out of them came before.
+        let head = self.header.head.load(edge!("ring.freed.load", Acquire));
+        let used = self.tail.wrapping_sub(head);
+        if used > self.believed {
+            return self.distrust();
+        }
+        self.limit = head.wrapping_add(self.believed);
+        self.believed - used
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn distrust(&mut self) -> u64 {
+        self.believed = 0;
+        self.limit = self.tail;
+        0
+    }
+
+    /// Writes the slot `at` places beyond the tail, which the caller has found free.
+    #[inline(always)]
+    fn place(&mut self, at: usize, value: T) {
+        let count = self.tail.wrapping_add(at as u64);
+        self.header.watch.write(self.slots.index(count));
+        // SAFETY: every slot of the span may be written by this process as far as memory goes; this one is free as
+        // the caller has checked, so the consumer does not read it until edge `filled`.
+        unsafe { M::write(self.slots.slot(count), value) };
+    }
+
+    /// Tells the model checker that the next `len` slots are written.
+    #[inline(always)]
+    fn watch(&self, len: usize) {
+        for at in 0..len as u64 {
+            self.header.watch.write(self.slots.index(self.tail.wrapping_add(at)));
+        }
+    }
+
+    /// Publishes the next `len` slots.
+    #[inline(always)]
+    fn advance(&mut self, len: u64) {
+        self.tail = self.tail.wrapping_add(len);
+        // Release, edge `filled`: pairs with the load in `Consumer::look`. Whoever observes this tail observes the
+        // contents of the slots below it.
+        self.header.tail.store(self.tail, edge!("ring.filled.store", Release));
+    }
+}
+
+/// Free slots set aside by [`Producer::reserve`].
+#[derive(Debug)]
+#[must_use = "slots set aside and not published are given back"]
+pub struct Reserved<'a, 'm, T, M: Memory = Private> {
+    ring: &'a mut Producer<'m, T, M>,
+    len: usize,
+}
+
+impl<T: Copy> Reserved<'_, '_, T, Private> {
+    /// The slots, in order: up to the end of the memory, and the rest from its start.
+    #[inline]
+    pub fn slices(&mut self) -> (&mut [MaybeUninit<T>], &mut [MaybeUninit<T>]) {
+        let [(a, a_len), (b, b_len)] = self.parts();
+        // SAFETY: the two runs lie inside the slots, do not overlap, and are free, so the consumer does not read them
+        // while `self` is borrowed; `MaybeUninit<T>` has the layout of `T`.
+        unsafe {
+            (
+                slice::from_raw_parts_mut(a.as_ptr().cast(), a_len),
+                slice::from_raw_parts_mut(b.as_ptr().cast(), b_len),
+            )
+        }
+    }
+}
+
+impl<T: Copy, M: Memory> Reserved<'_, '_, T, M> {
+    /// How many slots are set aside.
+    #[expect(clippy::len_without_is_empty, reason = "an empty reservation is of no use to ask about")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The slots, in order, as (first, how many): up to the end of the memory, and the rest from its start. Write them
+    /// with raw copies, and make no reference if the memory is [`Shared`].
+    #[inline]
+    pub fn parts(&mut self) -> [(NonNull<T>, usize); 2] {
+        self.ring.slots.run(self.ring.tail, self.len)
+    }
+
+    /// Fills every slot, the value of slot `i` being `value(i)`, and publishes them.
+    #[inline]
+    pub fn fill(self, mut value: impl FnMut(usize) -> T) {
+        for at in 0..self.len {
+            self.ring.place(at, value(at));
+        }
+        self.ring.advance(self.len as u64);
+    }
+
+    /// Publishes the first `len` slots, or all if there are fewer; the rest are given back.
+    ///
+    /// # Safety
+    ///
+    /// Each of these slots has been filled with a valid `T`.
+    #[inline]
+    pub unsafe fn publish(self, len: usize) {
+        let len = len.min(self.len);
+        self.ring.watch(len);
+        self.ring.advance(len as u64);
+    }
+}
+
+/// The ring was full. Carries the value that did not go in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full<T>(pub T);
+
+impl<T> fmt::Display for Full<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the ring is full")
+    }
+}
+
+impl<T: fmt::Debug> Error for Full<T> {}

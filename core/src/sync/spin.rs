@@ -1,0 +1,295 @@
+//! How long to spin before sleeping, and the one loop that every waiting thread runs.
+//!
+//! Nothing here allocates. [`wait_until`] blocks, until its deadline at the latest; [`Idle`] itself never does.
+//!
+//! A wait goes through up to four phases, and starts again from the first whenever work turns up:
+//!
+//! | phase   | looks for work after each | reads the clock           | until                                        |
+//! |---------|---------------------------|---------------------------|----------------------------------------------|
+//! | probe   | pause                     | never                     | [`Policy::probes`] pauses                    |
+//! | spin    | pause                     | each [`Policy::batch`]    | twice the usual wait, within two bounds      |
+//! | yield   | `sched_yield`             | each time                 | [`Policy::yields`], if oversubscribed        |
+//! | park    | sleep on an eventcount    | each time                 | notified, or [`Policy::park_ns`]             |
+//!
+//! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when fewer than
+//! [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth wait spins all the same, to
+//! notice when that changes. It is also left out when there are more threads than processors, since the thread waited
+//! for may need this one. Numbers are integers, and nothing divides.
+
+use super::{
+    event::EventCount,
+    host::{Host, Woken},
+};
+
+#[cfg(test)]
+mod tests;
+mod wait;
+
+pub use wait::{Turn, Waited, wait_until};
+
+/// The constants of a wait. Start from a preset and change what measurement says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Pauses before the clock is first read.
+    pub probes: u32,
+    /// Pauses between two readings of the clock while spinning.
+    pub batch: u32,
+    /// The shortest spin phase, in nanoseconds.
+    pub min_spin_ns: u32,
+    /// The longest spin phase, in nanoseconds. Zero: none.
+    pub max_spin_ns: u32,
+    /// Of the last 64 waits, how many must have ended by spinning for it to be tried.
+    pub min_hits: u32,
+    /// Yields before parking, if oversubscribed.
+    pub yields: u32,
+    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left undone.
+    pub park_ns: u64,
+    /// Whether to park at all. If not, the last phase goes on until work turns up.
+    pub parks: bool,
+}
+
+impl Policy {
+    /// Never parks: for a thread that owns its processor.
+    pub const LOW_LATENCY: Self = Self { parks: false, ..Self::BALANCED };
+
+    /// Spins for 2 to 20 microseconds, then parks.
+    pub const BALANCED: Self = Self {
+        probes: 64,
+        batch: 16,
+        min_spin_ns: 2_000,
+        max_spin_ns: 20_000,
+        min_hits: 16,
+        yields: 8,
+        park_ns: 100_000_000,
+        parks: true,
+    };
+
+    /// Parks at once.
+    pub const EFFICIENT: Self =
+        Self { probes: 0, min_spin_ns: 0, max_spin_ns: 0, yields: 0, ..Self::BALANCED };
+}
+
+/// What happened while waiting. Plain numbers of one owner; copy them to read them elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pauses.
+    pub spins: u64,
+    /// Yields.
+    pub yields: u64,
+    /// Sleeps.
+    pub parks: u64,
+    /// Sleeps that ended before their deadline with nothing to do.
+    pub spurious: u64,
+    /// Sleeps that ended by their deadline.
+    pub deadline_wakes: u64,
+    /// Sleeps that ended by their deadline although there was work: a lost wake-up, or work published in that very
+    /// moment. Stays zero in a healthy program.
+    pub deadline_with_work: u64,
+    /// Wake-up calls made, through [`Idle::notify`].
+    pub wake_syscalls: u64,
+}
+
+/// What to do before looking for work again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Pause the processor for a moment.
+    Pause,
+    /// Let another thread run.
+    Yield,
+    /// Sleep on an eventcount.
+    Park,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Probe,
+    Spin,
+    Yield,
+    Park,
+}
+
+/// The state of one thread's waiting. One per thread; [`wait_until`] drives it.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    policy: Policy,
+    oversubscribed: bool,
+    phase: Phase,
+    /// Pauses left before something else is due.
+    pauses: u32,
+    /// Yields left in this wait.
+    yields: u32,
+    /// The clock when this wait left the probe phase, when it was last read in this wait, and when spinning ends.
+    since_ns: u64,
+    seen_ns: u64,
+    spin_until_ns: u64,
+    /// Moving average of past waits, of which each counts for at most `max_spin_ns`.
+    usual_ns: u32,
+    /// One bit per wait, the latest lowest: whether it ended before the yield phase.
+    hits: u64,
+    waits: u32,
+    counts: Counts,
+}
+
+/// Every sixteenth wait spins, whether that has paid lately or not.
+const EXPLORE_MASK: u32 = 15;
+
+impl Idle {
+    /// A thread that has not waited yet.
+    pub const fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            oversubscribed: false,
+            phase: Phase::Probe,
+            pauses: policy.probes,
+            yields: policy.yields,
+            since_ns: 0,
+            seen_ns: 0,
+            spin_until_ns: 0,
+            usual_ns: 0,
+            hits: u64::MAX,
+            waits: 0,
+            counts: Counts {
+                spins: 0,
+                yields: 0,
+                parks: 0,
+                spurious: 0,
+                deadline_wakes: 0,
+                deadline_with_work: 0,
+                wake_syscalls: 0,
+            },
+        }
+    }
+
+    /// The step to take, there being nothing to do. A call to [`found`](Idle::found) ends the wait.
+    #[inline(always)]
+    pub fn step<H: Host + ?Sized>(&mut self, host: &H) -> Step {
+        if self.pauses != 0 {
+            self.pauses -= 1;
+            self.counts.spins += 1;
+            return Step::Pause;
+        }
+        self.next(host)
+    }
+
+    /// As [`step`](Idle::step), but never [`Step::Park`]: what is awaited gives no wake-up.
+    #[inline(always)]
+    pub fn step_awake<H: Host + ?Sized>(&mut self, host: &H) -> Step {
+        match self.step(host) {
+            Step::Park if self.oversubscribed => {
+                self.counts.yields += 1;
+                Step::Yield
+            }
+            Step::Park => self.pause(),
+            step => step,
+        }
+    }
+
+    /// Something to do has turned up: ends the wait, and learns from it. Costs next to nothing outside a wait.
+    #[inline]
+    pub fn found(&mut self) {
+        if self.phase == Phase::Probe && self.pauses == self.policy.probes {
+            return;
+        }
+        // As of the last reading of the clock: another would cost more than what it adds is worth.
+        let lasted_ns = match self.phase {
+            Phase::Probe => 0,
+            Phase::Spin | Phase::Yield => {
+                self.seen_ns.wrapping_sub(self.since_ns).min(self.policy.max_spin_ns.into()) as u32
+            }
+            Phase::Park => self.policy.max_spin_ns,
+        };
+        self.usual_ns = self.usual_ns - (self.usual_ns >> 3) + (lasted_ns >> 3);
+        self.hits = self.hits << 1 | u64::from(matches!(self.phase, Phase::Probe | Phase::Spin));
+        self.waits = self.waits.wrapping_add(1);
+        self.phase = Phase::Probe;
+        self.pauses = self.policy.probes;
+        self.yields = self.policy.yields;
+        self.seen_ns = 0;
+    }
+
+    /// Notifies `event`, counting the wake-up call if one is made. Returns whether it was.
+    #[inline(always)]
+    pub fn notify<H: Host + ?Sized>(&mut self, host: &H, event: &EventCount) -> bool {
+        let woke = event.notify(host);
+        self.counts.wake_syscalls += u64::from(woke);
+        woke
+    }
+
+    /// Says whether there are more threads to run than processors to run them.
+    pub fn set_oversubscribed(&mut self, oversubscribed: bool) {
+        self.oversubscribed = oversubscribed;
+    }
+
+    /// The constants in use.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The clock as last read in this wait; zero if it has not been.
+    #[inline(always)]
+    pub fn seen_ns(&self) -> u64 {
+        self.seen_ns
+    }
+
+    /// A sleep is over, and the look for work after it has or has not found any.
+    pub fn woke(&mut self, woken: Woken, work: bool) {
+        self.counts.parks += 1;
+        match woken {
+            Woken::Called => self.counts.spurious += u64::from(!work),
+            Woken::Deadline => {
+                self.counts.deadline_wakes += 1;
+                self.counts.deadline_with_work += u64::from(work);
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn next<H: Host + ?Sized>(&mut self, host: &H) -> Step {
+        let now = host.now_ns();
+        self.seen_ns = now;
+        if self.phase == Phase::Probe {
+            self.since_ns = now;
+            self.spin_until_ns = now.wrapping_add(self.budget_ns().into());
+            self.phase = if self.oversubscribed || !self.spin_pays() { Phase::Yield } else { Phase::Spin };
+        }
+        if self.phase == Phase::Spin {
+            if now < self.spin_until_ns || !self.policy.parks {
+                return self.pause();
+            }
+            self.phase = Phase::Yield;
+        }
+        if self.phase == Phase::Yield {
+            if self.oversubscribed && (self.yields != 0 || !self.policy.parks) {
+                self.yields = self.yields.saturating_sub(1);
+                self.counts.yields += 1;
+                return Step::Yield;
+            }
+            if !self.policy.parks {
+                return self.pause();
+            }
+            self.phase = Phase::Park;
+        }
+        Step::Park
+    }
+
+    /// Pauses once now, and for the rest of a batch before the clock is read again.
+    fn pause(&mut self) -> Step {
+        self.pauses = self.policy.batch.saturating_sub(1);
+        self.counts.spins += 1;
+        Step::Pause
+    }
+
+    /// Twice the usual wait, within the bounds.
+    fn budget_ns(&self) -> u32 {
+        self.usual_ns.saturating_mul(2).max(self.policy.min_spin_ns).min(self.policy.max_spin_ns)
+    }
+
+    fn spin_pays(&self) -> bool {
+        self.hits.count_ones() >= self.policy.min_hits || self.waits & EXPLORE_MASK == 0
+    }
+}

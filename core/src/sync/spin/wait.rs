@@ -1,0 +1,111 @@
+//! The loop of a waiting thread: look for work, spin, look again, park, until the deadline.
+
+use core::hint;
+
+use super::{Idle, Step};
+use crate::sync::{event::Park, host::Host};
+
+/// What one look for work, or one turn of an engine, has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// What was waited for is there.
+    Ready,
+    /// Something was done, and the wait goes on: turn again at once.
+    Busy,
+    /// Nothing to do. Whoever brings some will notify the eventcount.
+    Nothing,
+    /// Nothing to do, but what is awaited may arrive without a notification: do not sleep.
+    Unnotified,
+}
+
+impl Turn {
+    /// [`Ready`](Turn::Ready) or [`Nothing`](Turn::Nothing).
+    #[inline(always)]
+    pub fn ready(is_ready: bool) -> Self {
+        if is_ready { Self::Ready } else { Self::Nothing }
+    }
+
+    #[inline(always)]
+    fn is_work(self) -> bool {
+        matches!(self, Self::Ready | Self::Busy)
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Waited {
+    /// A turn said [`Turn::Ready`].
+    Ready,
+    /// The deadline passed, and a turn after it found nothing.
+    Expired,
+}
+
+/// Busy turns between two looks at the deadline.
+const BUSY_BATCH: u32 = 64;
+
+/// Runs `turn` until it is ready or `host.now_ns()` reaches `deadline_ns`, idling in between as `idle` says.
+///
+/// `event` is what this thread sleeps on: an [`EventCount`](super::EventCount), or two of them. Every turn may do
+/// work, the one between announcing the sleep and sleeping included; a result of [`Turn::Ready`] is never lost.
+/// `turn` runs at least once, and at most a few microseconds pass before a deadline that lies in the past is noticed.
+/// `u64::MAX` means no deadline.
+#[inline]
+pub fn wait_until<H: Host + ?Sized, P: Park + ?Sized>(
+    host: &H,
+    idle: &mut Idle,
+    event: &P,
+    deadline_ns: u64,
+    mut turn: impl FnMut() -> Turn,
+) -> Waited {
+    let mut busy = 0u32;
+    let mut found = turn();
+    loop {
+        let step = match found {
+            Turn::Ready => {
+                idle.found();
+                return Waited::Ready;
+            }
+            Turn::Busy => {
+                idle.found();
+                busy = busy.wrapping_add(1);
+                if busy.is_multiple_of(BUSY_BATCH) && host.now_ns() >= deadline_ns {
+                    return Waited::Expired;
+                }
+                found = turn();
+                continue;
+            }
+            Turn::Nothing => idle.step(host),
+            Turn::Unnotified => idle.step_awake(host),
+        };
+        if idle.seen_ns() >= deadline_ns {
+            return Waited::Expired;
+        }
+        found = match step {
+            Step::Pause => {
+                hint::spin_loop();
+                turn()
+            }
+            Step::Yield => {
+                host.yield_now();
+                turn()
+            }
+            Step::Park => {
+                let timeout_ns = (deadline_ns - idle.seen_ns()).min(idle.policy().park_ns);
+                let mut last_look = Turn::Nothing;
+                let look = || {
+                    last_look = turn();
+                    last_look != Turn::Nothing
+                };
+                match event.park(host, timeout_ns, look) {
+                    None => last_look,
+                    Some(woken) => {
+                        let found = turn();
+                        idle.woke(woken, found.is_work());
+                        found
+                    }
+                }
+            }
+        };
+    }
+}

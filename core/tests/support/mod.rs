@@ -1,0 +1,131 @@
+//! What the engine tests share: engines with leaked memory, regions, a host, a generator of random numbers.
+#![allow(dead_code, reason = "each test file uses its part of this")]
+
+use std::ptr::NonNull;
+
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream, Waiter,
+};
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
+use fishplate_core::rail::Rail;
+use fishplate_core::sync::host::SpinHost;
+
+pub const CX: ContextId = ContextId(0);
+
+/// Far away for [`SpinHost`], which counts calls: some millions of turns.
+pub const SOON: u64 = 50_000_000;
+
+/// The tables of an engine, leaked.
+pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> Memory<'static, RAILS> {
+    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
+        Box::leak(vec![value; n].into_boxed_slice())
+    }
+    let streams = peers * config.contexts as usize;
+    Memory {
+        peers: leak(PeerSlot::EMPTY, peers),
+        streams: leak(Stream::EMPTY, streams),
+        parked: leak(Parked::EMPTY, streams * config.window as usize),
+        bitmap: leak(0, config.bitmap_words(streams)),
+        locals: leak(LocalSlot::EMPTY, 8),
+        remotes: leak(RemoteSlot::EMPTY, 16),
+        pending: leak(PendingSlot::EMPTY, ops),
+    }
+}
+
+pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) -> Engine<'static, R, RAILS> {
+    Engine::new(config, rails, memory(&config, 4, 256)).unwrap()
+}
+
+/// Zeroed memory that is never freed.
+pub fn region(len: usize) -> Region {
+    let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
+    // SAFETY: leaked, so valid for ever, and touched through the helpers below and the engine alone.
+    unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
+}
+
+/// A host and waiter for one engine.
+pub fn host() -> &'static SpinHost {
+    Box::leak(Box::new(SpinHost::new(1)))
+}
+
+pub fn waiter() -> Waiter<'static, SpinHost, Asleep> {
+    Waiter::awake(host(), Box::leak(Box::new(Asleep::new())))
+}
+
+/// One engine that talks to itself.
+pub struct Own<R: Rail, const RAILS: usize> {
+    pub engine: Engine<'static, R, RAILS>,
+    pub peer: PeerId,
+    pub waiter: Waiter<'static, SpinHost, Asleep>,
+    pub source: LocalId,
+    pub target: LocalId,
+    pub remote: RemoteId,
+}
+
+pub fn own<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], size: usize) -> Own<R, RAILS> {
+    let mut engine = engine(config, rails);
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
+    let source = engine.register(region(size)).unwrap();
+    let target = engine.register(region(size)).unwrap();
+    let remote = import(&mut engine, peer, target);
+    Own { engine, peer, waiter: waiter(), source, target, remote }
+}
+
+/// Exports a region of an engine and imports it into the same one.
+pub fn import<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'static, R, RAILS>,
+    peer: PeerId,
+    region: LocalId,
+) -> RemoteId {
+    let mut handle = [0; 512];
+    let len = engine.export(region, &mut handle).unwrap();
+    engine.import(peer, &handle[..len]).unwrap()
+}
+
+/// Reads registered memory.
+pub fn read<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr, len: usize) -> Vec<u8> {
+    let ptr = engine.local_ptr(at, len).unwrap();
+    let mut bytes = vec![0; len];
+    // SAFETY: `local_ptr` checked the range.
+    unsafe { std::ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
+    bytes
+}
+
+/// Writes registered memory.
+pub fn write<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr, bytes: &[u8]) {
+    let ptr = engine.local_ptr(at, bytes.len()).unwrap();
+    // SAFETY: `local_ptr` checked the range.
+    unsafe { std::ptr::copy(bytes.as_ptr(), ptr.as_ptr(), bytes.len()) };
+}
+
+/// Reads a 64-bit word of registered memory.
+pub fn word<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr) -> u64 {
+    u64::from_ne_bytes(read(engine, at, 8).try_into().unwrap())
+}
+
+/// splitmix64.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `count` from a fixed start. Printed on failure by the tests.
+pub fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("FISHPLATE_SEED") {
+        Ok(seed) => vec![seed.parse().expect("FISHPLATE_SEED is a number")],
+        Err(_) => (1..=count).collect(),
+    }
+}

@@ -1,0 +1,43 @@
+//! Clocks. No call here enters the kernel, but for [`thread_cpu_ns`].
+
+use core::mem::MaybeUninit;
+
+use crate::errno::Errno;
+
+/// Nanoseconds since some fixed moment, the same for every process of this machine; never goes back. Read through the
+/// vDSO.
+#[doc(alias = "clock_gettime")]
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    // CLOCK_MONOTONIC exists on every Linux, so the call cannot fail.
+    read(libc::CLOCK_MONOTONIC).unwrap_or(0)
+}
+
+/// Nanoseconds of processor time that the calling thread has used.
+///
+/// # Errors
+///
+/// What `clock_gettime(2)` says; none is known.
+#[doc(alias = "CLOCK_THREAD_CPUTIME_ID")]
+pub fn thread_cpu_ns() -> Result<u64, Errno> {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+#[inline]
+fn read(clock: libc::clockid_t) -> Result<u64, Errno> {
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: `time` is valid for writing a timespec.
+    Errno::check(unsafe { libc::clock_gettime(clock, time.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, and so has written it.
+    let time = unsafe { time.assume_init() };
+    Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
+}
+
+/// `ns` as the kernel takes it.
+pub(crate) fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec {
+        // At most 18.4e9 seconds, which a 64-bit `time_t` holds.
+        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as _,
+    }
+}

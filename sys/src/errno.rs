@@ -1,0 +1,116 @@
+//! The error number of a failed call, kept raw: a kernel may return one that nobody here has heard of.
+
+use core::{error::Error, ffi::c_int, fmt};
+
+/// An `errno` value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Errno(c_int);
+
+/// The numbers that have names here.
+macro_rules! named {
+    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
+        impl Errno {
+            $($(#[$meta])* pub const $name: Self = Self(libc::$name);)*
+
+            /// The C name, if this is a common one.
+            pub const fn name(self) -> Option<&'static str> {
+                match self {
+                    $(Self(libc::$name) => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// Operation not permitted.
+    EPERM,
+    /// No such file or directory.
+    ENOENT,
+    /// No such process.
+    ESRCH,
+    /// Interrupted by a signal.
+    EINTR,
+    /// Bad file descriptor.
+    EBADF,
+    /// Try again; for a futex, the word had another value.
+    EAGAIN,
+    /// Out of memory.
+    ENOMEM,
+    /// Permission denied.
+    EACCES,
+    /// Bad address.
+    EFAULT,
+    /// Device or resource busy.
+    EBUSY,
+    /// File exists.
+    EEXIST,
+    /// No such device.
+    ENODEV,
+    /// Invalid argument.
+    EINVAL,
+    /// Too many open files in the system.
+    ENFILE,
+    /// Too many open files in this process.
+    EMFILE,
+    /// No space left.
+    ENOSPC,
+    /// Broken pipe.
+    EPIPE,
+    /// The kernel does not know this call.
+    ENOSYS,
+    /// Operation not supported.
+    EOPNOTSUPP,
+    /// Connection reset by the peer.
+    ECONNRESET,
+    /// Connection refused.
+    ECONNREFUSED,
+    /// The time given has passed.
+    ETIMEDOUT,
+}
+
+impl Errno {
+    /// From a raw number.
+    pub const fn from_raw(raw: c_int) -> Self {
+        Self(raw)
+    }
+
+    /// The raw number.
+    pub const fn raw(self) -> c_int {
+        self.0
+    }
+
+    /// The number that the last failed call of this thread left.
+    #[doc(alias = "errno")]
+    pub fn last() -> Self {
+        // SAFETY: the location is this thread's own, valid for as long as the thread runs.
+        Self(unsafe { *libc::__errno_location() })
+    }
+
+    /// The result of a call that returns a negative number to say that it failed.
+    pub(crate) fn check(returned: impl Into<i64>) -> Result<i64, Self> {
+        match returned.into() {
+            ..0 => Err(Self::last()),
+            value => Ok(value),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "errno {} ({name})", self.0),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Error for Errno {}

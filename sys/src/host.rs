@@ -1,0 +1,192 @@
+//! The core's [`Host`] over Linux. Only its two waits block, until woken or until their time has passed.
+//!
+//! # The asymmetric barrier
+//!
+//! Where `membarrier(2)` works, the sleeper makes every processor run a barrier, and the notifier's half of the race
+//! (see [`event`](fishplate_core::sync::event)) is a compiler fence. That is sound only if both hold:
+//!
+//! 1. *this* process, the notifier's, is registered, so that the sleeper's barrier reaches it
+//!    ([`LinuxHost::is_registered`]);
+//! 2. every sleeper that this process notifies really calls membarrier ([`LinuxHost::sleeper_uses_membarrier`]).
+//!
+//! Threads of one process share one answer to both, so [`LinuxHost::private`] decides alone. Between processes each
+//! side tells the other its bit in a handshake; until a host is told that the peer sleeps with membarrier
+//! ([`LinuxHost::peer_uses_membarrier`]), it keeps the full fence.
+//!
+//! | host                                       | sleeper's barrier             | notifier's barrier  |
+//! |--------------------------------------------|-------------------------------|---------------------|
+//! | `private()`, registered                    | membarrier, this process      | compiler fence      |
+//! | `shared()`                                 | membarrier, every process     | `fence(SeqCst)`     |
+//! | `shared().peer_uses_membarrier(true)`      | membarrier, every process     | compiler fence      |
+//! | either, if registration fails              | `fence(SeqCst)`               | `fence(SeqCst)`     |
+//!
+//! A child made by `fork` makes its own host: registration is a property of the process.
+
+use core::sync::atomic::compiler_fence;
+
+use fishplate_core::sync::{
+    host::{Host, Woken},
+    primitive::{AtomicBool, AtomicU32, Ordering, fence},
+};
+
+use crate::{
+    clock,
+    errno::Errno,
+    futex::{self, Scope},
+    membarrier,
+};
+
+/// Linux as the core's [`Host`].
+#[derive(Debug)]
+pub struct LinuxHost {
+    scope: Scope,
+    /// Whether this process is registered, and so sleeps with membarrier.
+    registered: bool,
+    /// Whether the notifier's half may be a compiler fence.
+    elides: bool,
+    /// Whether the kernel has `futex_waitv`, as far as known.
+    has_waitv: AtomicBool,
+}
+
+/// The longest sleep on one word while another, on which the kernel cannot sleep too, goes unwatched.
+const SLICE_NS: u64 = 1_000_000;
+
+impl LinuxHost {
+    /// For eventcounts used by threads of this process alone.
+    pub fn private() -> Self {
+        let registered = membarrier::register(Scope::Private).is_ok();
+        Self { scope: Scope::Private, registered, elides: registered, has_waitv: AtomicBool::new(true) }
+    }
+
+    /// For eventcounts in memory shared between processes. Fences as if the peer slept without membarrier, until told
+    /// otherwise.
+    pub fn shared() -> Self {
+        let registered = membarrier::register(Scope::Shared).is_ok();
+        Self { scope: Scope::Shared, registered, elides: false, has_waitv: AtomicBool::new(true) }
+    }
+
+    /// As this host, but with a full fence on both sides. Every thread that shares an eventcount must then use such a
+    /// host: its sleepers do not reach a notifier that elides the fence.
+    #[must_use]
+    pub fn without_membarrier(self) -> Self {
+        Self { registered: false, elides: false, ..self }
+    }
+
+    /// As this host, but as if the kernel had no `futex_waitv` (before Linux 5.16): waits on two words sleep on the
+    /// first, in slices of a millisecond, and look at the second in between.
+    #[must_use]
+    pub fn without_waitv(self) -> Self {
+        Self { has_waitv: AtomicBool::new(false), ..self }
+    }
+
+    /// As this host, knowing whether *every* sleeper that it will notify calls membarrier. Elides the fence if they do
+    /// and this process is registered.
+    ///
+    /// A peer that lies costs its own wake-ups: it sleeps until its deadline.
+    #[must_use]
+    pub fn peer_uses_membarrier(self, does: bool) -> Self {
+        Self { elides: does && self.registered, ..self }
+    }
+
+    /// Whether this process is registered, so that a peer's membarrier reaches it.
+    pub fn is_registered(&self) -> bool {
+        self.registered
+    }
+
+    /// Whether threads that sleep through this host call membarrier. Tell the peer.
+    pub fn sleeper_uses_membarrier(&self) -> bool {
+        self.registered
+    }
+
+    /// Whether notifying through this host is free of a full fence.
+    pub fn elides_fence(&self) -> bool {
+        self.elides
+    }
+
+    /// Whether waits on two words sleep on both at once, as far as known.
+    pub fn has_waitv(&self) -> bool {
+        // Relaxed: a note on the kernel, by which nothing is handed over.
+        self.has_waitv.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn wait_in_slices(
+        &self,
+        [(a, a_expected), (b, b_expected)]: [(&AtomicU32, u32); 2],
+        timeout_ns: u64,
+    ) -> Woken {
+        let until = clock::monotonic_ns().saturating_add(timeout_ns);
+        loop {
+            // Relaxed, as the kernel's own comparison is to the waiter: it looks for work afterwards.
+            if b.load(Ordering::Relaxed) != b_expected {
+                return Woken::Called;
+            }
+            let left_ns = until.saturating_sub(clock::monotonic_ns());
+            if left_ns == 0 {
+                return Woken::Deadline;
+            }
+            if self.wait(a, a_expected, left_ns.min(SLICE_NS)) == Woken::Called {
+                return Woken::Called;
+            }
+        }
+    }
+}
+
+fn woken(result: Result<(), Errno>) -> Woken {
+    match result {
+        Err(Errno::ETIMEDOUT) => Woken::Deadline,
+        _ => Woken::Called,
+    }
+}
+
+impl Host for LinuxHost {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        clock::monotonic_ns()
+    }
+
+    #[doc(alias = "sched_yield")]
+    fn yield_now(&self) {
+        // SAFETY: the call takes nothing. On Linux it does not fail.
+        unsafe { libc::sched_yield() };
+    }
+
+    fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken {
+        woken(futex::wait(self.scope, word, expected, timeout_ns))
+    }
+
+    fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken {
+        if self.has_waitv() {
+            match futex::wait_two(self.scope, words, timeout_ns) {
+                Err(Errno::ENOSYS) => self.has_waitv.store(false, Ordering::Relaxed),
+                result => return woken(result),
+            }
+        }
+        self.wait_in_slices(words, timeout_ns)
+    }
+
+    fn wake(&self, word: &AtomicU32) -> u32 {
+        futex::wake(self.scope, word)
+    }
+
+    fn sleeper_barrier(&self) {
+        // Partner: a compiler fence or a full one in `notifier_barrier`; membarrier is enough for both. It runs a full
+        // barrier on this processor too. Should the kernel refuse it all the same, the fence keeps to those notifiers
+        // that fence, and the deadline is the net for the others.
+        if !self.registered || membarrier::all(self.scope).is_err() {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    #[inline(always)]
+    fn notifier_barrier(&self) {
+        if self.elides {
+            // Partner: membarrier in `sleeper_barrier`. The compiler keeps load after store; the processor is made to
+            // where it matters, by the sleeper.
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            // Partner: whichever barrier the sleeper runs.
+            fence(Ordering::SeqCst);
+        }
+    }
+}

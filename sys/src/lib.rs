@@ -1,0 +1,23 @@
+//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here allocates, starts a thread or
+//! reads the environment.
+//!
+//! | module       | wraps                                                             | blocks                      |
+//! |--------------|-------------------------------------------------------------------|-----------------------------|
+//! | [`errno`]    | the error number of a failed call                                 |                             |
+//! | [`clock`]    | `clock_gettime(2)`: monotonic time, processor time of a thread    | no                          |
+//! | [`futex`]    | `futex(2)`, `futex_waitv(2)`                                      | until a deadline            |
+//! | [`membarrier`] | `membarrier(2)`: a barrier on every processor                   | for microseconds            |
+//! | [`affinity`] | `sched_setaffinity(2)`: which processors a thread may run on      | no                          |
+//! | [`host`]     | all of these as the core's [`Host`](fishplate_core::sync::host::Host) | in its two waits         |
+
+#![no_std]
+
+pub mod affinity;
+pub mod clock;
+pub mod errno;
+pub mod futex;
+pub mod host;
+pub mod membarrier;
+
+pub use errno::Errno;
+pub use host::LinuxHost;

@@ -1,0 +1,48 @@
+//! `membarrier(2)`: makes every processor that runs a thread of certain processes run a full memory barrier.
+//!
+//! One thread pays microseconds so that all others need none: the rare side of a store-then-load race calls it, and
+//! the frequent side gets by with a compiler fence. It reaches only processes that have registered before.
+
+use core::ffi::c_int;
+
+use crate::{errno::Errno, futex::Scope};
+
+const GLOBAL_EXPEDITED: c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
+const PRIVATE_EXPEDITED: c_int = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
+
+/// Registers this process to be reached by [`all`] of the same scope: from its own threads, or from any process.
+/// Registering again does nothing.
+///
+/// # Errors
+///
+/// [`Errno::ENOSYS`] or [`Errno::EINVAL`] if the kernel does not know it, [`Errno::EPERM`] in some sandboxes.
+#[doc(alias = "MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED")]
+#[doc(alias = "MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED")]
+pub fn register(scope: Scope) -> Result<(), Errno> {
+    call(match scope {
+        Scope::Private => REGISTER_PRIVATE_EXPEDITED,
+        Scope::Shared => REGISTER_GLOBAL_EXPEDITED,
+    })
+}
+
+/// Runs a full barrier on every processor that runs a thread of this process (private), or of any process registered
+/// for it (shared); the calling thread included.
+///
+/// # Errors
+///
+/// As [`register`]; and [`Errno::EPERM`] for the private scope if this process has not registered.
+#[doc(alias = "MEMBARRIER_CMD_PRIVATE_EXPEDITED")]
+#[doc(alias = "MEMBARRIER_CMD_GLOBAL_EXPEDITED")]
+pub fn all(scope: Scope) -> Result<(), Errno> {
+    call(match scope {
+        Scope::Private => PRIVATE_EXPEDITED,
+        Scope::Shared => GLOBAL_EXPEDITED,
+    })
+}
+
+fn call(command: c_int) -> Result<(), Errno> {
+    // SAFETY: the call takes no memory.
+    Errno::check(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }).map(drop)
+}

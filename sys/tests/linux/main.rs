@@ -1,0 +1,6 @@
+//! The wrappers on the Linux they run on: parking, rings between processes, affinity.
+
+mod affinity;
+mod park;
+mod shared_ring;
+mod support;
