@@ -16,7 +16,8 @@
 //!
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
 //! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table` and `wire` are the state they share;
-//! .
+//! `worker` drives an engine for other threads.
+//! `worker` drives an engine for other threads.
 
 mod finish;
 mod pending;
@@ -29,6 +30,7 @@ mod table;
 mod wait;
 mod window;
 mod wire;
+pub mod worker;
 
 
 use core::ptr::NonNull;
@@ -173,6 +175,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub due: Due,
     /// Operations accepted and not ended, of all streams.
     pub open: u32,
+    /// Failed peers, and streams with failed operations that quiet has not told of. Zero: quiet has nothing to tell.
+    pub troubles: u32,
     /// Memory of a peer was written directly since the last quiet.
     pub direct: bool,
     /// Posts and bytes outstanding on each rail.
@@ -253,6 +257,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 pending: Pending::new(pending),
                 due: Due::EMPTY,
                 open: 0,
+                troubles: 0,
                 direct: false,
                 outstanding: [(0, 0); RAILS],
                 max_rma,
@@ -317,6 +322,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             }
         }
         self.state.reset_streams(peer.index);
+        self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];
         *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
         Ok(())
@@ -486,6 +492,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let words = bitmap_words(self.config.window);
         for context in 0..self.config.contexts {
             let index = self.stream_of(context as u8, peer) as usize;
+            self.take_lost(index as u32);
             let Stream { due, due_next, .. } = self.streams[index];
             let fresh = Stream::new(context as u8, peer, self.config.window, Seq(self.config.first_sequence));
             self.streams[index] = Stream { due, due_next, ..fresh };
@@ -493,6 +500,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 }
+
+static_assertions::assert_impl_all!(Engine<'static, crate::rail::loopback::Loopback<4>, 1>: Send);
 
 /// Spreads the bits of a number (the finaliser of splitmix64).
 pub(crate) fn mix(mut x: u64) -> u64 {

@@ -1,6 +1,7 @@
 //! Fishplate core.
 #![no_std]
 
+pub mod context;
 pub mod engine;
 pub mod error;
 pub mod mem;

@@ -62,6 +62,11 @@ pub struct Region {
     kind: RegionKind,
 }
 
+// SAFETY: what `Region::new` was promised holds for every thread of the process.
+unsafe impl Send for Region {}
+// SAFETY: a region only tells where memory is; reading that from two threads is harmless.
+unsafe impl Sync for Region {}
+
 impl Region {
     /// Describes memory.
     ///

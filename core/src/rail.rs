@@ -22,6 +22,7 @@
 //!    something that outlives the rail; waits take it as an argument.
 //! 9. **Receive buffers go back** before the next poll returns; a message that the engine parks is the engine's copy.
 
+pub mod either;
 pub mod faulty;
 pub mod loopback;
 mod random;

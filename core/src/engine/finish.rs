@@ -131,7 +131,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let s = &mut self.streams[stream as usize];
             s.closing.remove(self.pending.slots, index);
             s.open -= 1;
-            s.lost += (failed && !report) as u32;
+            if failed && !report {
+                self.lose(stream);
+            }
         }
         if report {
             self.pending.ended.push(self.pending.slots, index);
@@ -148,6 +150,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         slot.state = PeerState::Failed(why);
+        self.troubles += 1;
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
             remote.mapped = core::ptr::null_mut();
         }
@@ -167,13 +170,29 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         slot.fail(Fault::Peer(why), over || !slot.numbered);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
-                    let s = &mut self.streams[stream];
-                    s.open -= 1;
-                    s.lost += (!slot.report && slot.outcome != Outcome::Done) as u32;
+                    self.streams[stream].open -= 1;
+                    if !slot.report && slot.outcome != Outcome::Done {
+                        self.lose(stream as u32);
+                    }
                     self.end_if_over(index);
                     index = next;
                 }
             }
         }
+    }
+
+    /// Counts a failed operation that nobody will be told of one by one.
+    #[cold]
+    fn lose(&mut self, stream: u32) {
+        let s = &mut self.streams[stream as usize];
+        self.troubles += (s.lost == 0) as u32;
+        s.lost += 1;
+    }
+
+    /// How many such operations there were since the last call.
+    pub(super) fn take_lost(&mut self, stream: u32) -> u32 {
+        let lost = core::mem::take(&mut self.streams[stream as usize].lost);
+        self.troubles -= (lost != 0) as u32;
+        lost
     }
 }

@@ -73,6 +73,10 @@ pub struct PendingSlot {
     pub(crate) message: Option<Body>,
 }
 
+// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised, or for the length
+// of one call the bytes of an inject.
+unsafe impl Send for PendingSlot {}
+
 impl PendingSlot {
     /// A slot without an operation.
     pub const EMPTY: PendingSlot = PendingSlot {

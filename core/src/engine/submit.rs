@@ -62,7 +62,19 @@ struct Target {
     mapped: *mut u8,
 }
 
+/// Memory of a peer that is mapped here.
+#[derive(Clone, Copy)]
+struct Mapped {
+    ptr: *mut u8,
+    peer: u16,
+    rail: u8,
+}
+
 impl Target {
+    fn mapped(&self) -> Option<Mapped> {
+        (!self.mapped.is_null()).then_some(Mapped { ptr: self.mapped, peer: self.peer, rail: self.rail })
+    }
+
     fn place(&self) -> Place {
         Place { region: self.theirs.0, generation: self.theirs.1, offset: self.offset }
     }
@@ -80,13 +92,34 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         to: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
+        if let Some(source) = self.here(from, len)
+            && let Some(target) = self.there(context, to, len)
+        {
+            // SAFETY: both ranges were checked against their regions; a mapping stays until its peer is detached, and a failed
+            // peer's regions are marked unmapped first.
+            unsafe { copy_bytes(source, target.ptr, len) };
+            self.state.direct = true;
+            return Ok(Issued::Done { value: 0 });
+        }
+        self.put_slow(context, from, len, to, notice)
+    }
+
+    #[inline(never)]
+    fn put_slow(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
         let source = resolve_local(self.state.locals, from, len as u64)?;
         let target = self.target(to, len as u64)?;
         let stream = self.stream(context, target.peer)?;
-        if self.is_idle(stream) {
-            if let Some(done) = self.write_now(source, len, &target) {
-                return done.map(|()| Issued::Done { value: 0 });
-            }
+        if self.is_idle(stream)
+            && let Some(done) = self.write_now(source, len, &target)
+        {
+            return done.map(|()| Issued::Done { value: 0 });
         }
         let slot = PendingSlot {
             kind: Kind::Write,
@@ -102,8 +135,32 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was sent before, has landed.
     #[doc(alias = "shmem_put_signal_nbi")]
-    #[inline]
+    #[inline(always)]
     pub fn put_signal(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        if let Some(source) = self.here(from, len)
+            && let Some(target) = self.there(context, to, len)
+            && let Some(word) = self.there(context, signal.at, 8)
+            && target.peer == word.peer
+            && signal.at.offset & 7 == 0
+        {
+            // SAFETY: as in `put`.
+            unsafe { copy_bytes(source, target.ptr, len) };
+            self.signal_now(word, signal.op, signal.value);
+            return Ok(Issued::Done { value: 0 });
+        }
+        self.put_signal_slow(context, from, len, to, signal, notice)
+    }
+
+    #[inline(never)]
+    fn put_signal_slow(
         &mut self,
         context: ContextId,
         from: LocalAddr,
@@ -119,12 +176,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::TwoPeers);
         }
         let stream = self.stream(context, target.peer)?;
-        if self.is_idle(stream) && !word.mapped.is_null() {
-            if let Some(done) = self.write_now(source, len, &target) {
-                done?;
-                self.signal_now(&word, signal.op, signal.value);
-                return Ok(Issued::Done { value: 0 });
-            }
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
+            && let Some(done) = self.write_now(source, len, &target)
+        {
+            done?;
+            self.signal_now(mapped, signal.op, signal.value);
+            return Ok(Issued::Done { value: 0 });
         }
         let mut slot = PendingSlot {
             kind: Kind::Write,
@@ -148,15 +206,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "shmem_p")]
     #[inline]
     pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
-        let target = self.target(to, bytes.len() as u64)?;
-        let stream = self.stream(context, target.peer)?;
-        let source = NonNull::from(bytes).cast::<u8>();
-        if self.is_idle(stream) {
-            if let Some(done) = self.write_now(source, bytes.len(), &target) {
-                return done;
-            }
+        if let Some(target) = self.there(context, to, bytes.len()) {
+            // SAFETY: the target was checked against its region, the source is a slice; otherwise as in `put`.
+            unsafe { copy_bytes(bytes.as_ptr(), target.ptr, bytes.len()) };
+            self.state.direct = true;
+            return Ok(());
         }
-        self.inject_numbered(stream, bytes, &target)
+        self.inject_slow(context, bytes, to)
     }
 
     /// Longest [`inject`](Self::inject) that every rail takes, in bytes.
@@ -167,10 +223,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Applies a signal after everything that was sent before it has landed.
     #[inline]
     pub fn signal(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
+        if let Some(word) = self.there(context, signal.at, 8)
+            && signal.at.offset & 7 == 0
+        {
+            self.signal_now(word, signal.op, signal.value);
+            return Ok(Issued::Done { value: 0 });
+        }
+        self.signal_slow(context, signal, notice)
+    }
+
+    #[inline(never)]
+    fn signal_slow(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
         let word = self.word(signal.at, 8)?;
         let stream = self.stream(context, word.peer)?;
-        if self.is_idle(stream) && !word.mapped.is_null() {
-            self.signal_now(&word, signal.op, signal.value);
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
+        {
+            self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
@@ -188,13 +257,32 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         from: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
+        if let Some(local) = self.here(into, len)
+            && let Some(source) = self.there(context, from, len)
+        {
+            // SAFETY: as in `put`, the other way.
+            unsafe { copy_bytes(source.ptr, local, len) };
+            return Ok(Issued::Done { value: 0 });
+        }
+        self.get_slow(context, into, len, from, notice)
+    }
+
+    #[inline(never)]
+    fn get_slow(
+        &mut self,
+        context: ContextId,
+        into: LocalAddr,
+        len: usize,
+        from: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
         let local = resolve_local(self.state.locals, into, len as u64)?;
         let target = self.target(from, len as u64)?;
         let stream = self.stream(context, target.peer)?;
-        if self.is_idle(stream) {
-            if let Some(done) = self.read_now(local, len, &target) {
-                return done.map(|()| Issued::Done { value: 0 });
-            }
+        if self.is_idle(stream)
+            && let Some(done) = self.read_now(local, len, &target)
+        {
+            return done.map(|()| Issued::Done { value: 0 });
         }
         let slot = PendingSlot {
             kind: Kind::Read,
@@ -253,8 +341,36 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// The imported range, checked.
+    /// The local memory of an operation, if everything about it is in order. The slow path says what is not.
     #[inline(always)]
+    fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
+        let slot = self.state.locals.get(addr.region.index as usize)?;
+        let end = addr.offset.checked_add(len as u64)?;
+        if slot.generation != addr.region.generation || end > slot.len {
+            return None;
+        }
+        Some(slot.ptr.wrapping_add(addr.offset as usize))
+    }
+
+    /// Where the target of an operation is mapped, if it is, if everything about it is in order, and if no stream has
+    /// anything in flight, so that what is done directly now keeps its place. The slow path looks closer.
+    #[inline(always)]
+    fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
+        let slot = self.state.remotes.get(addr.region.index as usize)?;
+        let end = addr.offset.checked_add(len as u64)?;
+        if slot.generation != addr.region.generation
+            || end > slot.len
+            || slot.mapped.is_null()
+            || context.0 as u16 >= self.state.config.contexts
+            || self.state.open != 0
+        {
+            return None;
+        }
+        Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
+    }
+
+    /// The imported range, checked.
+    #[inline]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
         let mapped =
@@ -270,7 +386,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// The word of a signal or an atomic, checked.
-    #[inline(always)]
+    #[inline]
     fn word(&self, addr: RemoteAddr, width: u8) -> Result<Target, OpError> {
         if addr.offset & (width as u64 - 1) != 0 {
             return Err(OpError::Misaligned { offset: addr.offset, width });
@@ -293,7 +409,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Writes at once, where the memory is mapped or the rail can. `None`: it must be posted.
-    #[inline(always)]
+    #[inline]
     fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
         if !to.mapped.is_null() {
             // SAFETY: `from` was checked against its registered region, `mapped` against the imported one; the rail
@@ -310,7 +426,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// As [`write_now`](Self::write_now), the other way.
-    #[inline(always)]
+    #[inline]
     fn read_now(&mut self, into: NonNull<u8>, len: usize, from: &Target) -> Option<Result<(), OpError>> {
         if !from.mapped.is_null() {
             // SAFETY: as in `write_now`.
@@ -333,9 +449,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     #[inline(always)]
-    fn signal_now(&mut self, word: &Target, op: SignalOp, value: u64) {
+    fn signal_now(&mut self, word: Mapped, op: SignalOp, value: u64) {
         // SAFETY: mapped, inside its region and a multiple of 8 bytes (regions begin at one); only accessed atomically.
-        let at = unsafe { &*word.mapped.cast::<AtomicU64>() };
+        let at = unsafe { &*word.ptr.cast::<AtomicU64>() };
         // Release: everything copied to the peer before is visible to whoever acquires this value in `wait_signal`.
         match op {
             SignalOp::Set => at.store(value, Ordering::Release),
@@ -356,19 +472,44 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         notice: Notice,
         fetch: bool,
     ) -> Result<Issued, OpError> {
+        if amo.width_is_valid()
+            && let Some(word) = self.there(context, at, amo.width as usize)
+            && at.offset & (amo.width as u64 - 1) == 0
+        {
+            return Ok(Issued::Done { value: self.atomic_now(word, amo, fetch) });
+        }
+        self.atomic_slow(context, at, amo, notice, fetch)
+    }
+
+    #[inline(always)]
+    fn atomic_now(&mut self, word: Mapped, amo: Amo, fetch: bool) -> u64 {
+        // SAFETY: mapped, inside its region, a multiple of its width, which is valid; only accessed atomically.
+        let value = unsafe { amo.apply(word.ptr) };
+        if amo.op != AmoOp::Fetch {
+            self.state.direct = true;
+            self.rails[word.rail as usize].notify(Peer(word.peer));
+        }
+        if fetch { value } else { 0 }
+    }
+
+    #[inline(never)]
+    fn atomic_slow(
+        &mut self,
+        context: ContextId,
+        at: RemoteAddr,
+        amo: Amo,
+        notice: Notice,
+        fetch: bool,
+    ) -> Result<Issued, OpError> {
         if !amo.width_is_valid() {
             return Err(OpError::BadWidth(amo.width));
         }
         let word = self.word(at, amo.width)?;
         let stream = self.stream(context, word.peer)?;
-        if self.is_idle(stream) && !word.mapped.is_null() {
-            // SAFETY: mapped, inside its region, aligned to the width, and only accessed atomically.
-            let value = unsafe { amo.apply(word.mapped) };
-            if amo.op != AmoOp::Fetch {
-                self.state.direct = true;
-                self.rails[word.rail as usize].notify(Peer(word.peer));
-            }
-            return Ok(Issued::Done { value: if fetch { value } else { 0 } });
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
+        {
+            return Ok(Issued::Done { value: self.atomic_now(mapped, amo, fetch) });
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
         let slot = PendingSlot { message: Some(message), fetch, remote: word.region, ..PendingSlot::EMPTY };
@@ -385,8 +526,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// An inject that cannot be done directly: posted now, or refused with nothing changed.
-    fn inject_numbered(&mut self, stream: u32, bytes: &[u8], target: &Target) -> Result<(), OpError> {
+    /// An inject that cannot simply be copied: posted now, or refused with nothing changed.
+    #[inline(never)]
+    fn inject_slow(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
+        let target = self.target(to, bytes.len() as u64)?;
+        let stream = self.stream(context, target.peer)?;
+        if self.is_idle(stream)
+            && let Some(done) = self.write_now(NonNull::from(bytes).cast(), bytes.len(), &target)
+        {
+            return done;
+        }
         self.state.peers[target.peer as usize].usable()?;
         if bytes.len() as u64 > self.state.inject {
             return Err(OpError::TooLong { len: bytes.len(), max: self.state.inject as usize });

@@ -59,8 +59,9 @@ impl PeerSlot {
     }
 }
 
-/// One registered region.
+/// One registered region. At least a cache line, so that the index is a shift.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct LocalSlot<const RAILS: usize> {
     /// Null: the slot is free.
     pub(crate) ptr: *mut u8,
@@ -69,6 +70,9 @@ pub struct LocalSlot<const RAILS: usize> {
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
 }
+
+// SAFETY: the pointer names memory that any thread of the process may touch as `Region::new` was promised.
+unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
     /// A slot without a region.
@@ -81,8 +85,9 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
     };
 }
 
-/// One imported region.
+/// One imported region. At least a cache line, so that the index is a shift.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct RemoteSlot<const RAILS: usize> {
     /// Where it is mapped here, or null.
     pub(crate) mapped: *mut u8,
@@ -96,6 +101,9 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) rail: u8,
     pub(crate) keys: [RailKey; RAILS],
 }
+
+// SAFETY: a mapping belongs to the process, not to a thread; it is only touched by raw copies and atomics.
+unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
 impl<const RAILS: usize> RemoteSlot<RAILS> {
     pub(crate) const FREE: u16 = u16::MAX;

@@ -14,7 +14,7 @@ use crate::sync::host::{Host, Woken};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::pending::{NONE, State as Stage};
-use super::table::{PeerState, resolve_local};
+use super::table::{PeerSlot, PeerState, resolve_local};
 use super::{ContextId, Engine};
 
 /// Looks at a signal word before the first pass.
@@ -32,8 +32,31 @@ pub struct Waiter<'w, H: Host, P: Park = Asleep> {
     event: &'w P,
     wakes: bool,
     idle: Idle,
+    pulse: Pulse,
+}
+
+/// When to ask whether the peers live: after every sleep, and now and then while busy.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pulse {
     turns: u32,
     checked_ns: u64,
+}
+
+impl Pulse {
+    /// Whether it is time, on a turn that does or does not follow a sleep.
+    #[inline(always)]
+    pub(super) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        if !slept && self.turns & (TURNS - 1) != 0 {
+            return false;
+        }
+        let now = host.now_ns();
+        let due = slept || now.wrapping_sub(self.checked_ns) >= CHECK_NS;
+        if due {
+            self.checked_ns = now;
+        }
+        due
+    }
 }
 
 /// What a waiter sleeps on that never sleeps.
@@ -48,7 +71,7 @@ impl Park for Asleep {
 impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
     /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of [`Rail`].
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
-        Waiter { host, event, wakes: true, idle: Idle::new(policy), turns: 0, checked_ns: 0 }
+        Waiter { host, event, wakes: true, idle: Idle::new(policy), pulse: Pulse::default() }
     }
 
     /// What was counted so far.
@@ -64,21 +87,6 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
     /// The host.
     pub fn host(&self) -> &'w H {
         self.host
-    }
-
-    /// Whether it is time to ask for the peers, on a turn that does or does not follow a sleep.
-    #[inline(always)]
-    fn check_due(host: &H, turns: &mut u32, checked_ns: &mut u64, slept: bool) -> bool {
-        *turns = turns.wrapping_add(1);
-        if !slept && *turns & (TURNS - 1) != 0 {
-            return false;
-        }
-        let now = host.now_ns();
-        let due = slept || now.wrapping_sub(*checked_ns) >= CHECK_NS;
-        if due {
-            *checked_ns = now;
-        }
-        due
     }
 }
 
@@ -98,12 +106,12 @@ impl Asleep {
 }
 
 /// Notes that a sleep took place.
-struct Noted<'a, P> {
-    event: &'a P,
-    slept: &'a Cell<bool>,
+pub(super) struct Noted<'a, P: ?Sized> {
+    pub event: &'a P,
+    pub slept: &'a Cell<bool>,
 }
 
-impl<P: Park> Park for Noted<'_, P> {
+impl<P: Park + ?Sized> Park for Noted<'_, P> {
     fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
         let woken = self.event.park(host, timeout_ns, work);
         self.slept.set(woken.is_some());
@@ -119,7 +127,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deadline_ns: u64,
         mut ready: impl FnMut(&mut Self) -> Option<T>,
     ) -> Option<T> {
-        let Waiter { host, event, wakes, idle, turns, checked_ns } = waiter;
+        let Waiter { host, event, wakes, idle, pulse } = waiter;
         let slept = Cell::new(false);
         let mut found = None;
         let turn = || {
@@ -128,7 +136,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if found.is_some() {
                 return Turn::Ready;
             }
-            if Waiter::<H, P>::check_due(host, turns, checked_ns, slept.replace(false)) {
+            if pulse.due(*host, slept.replace(false)) {
                 self.check_peers();
                 found = ready(self);
                 if found.is_some() {
@@ -163,21 +171,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<(), WaitError> {
-        if context.0 as u16 >= self.state.config.contexts {
-            return Err(OpError::UnknownContext.into());
+        let state = &mut self.state;
+        if state.open == 0
+            && !state.direct
+            && state.troubles == 0
+            && (context.0 as u16) < state.config.contexts
+            && matches!(state.peers.get(peer.index as usize), Some(slot)
+                if slot.generation == peer.generation && slot.state == PeerState::Connected)
+        {
+            return Ok(());
         }
-        let known = self.state.peers.get(peer.index as usize).is_some_and(|slot| {
-            slot.generation == peer.generation && !matches!(slot.state, PeerState::Free | PeerState::Reserved)
-        });
-        if !known {
-            return Err(OpError::UnknownPeer.into());
-        }
-        self.settle();
-        let stream = self.state.stream_of(context.0, peer.index);
-        if self.state.streams[stream as usize].open == 0 {
-            return self.verdict(stream);
-        }
-        self.quiet_slow(stream, waiter, deadline_ns)
+        self.quiet_slow(context, peer, waiter, deadline_ns)
     }
 
     /// [`quiet`](Self::quiet) for every peer.
@@ -193,28 +197,30 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::UnknownContext.into());
         }
         self.settle();
-        if self.state.open == 0 && self.state.stats.failed == 0 {
+        if self.state.open == 0 && self.state.troubles == 0 {
             return Ok(());
         }
         for peer in 0..self.state.peers.len() as u16 {
             let stream = self.state.stream_of(context.0, peer);
-            if self.state.peers[peer as usize].state == PeerState::Connected {
-                self.quiet_slow(stream, waiter, deadline_ns)?;
+            match self.state.peers[peer as usize].state {
+                PeerState::Connected => self.quiet_stream(stream, waiter, deadline_ns)?,
+                PeerState::Failed(_) if self.state.streams[stream as usize].lost != 0 => self.verdict(stream)?,
+                _ => {}
             }
         }
         Ok(())
     }
 
     /// Whether everything of this context to the peer is applied and here. Asks for what is missing; does not make progress.
-    pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> bool {
-        let stream = self.state.stream_of(context.0, peer.index);
+    pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
+        let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
         if quiet {
             self.settle();
         } else {
             self.state.ask(stream);
         }
-        quiet
+        Ok(quiet)
     }
 
     /// What was written directly into mapped memory is visible everywhere after this.
@@ -228,8 +234,34 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    #[cold]
+    fn known_stream(&self, context: ContextId, peer: PeerId) -> Result<u32, OpError> {
+        if context.0 as u16 >= self.state.config.contexts {
+            return Err(OpError::UnknownContext);
+        }
+        match self.state.peers.get(peer.index as usize) {
+            Some(PeerSlot { state: PeerState::Connected | PeerState::Failed(_), generation, .. })
+                if *generation == peer.generation =>
+            {
+                Ok(self.state.stream_of(context.0, peer.index))
+            }
+            _ => Err(OpError::UnknownPeer),
+        }
+    }
+
+    #[inline(never)]
     fn quiet_slow<H: Host, P: Park>(
+        &mut self,
+        context: ContextId,
+        peer: PeerId,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), WaitError> {
+        let stream = self.known_stream(context, peer)?;
+        self.settle();
+        self.quiet_stream(stream, waiter, deadline_ns)
+    }
+
+    fn quiet_stream<H: Host, P: Park>(
         &mut self,
         stream: u32,
         waiter: &mut Waiter<'_, H, P>,
@@ -248,14 +280,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// How the operations of a quiet stream ended.
     fn verdict(&mut self, stream: u32) -> Result<(), WaitError> {
-        let s = &mut self.state.streams[stream as usize];
-        let slot = &self.state.peers[s.peer as usize];
-        if let PeerState::Failed(why) = slot.state {
-            return Err(WaitError::PeerFailed(PeerId { index: s.peer, generation: slot.generation }, why));
-        }
-        match core::mem::take(&mut s.lost) {
-            0 => Ok(()),
-            lost => Err(WaitError::Failed(lost)),
+        let lost = self.state.take_lost(stream);
+        let peer = self.state.streams[stream as usize].peer;
+        match self.state.peers[peer as usize].state {
+            PeerState::Failed(why) => Err(WaitError::PeerFailed(self.state.peer_id(peer), why)),
+            _ if lost != 0 => Err(WaitError::Failed(lost)),
+            _ => Ok(()),
         }
     }
 
@@ -304,12 +334,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
-        if at.offset & 7 != 0 {
-            return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
-        }
-        let word = resolve_local(self.state.locals, at, 8)?;
-        // SAFETY: inside a registered region, a multiple of 8 bytes, and only accessed atomically by this engine and peers.
-        let word = unsafe { &*word.as_ptr().cast::<AtomicU64>() };
+        let word = self.signal_word(at)?;
         // Acquire, here and below: pairs with the release store or add of the signal, by this engine or by a peer that has
         // this memory mapped; what came before the signal is visible after the wait.
         for _ in 0..QUICK_LOOKS {
@@ -319,33 +344,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             hint::spin_loop();
         }
-        self.wait_signal_slow(word, cmp, value, from, waiter, deadline_ns)
+        self.wait_signal_slow(at, cmp, value, from, waiter, deadline_ns)
     }
 
     #[cold]
     fn wait_signal_slow<H: Host, P: Park>(
         &mut self,
-        word: &AtomicU64,
+        at: LocalAddr,
         cmp: Cmp,
         value: u64,
         from: Option<PeerId>,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
-        let found = self.block(waiter, deadline_ns, |e| {
-            let now = word.load(Ordering::Acquire);
-            if cmp.holds(now, value) {
-                return Some(Ok(now));
-            }
-            let slot = e.state.peers.get(from?.index as usize)?;
-            match slot.state {
-                PeerState::Failed(why) if slot.generation == from?.generation => {
-                    Some(Err(WaitError::PeerFailed(from?, why)))
-                }
-                _ if slot.generation != from?.generation => Some(Err(OpError::UnknownPeer.into())),
-                _ => None,
-            }
-        });
+        let found = self.block(waiter, deadline_ns, |e| e.look(at, cmp, value, from).transpose());
         found.unwrap_or_else(|| {
             let hole = self.state.first_hole();
             Err(WaitError::Deadline(Stuck {
@@ -354,6 +366,60 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 hole: hole.map(|(_, seq)| seq.0),
             }))
         })
+    }
+
+    /// [`wait_signal`](Self::wait_signal) without waiting: the word if it compares as asked, `None` if it does not yet.
+    pub(super) fn look(
+        &self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+    ) -> Result<Option<u64>, WaitError> {
+        let now = self.signal_word(at)?.load(Ordering::Acquire);
+        match (cmp.holds(now, value), self.lost_peer(from)) {
+            (true, _) => Ok(Some(now)),
+            (false, None) => Ok(None),
+            (false, Some(error)) => Err(error),
+        }
+    }
+
+    /// The word of a signal in registered memory.
+    #[inline(always)]
+    fn signal_word(&self, at: LocalAddr) -> Result<&AtomicU64, OpError> {
+        if at.offset & 7 != 0 {
+            return Err(OpError::Misaligned { offset: at.offset, width: 8 });
+        }
+        let word = resolve_local(self.state.locals, at, 8)?;
+        // SAFETY: inside a registered region, which stays while it is registered, so while `self` is borrowed; a multiple of
+        // 8 bytes (regions begin at one); accessed only atomically.
+        Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
+    }
+
+    /// Why there is nothing more to expect from a peer, if there is not.
+    fn lost_peer(&self, from: Option<PeerId>) -> Option<WaitError> {
+        let from = from?;
+        match self.state.peers.get(from.index as usize) {
+            Some(slot) if slot.generation == from.generation => match slot.state {
+                PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
+                PeerState::Connected | PeerState::Reserved => None,
+                PeerState::Free => Some(OpError::UnknownPeer.into()),
+            },
+            _ => Some(OpError::UnknownPeer.into()),
+        }
+    }
+
+    /// [`quiet`](Self::quiet) without waiting: whether it is, and how the operations ended once it is.
+    pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
+        match self.is_quiet(context, peer)? {
+            true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),
+            false => Ok(false),
+        }
+    }
+
+    /// Something is left to do that no event announces.
+    pub(super) fn has_due(&self) -> bool {
+        self.state.due.len != 0
     }
 
     /// What a stream is waiting for.

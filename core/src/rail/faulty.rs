@@ -46,7 +46,7 @@ impl Faults {
 enum Post {
     Write { local: Local, remote: Remote, data: Option<u32> },
     Read { local: Local, remote: Remote },
-    Message { len: u16, bytes: [u8; MESSAGE] },
+    Message { len: u16 },
     Fail,
     /// Posted, and over at once: only its end is to be reported.
     Over(Result<(), CompleteError>),
@@ -67,7 +67,11 @@ struct Held {
     peer: Peer,
     cx: u64,
     post: Post,
+    bytes: [u8; MESSAGE],
 }
+
+// SAFETY: the pointers name memory of posts that were accepted; whoever drives the rail may touch it, on any thread.
+unsafe impl Send for Held {}
 
 /// `R`, misbehaving. Holds back at most `HELD` posts at a time.
 pub struct Faulty<R, const HELD: usize = 32> {
@@ -107,21 +111,25 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
     }
 
     fn hold(&mut self, peer: Peer, cx: u64, post: Post) -> Result<Posted, PostError> {
+        self.hold_with(peer, cx, post, [0; MESSAGE])
+    }
+
+    fn hold_with(&mut self, peer: Peer, cx: u64, post: Post, bytes: [u8; MESSAGE]) -> Result<Posted, PostError> {
         let free = self.held.iter_mut().find(|slot| slot.is_none()).ok_or(PostError::Again)?;
-        *free = Some(Held { peer, cx, post });
+        *free = Some(Held { peer, cx, post, bytes });
         self.count += 1;
         Ok(Posted::Pending)
     }
 
     /// Posts what was held back.
     fn let_go(&mut self, held: &Held) -> Fate {
-        let Held { peer, cx, post } = held;
+        let Held { peer, cx, post, bytes } = held;
         // SAFETY: the memory stays as the caller of the held-back post promised until its end is reported, and it was not.
         let posted = unsafe {
             match post {
                 Post::Write { local, remote, data } => self.inner.post_write(*peer, *local, *remote, *data, *cx),
                 Post::Read { local, remote } => self.inner.post_read(*peer, *local, *remote, *cx),
-                Post::Message { len, bytes } => {
+                Post::Message { len } => {
                     self.inner.post_message(*peer, &bytes[..*len as usize], Untrusted::from_slice(&[]), *cx)
                 }
                 Post::Fail => return Fate::Over(Err(CompleteError::Failed(EIO))),
@@ -216,7 +224,7 @@ impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         let (first, rest) = bytes.split_at_mut(head.len());
         first.copy_from_slice(head);
         body.copy_out(rest);
-        self.hold(peer, cx, Post::Message { len: len as u16, bytes })
+        self.hold_with(peer, cx, Post::Message { len: len as u16 }, bytes)
     }
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {

@@ -7,14 +7,40 @@ use core::ptr::{self, NonNull};
 
 use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
-use crate::mem::{Peer, Region, Untrusted};
+use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::Amo;
 
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
 
+/// Longest single write or read, in bytes.
+const RMA: usize = 1 << 30;
+
 /// Regions that can be registered at once.
 const REGIONS: usize = 16;
+
+/// A place for a region: where it lies, whether it is mapped for its importers, and how often the place was used, which is part
+/// of its key.
+#[derive(Clone, Copy)]
+struct Registered {
+    memory: Option<(NonNull<u8>, usize)>,
+    mapped: bool,
+    uses: u64,
+}
+
+impl Registered {
+    fn key(&self, index: usize) -> u64 {
+        (self.uses << 8) | (index as u64 + 1)
+    }
+}
+
+/// Which regions are mapped when they are imported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Maps {
+    None,
+    Shared,
+    All,
+}
 
 /// What lies in the queue between post and poll.
 #[derive(Clone, Copy)]
@@ -22,6 +48,8 @@ enum Event {
     Landed(u32),
     Message(u16),
     Done(u64),
+    /// Not reported: its peer was detached.
+    Gone,
 }
 
 #[derive(Clone, Copy)]
@@ -36,10 +64,13 @@ pub struct Loopback<const DEPTH: usize> {
     slots: [Slot; DEPTH],
     head: u32,
     tail: u32,
-    regions: [Option<(NonNull<u8>, usize)>; REGIONS],
-    mapped: bool,
+    regions: [Registered; REGIONS],
+    maps: Maps,
     native_atomics: bool,
 }
+
+// SAFETY: the pointers name registered memory, which any thread may touch as `Region::new` was promised.
+unsafe impl<const DEPTH: usize> Send for Loopback<DEPTH> {}
 
 impl<const DEPTH: usize> Loopback<DEPTH> {
     const MASK: u32 = {
@@ -50,12 +81,19 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
     /// A rail that behaves as a network does: everything crosses its queue.
     pub const fn new() -> Self {
         let slot = Slot { peer: Peer(0), event: Event::Done(0), bytes: [0; MESSAGE] };
-        Loopback { slots: [slot; DEPTH], head: 0, tail: 0, regions: [None; REGIONS], mapped: false, native_atomics: false }
+        let regions = [Registered { memory: None, mapped: false, uses: 0 }; REGIONS];
+        Loopback { slots: [slot; DEPTH], head: 0, tail: 0, regions, maps: Maps::None, native_atomics: false }
     }
 
     /// A rail that behaves as shared memory does: what is imported is mapped.
     pub const fn mapped() -> Self {
-        Loopback { mapped: true, ..Self::new() }
+        Loopback { maps: Maps::All, ..Self::new() }
+    }
+
+    /// A rail that maps what is registered as [`RegionKind::Shared`] or [`RegionKind::Common`], and behaves as a network for the
+    /// rest.
+    pub const fn mapped_where_shared() -> Self {
+        Loopback { maps: Maps::Shared, ..Self::new() }
     }
 
     /// The same rail, offering [`Rail::post_atomic`].
@@ -77,15 +115,21 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         &mut slot.bytes
     }
 
+    /// The place that a key names.
+    #[inline(always)]
+    fn registered(&self, key: RailKey) -> Option<usize> {
+        let index = (key.key as usize & 0xff).wrapping_sub(1);
+        (self.regions.get(index)?.key(index) == key.key).then_some(index)
+    }
+
     /// The memory that `remote` names, if `len` bytes of it lie inside what is registered.
     #[inline(always)]
     fn resolve(&self, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
-        let (base, size) = self
-            .regions
-            .get((remote.key.key as usize).wrapping_sub(1))
-            .copied()
-            .flatten()
-            .ok_or(PostError::BadKey)?;
+        if len > RMA {
+            return Err(PostError::TooLong { len, max: RMA });
+        }
+        let place = self.registered(remote.key).ok_or(PostError::BadKey)?;
+        let (base, size) = self.regions[place].memory.ok_or(PostError::BadKey)?;
         match remote.offset.checked_add(len as u64) {
             // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
             Some(end) if end <= size as u64 => Ok(unsafe { base.as_ptr().add(remote.offset as usize) }),
@@ -104,8 +148,8 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     fn caps(&self) -> Caps {
         Caps {
             max_message: MESSAGE,
-            max_rma: 1 << 30,
-            inject: 1 << 30,
+            max_rma: RMA,
+            inject: RMA,
             data_bytes: 4,
             ordered: true,
             native_atomics: self.native_atomics,
@@ -114,14 +158,21 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        let free = self.regions.iter().position(Option::is_none).ok_or(AttachError::Full)?;
-        self.regions[free] = Some((region.ptr(), region.len()));
-        Ok((RailKey { key: free as u64 + 1, base: 0 }, 0))
+        let free = self.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
+        let place = &mut self.regions[free];
+        place.memory = Some((region.ptr(), region.len()));
+        place.mapped = match self.maps {
+            Maps::None => false,
+            Maps::Shared => region.kind() != RegionKind::Private,
+            Maps::All => true,
+        };
+        Ok((RailKey { key: place.key(free), base: 0 }, 0))
     }
 
     fn deregister(&mut self, key: RailKey) {
-        if let Some(entry) = self.regions.get_mut((key.key as usize).wrapping_sub(1)) {
-            *entry = None;
+        if let Some(index) = self.registered(key) {
+            let Registered { memory, uses, .. } = &mut self.regions[index];
+            (*memory, *uses) = (None, *uses + 1);
         }
     }
 
@@ -129,7 +180,8 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         let ptr = self
             .resolve(Remote { key, offset: 0 }, usize::try_from(len).map_err(|_| AttachError::BadRange)?)
             .map_err(|_| AttachError::BadHandle)?;
-        Ok(if self.mapped { NonNull::new(ptr) } else { None })
+        let mapped = self.registered(key).is_some_and(|place| self.regions[place].mapped);
+        Ok(if mapped { NonNull::new(ptr) } else { None })
     }
 
     fn release(&mut self, _peer: Peer, _key: RailKey) {}
@@ -137,7 +189,7 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     fn detach(&mut self, peer: Peer) {
         for slot in &mut self.slots {
             if slot.peer == peer && !matches!(slot.event, Event::Done(_)) {
-                slot.event = Event::Message(0);
+                slot.event = Event::Gone;
             }
         }
     }
@@ -211,16 +263,17 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let n = self.tail.wrapping_sub(self.head).min(budget);
+        let mut reported = n;
         for _ in 0..n {
             let slot = &self.slots[(self.head & Self::MASK) as usize];
             self.head = self.head.wrapping_add(1);
             match slot.event {
                 Event::Landed(data) => sink.landed(slot.peer, data),
-                Event::Message(0) => {}
+                Event::Gone => reported -= 1,
                 Event::Message(len) => sink.message(slot.peer, Untrusted::from_slice(&slot.bytes[..len as usize])),
                 Event::Done(cx) => sink.done(cx, Ok(())),
             }
         }
-        n
+        reported
     }
 }

@@ -22,6 +22,12 @@ const REGIONS: usize = 128;
 /// Peers that one endpoint can have.
 const PEERS: usize = 16;
 
+/// Longest write that is copied when it is posted, in bytes.
+const INJECT: usize = 64;
+
+/// Longest single write or read, in bytes.
+const RMA: usize = 1 << 16;
+
 /// Nodes times rails.
 const ENDPOINTS: usize = 64;
 
@@ -53,8 +59,8 @@ impl Dials {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Free,
-    /// At the target: copy, report the word if there is one, report the end to the origin.
-    Write { from: *const u8, len: usize, remote: Remote, data: Option<u32> },
+    /// At the target: copy, report the word if there is one, report the end to the origin. No source: the bytes are here.
+    Write { from: Option<NonNull<u8>>, len: usize, remote: Remote, data: Option<u32> },
     /// At the origin, which stands for the target's hardware: copy and report the end.
     Read { into: *mut u8, len: usize, remote: Remote },
     /// At the target.
@@ -87,13 +93,26 @@ struct World<'m> {
     free: u16,
     /// What each endpoint will do or see, in no particular order.
     heads: [u16; ENDPOINTS],
-    regions: [Option<(u16, NonNull<u8>, usize)>; REGIONS],
+    regions: [Registered; REGIONS],
     dials: [Dials; 16],
     dead: u64,
     rails: u16,
     now: u64,
     random: Random,
     trace: u64,
+}
+
+/// A place for a region: who registered it, where it lies, and how often the place was used, which is part of its key.
+#[derive(Clone, Copy)]
+struct Registered {
+    memory: Option<(u16, NonNull<u8>, usize)>,
+    uses: u64,
+}
+
+impl Registered {
+    fn key(&self, index: usize) -> u64 {
+        (self.uses << 8) | (index as u64 + 1)
+    }
 }
 
 /// The fabric. Endpoints borrow it.
@@ -137,7 +156,7 @@ impl<'m> Sim<'m> {
                 packets,
                 free: 0,
                 heads: [NONE; ENDPOINTS],
-                regions: [None; REGIONS],
+                regions: [Registered { memory: None, uses: 0 }; REGIONS],
                 dials: [dials; 16],
                 dead: 0,
                 rails,
@@ -214,12 +233,26 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// The memory that a key names, if `len` bytes from the offset lie inside it.
-    fn resolve(&self, remote: Remote, len: usize) -> Option<*mut u8> {
-        let (_, base, size) = (*self.regions.get((remote.key.key as usize).wrapping_sub(1))?)?;
+    /// The place that a key of `node` names.
+    fn registered(&self, node: u16, key: RailKey) -> Option<usize> {
+        let index = (key.key as usize & 0xff).checked_sub(1)?;
+        let place = self.regions.get(index)?;
+        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == node)).then_some(index)
+    }
+
+    /// The memory that a key of `node` names, if `len` bytes from the offset lie inside it.
+    fn resolve(&self, node: u16, remote: Remote, len: usize) -> Option<*mut u8> {
+        let (_, base, size) = self.regions[self.registered(node, remote.key)?].memory?;
         let end = remote.offset.checked_add(len as u64)?;
         // SAFETY: offset + len <= size of the registered region.
         (end <= size as u64).then(|| unsafe { base.as_ptr().add(remote.offset as usize) })
+    }
+}
+
+impl<'s, 'm> SimRail<'s, 'm> {
+    /// The fabric that this is an end of.
+    pub fn sim(&self) -> &'s Sim<'m> {
+        self.sim
     }
 }
 
@@ -253,10 +286,13 @@ impl SimRail<'_, '_> {
         if world.is_dead(node) || world.is_dead(self.node) {
             return Err(PostError::PeerDown);
         }
-        if let Kind::Write { remote, len, .. } | Kind::Read { remote, len, .. } = kind
-            && world.resolve(remote, len).is_none()
-        {
-            return Err(PostError::BadKey);
+        if let Kind::Write { remote, len, .. } | Kind::Read { remote, len, .. } = kind {
+            if len > RMA {
+                return Err(PostError::TooLong { len, max: RMA });
+            }
+            if world.resolve(node, remote, len).is_none() {
+                return Err(PostError::BadKey);
+            }
         }
         let again = world.dials[self.rail as usize].again as u64;
         let index = world.free;
@@ -311,13 +347,13 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// What is in flight to dead nodes, or is reported to them, ends here.
-    fn reap<S: Sink>(&mut self, sink: &mut S) {
+    /// What is in flight to dead nodes, or is reported to them, ends here. Reports at most `budget` of them.
+    fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut peers_down = 0u16;
         {
             let world = &mut *self.sim.world.borrow_mut();
             if world.dead == 0 {
-                return;
+                return 0;
             }
             let (dead, rails) = (world.dead, world.rails);
             for endpoint in 0..ENDPOINTS as u16 {
@@ -339,7 +375,8 @@ impl SimRail<'_, '_> {
                 }
             }
             for (i, &node) in self.peers.iter().enumerate() {
-                if node != NONE && world.is_dead(node) && self.told & (1 << i) == 0 {
+                let known = node == NONE || self.told & (1 << i) != 0;
+                if !known && world.is_dead(node) && peers_down.count_ones() < budget {
                     peers_down |= 1 << i;
                 }
             }
@@ -348,6 +385,7 @@ impl SimRail<'_, '_> {
         for peer in (0..16).filter(|i| peers_down & (1 << i) != 0) {
             sink.peer_down(Peer(peer), PeerError::Died);
         }
+        peers_down.count_ones()
     }
 }
 
@@ -356,8 +394,8 @@ impl Rail for SimRail<'_, '_> {
         let world = self.sim.world.borrow();
         Caps {
             max_message: MESSAGE,
-            max_rma: 1 << 16,
-            inject: 0,
+            max_rma: RMA,
+            inject: INJECT,
             data_bytes: 4,
             ordered: world.dials[self.rail as usize].ordered,
             native_atomics: false,
@@ -367,34 +405,55 @@ impl Rail for SimRail<'_, '_> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let world = &mut *self.sim.world.borrow_mut();
-        let free = world.regions.iter().position(Option::is_none).ok_or(AttachError::Full)?;
-        world.regions[free] = Some((self.node, region.ptr(), region.len()));
-        Ok((RailKey { key: free as u64 + 1, base: 0 }, 0))
+        let free = world.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
+        let place = &mut world.regions[free];
+        place.memory = Some((self.node, region.ptr(), region.len()));
+        Ok((RailKey { key: place.key(free), base: 0 }, 0))
     }
 
     fn deregister(&mut self, key: RailKey) {
         let world = &mut *self.sim.world.borrow_mut();
-        if let Some(slot) = world.regions.get_mut((key.key as usize).wrapping_sub(1))
-            && matches!(slot, Some((node, ..)) if *node == self.node)
-        {
-            *slot = None;
+        if let Some(index) = world.registered(self.node, key) {
+            let Registered { memory, uses } = &mut world.regions[index];
+            (*memory, *uses) = (None, *uses + 1);
         }
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
         let world = self.sim.world.borrow();
-        match world.regions.get((key.key as usize).wrapping_sub(1)) {
-            Some(Some((owner, _, size))) if *owner == node && len <= *size as u64 => Ok(None),
-            _ => Err(AttachError::BadHandle),
-        }
+        let len = usize::try_from(len).map_err(|_| AttachError::BadHandle)?;
+        world.resolve(node, Remote { key, offset: 0 }, len).map(|_| None).ok_or(AttachError::BadHandle)
     }
 
     fn release(&mut self, _peer: Peer, _key: RailKey) {}
 
     fn detach(&mut self, peer: Peer) {
-        if let Some(node) = self.peers.get_mut(peer.0 as usize) {
-            *node = NONE;
+        let Ok(node) = self.node_of(peer) else { return };
+        self.peers[peer.0 as usize] = NONE;
+        let world = &mut *self.sim.world.borrow_mut();
+        let own = self.node * world.rails + self.rail;
+        // What is under way to the node lies before its endpoint, reads before this one.
+        for endpoint in [node * world.rails + self.rail, own] {
+            let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
+            while link != NONE {
+                let Packet { next, from, to_node, kind, .. } = world.packets[link as usize];
+                if from != own || to_node != node || matches!(kind, Kind::Done(_)) {
+                    (last, link) = (link, next);
+                    continue;
+                }
+                match last {
+                    NONE => world.heads[endpoint as usize] = next,
+                    last => world.packets[last as usize].next = next,
+                }
+                world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                world.schedule(link, self.node, self.rail);
+                // Unordered, it was put first; ordered, last: the walk goes on where it was, and passes over it if it comes.
+                if last == NONE && world.heads[endpoint as usize] == link {
+                    last = link;
+                }
+                link = next;
+            }
         }
     }
 
@@ -406,7 +465,14 @@ impl Rail for SimRail<'_, '_> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        self.post(peer, Kind::Write { from: local.ptr.as_ptr(), len: local.len, remote, data }, cx, |_| ())
+        let Local { ptr, len, .. } = local;
+        let from = (len > INJECT).then_some(ptr);
+        self.post(peer, Kind::Write { from, len, remote, data }, cx, |bytes| {
+            if from.is_none() {
+                // SAFETY: the source is readable by this function's contract; the packet is longer than `INJECT`.
+                unsafe { ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
+            }
+        })
     }
 
     unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
@@ -426,16 +492,16 @@ impl Rail for SimRail<'_, '_> {
     }
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        self.reap(sink);
+        let down = self.reap(budget, sink);
         {
             let world = &mut *self.sim.world.borrow_mut();
             world.now += 1;
             let idle = world.dials[self.rail as usize].idle as u64;
             if world.is_dead(self.node) || (idle != 0 && world.random.below(1000) < idle) {
-                return 0;
+                return down;
             }
         }
-        for n in 0..budget {
+        for n in down..budget {
             let Some((index, packet)) = self.next_due() else { return n };
             let rails = self.sim.world.borrow().rails;
             let origin = packet.from / rails;
@@ -446,19 +512,27 @@ impl Rail for SimRail<'_, '_> {
                     sink.done(packet.cx, result);
                 }
                 Kind::Read { into, len, remote } => {
-                    let source = self.sim.world.borrow().resolve(remote, len);
+                    let (dead, source) = {
+                        let world = self.sim.world.borrow();
+                        (world.is_dead(packet.to_node), world.resolve(packet.to_node, remote, len))
+                    };
                     self.free(index);
                     let result = match source {
-                        // SAFETY: the source is registered; the target is writable until the post is done, which it is now.
-                        Some(source) => Ok(unsafe { ptr::copy(source, into, len) }),
+                        _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
+                        Some(source) => {
+                            // SAFETY: the source is registered; the target is writable until the post is done, which it is now.
+                            unsafe { ptr::copy(source, into, len) };
+                            Ok(())
+                        }
                     };
                     sink.done(packet.cx, result);
                 }
                 Kind::Write { from, len, remote, data } => {
-                    let target = self.sim.world.borrow().resolve(remote, len);
+                    let target = self.sim.world.borrow().resolve(self.node, remote, len);
                     if let Some(target) = target {
-                        // SAFETY: the target is registered; the source is readable until the post is done.
+                        let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
+                        // SAFETY: the target is registered; the source is readable until the post is done, or it is ours.
                         unsafe { ptr::copy(from, target, len) };
                         if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
                             sink.landed(peer, data);

@@ -20,7 +20,8 @@
 //! the load overtake the store: the sleeper finds no work, the notifier finds nobody asleep, and the work waits for
 //! the deadline. With both barriers at least one side sees the other. If both do, the sleeper finds its work and takes
 //! the announcement back, and the notifier makes a system call for nothing. The barriers are
-//! [`Host::sleeper_barrier`] and [`Host::notifier_barrier`], edges `event.sleeper` and `event.notifier`.
+//! [`Host::sleeper_barrier`] and [`Host::notifier_barrier`], edges
+//! `event.sleeper.fence` and `event.notifier.fence`.
 //!
 //! Every access to the word itself is relaxed: the barriers order it against the work, and the work brings its own
 //! edge. Between step 3 and step 4 of the sleeper, a notifier may change the word; the sleep then ends at once,

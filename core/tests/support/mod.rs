@@ -1,12 +1,18 @@
-//! What the engine tests share: engines with leaked memory, regions, a host, a generator of random numbers.
+//! What the engine tests share: engines with leaked memory, regions, a host, a generator of random numbers; a rail that looks at
+//! and changes what passes through it ([`tap`]), and several engines on a simulated fabric ([`fleet`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
+
+pub mod fleet;
+pub mod tap;
 
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream, Waiter,
 };
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
+use fishplate_core::error::OpError;
+use fishplate_core::op::Token;
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::host::SpinHost;
 
@@ -103,6 +109,39 @@ pub fn write<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: Loc
 pub fn word<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr) -> u64 {
     u64::from_ne_bytes(read(engine, at, 8).try_into().unwrap())
 }
+
+/// Makes passes until `ready`, or says what did not happen.
+pub fn pass_until<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'static, R, RAILS>,
+    what: &str,
+    mut ready: impl FnMut(&mut Engine<'static, R, RAILS>) -> bool,
+) {
+    for _ in 0..100_000 {
+        if ready(engine) {
+            return;
+        }
+        engine.progress();
+    }
+    panic!("{what}: not after 100000 passes; {:?}", engine.stats());
+}
+
+/// `count` passes.
+pub fn passes<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, count: u32) {
+    for _ in 0..count {
+        engine.progress();
+    }
+}
+
+/// The token of an operation that must be under way.
+pub fn pending(issued: Result<Issued, OpError>) -> Token {
+    match issued {
+        Ok(Issued::Pending(token)) => token,
+        other => panic!("not pending: {other:?}"),
+    }
+}
+
+/// First sequence numbers: zero, and just before each wrap.
+pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
 /// splitmix64.
 #[derive(Clone, Debug)]

@@ -190,8 +190,9 @@ fn a_reservation_dropped_leaves_the_ring_as_it_was() {
 fn a_static_ring_serves() {
     static mut HEADER: Header = Header::starting_at(u64::MAX);
     static mut SLOTS: [MaybeUninit<u8>; 2] = [MaybeUninit::uninit(); 2];
+    let (header, slots) = (&raw mut HEADER, &raw mut SLOTS);
     // SAFETY: this test runs once and nothing else names the two statics.
-    let (mut tx, mut rx) = split(unsafe { &mut *&raw mut HEADER }, unsafe { &mut *&raw mut SLOTS }).unwrap();
+    let (mut tx, mut rx) = split(unsafe { &mut *header }, unsafe { &mut *slots }).unwrap();
     assert_eq!((tx.push(1), tx.push(2), tx.push(3)), (Ok(()), Ok(()), Err(Full(3))));
     assert_eq!((rx.pop(), rx.pop(), rx.pop()), (Some(1), Some(2), None));
 }

@@ -1,0 +1,258 @@
+//! What a thread holds that leaves its engine to a worker: a context, the other end of a [`Desk`].
+//!
+//! A thread that drives its engine itself needs none of this: it calls [`Engine`](crate::engine::Engine) and is done sooner, because
+//! nothing is handed over. A context is for threads beside one that owns the rails.
+//!
+//! Submitting writes one slot of a ring and, if the worker sleeps, wakes it; it never blocks or allocates. Answers are kept in
+//! `seats`, one per outstanding request, until they are taken by ticket. Only the waits block, until their deadline at the latest.
+
+use core::mem::MaybeUninit;
+
+use crate::engine::worker::{Answer, Command, Desk, Reply, Request};
+use crate::engine::{ContextId, Signal};
+use crate::error::{AttachError, OpError, Stuck, WaitError};
+use crate::mem::{LocalAddr, PeerId, RemoteAddr};
+use crate::op::{Amo, Cmp};
+use crate::sync::event::EventCount;
+use crate::sync::host::Host;
+use crate::sync::ring::{self, Consumer, Full, Header, Producer};
+use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
+
+/// A request of a context whose answer was not taken yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u64);
+
+/// Room for one outstanding request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seat {
+    /// Nobody's.
+    Free,
+    /// Its answer has not come.
+    Waiting(u64),
+    /// Its answer has come and was not taken.
+    Answered(u64, Reply),
+}
+
+/// The memory of one context, borrowed for its life. All slices have the same length, a power of two: what can be outstanding.
+pub struct Memory<'m> {
+    /// Counters of the ring to the worker, and its slots.
+    pub requests: (&'m mut Header, &'m mut [MaybeUninit<Request>]),
+    /// Counters of the ring from the worker, and its slots.
+    pub answers: (&'m mut Header, &'m mut [MaybeUninit<Answer>]),
+    /// One per outstanding request.
+    pub seats: &'m mut [Seat],
+}
+
+/// One user of a worker's engine. `Send`, used by one thread at a time.
+pub struct Context<'m, H: Host> {
+    host: &'m H,
+    /// Rung when something was submitted.
+    send: &'m EventCount,
+    /// Slept on while waiting for answers.
+    recv: &'m EventCount,
+    requests: Producer<'m, Request>,
+    answers: Consumer<'m, Answer>,
+    seats: &'m mut [Seat],
+    next: u64,
+    idle: Idle,
+}
+
+impl<'m, H: Host> Context<'m, H> {
+    /// A context and the desk that its worker serves. `send` is the worker's, shared by all of its contexts; `recv` is this context's.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] unless all slices have the same length, a power of two.
+    pub fn new(
+        id: ContextId,
+        host: &'m H,
+        send: &'m EventCount,
+        recv: &'m EventCount,
+        memory: Memory<'m>,
+        policy: Policy,
+    ) -> Result<(Self, Desk<'m>), AttachError> {
+        let Memory { requests, answers, seats } = memory;
+        if requests.1.len() != seats.len() || answers.1.len() != seats.len() {
+            return Err(AttachError::Config("context: requests, answers and seats of the same length"));
+        }
+        let capacity = |_| AttachError::Config("context: a power of two of slots");
+        let (requests, to_worker) = ring::split(requests.0, requests.1).map_err(capacity)?;
+        let (from_worker, answers) = ring::split(answers.0, answers.1).map_err(capacity)?;
+        seats.fill(Seat::Free);
+        let context = Context { host, send, recv, requests, answers, seats, next: 0, idle: Idle::new(policy) };
+        Ok((context, Desk::new(id, to_worker, from_worker, recv)))
+    }
+
+    /// How this thread idled so far.
+    pub fn counts(&self) -> Counts {
+        self.idle.counts()
+    }
+
+    /// [`Engine::put`](crate::engine::Engine::put).
+    pub fn put(&mut self, from: LocalAddr, len: usize, to: RemoteAddr) -> Result<Ticket, OpError> {
+        self.ask(Command::Put { from, len, to })
+    }
+
+    /// [`Engine::put_signal`](crate::engine::Engine::put_signal).
+    pub fn put_signal(
+        &mut self,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Signal,
+    ) -> Result<Ticket, OpError> {
+        self.ask(Command::PutSignal { from, len, to, signal })
+    }
+
+    /// [`Engine::get`](crate::engine::Engine::get).
+    pub fn get(&mut self, into: LocalAddr, len: usize, from: RemoteAddr) -> Result<Ticket, OpError> {
+        self.ask(Command::Get { into, len, from })
+    }
+
+    /// [`Engine::signal`](crate::engine::Engine::signal).
+    pub fn signal(&mut self, signal: Signal) -> Result<Ticket, OpError> {
+        self.ask(Command::Signal(signal))
+    }
+
+    /// [`Engine::amo`](crate::engine::Engine::amo).
+    pub fn amo(&mut self, at: RemoteAddr, amo: Amo) -> Result<Ticket, OpError> {
+        self.ask(Command::Amo { at, amo, fetch: false })
+    }
+
+    /// [`Engine::fetch`](crate::engine::Engine::fetch); the value comes with the reply.
+    pub fn fetch(&mut self, at: RemoteAddr, amo: Amo) -> Result<Ticket, OpError> {
+        self.ask(Command::Amo { at, amo, fetch: true })
+    }
+
+    /// Any command without an answer; [`quiet`](Self::quiet) says if it failed.
+    ///
+    /// # Errors
+    /// [`OpError::Again`] when the ring is full.
+    pub fn submit_silent(&mut self, command: Command) -> Result<(), OpError> {
+        self.submit(Request { ticket: 0, report: false, command })
+    }
+
+    /// Orders later writes to the peer after everything before: [`Engine::fence`](crate::engine::Engine::fence).
+    pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
+        self.submit_silent(Command::Fence(peer))
+    }
+
+    /// Completes: on return everything submitted before to this peer is applied there.
+    ///
+    /// # Errors
+    /// As [`Engine::quiet`](crate::engine::Engine::quiet). After a deadline the request is still with the worker.
+    pub fn quiet(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), WaitError> {
+        let ticket = self.ask_until(Command::Quiet(peer), deadline_ns)?;
+        self.value(ticket, deadline_ns).map(drop)
+    }
+
+    /// Waits for a signal: [`Engine::wait_signal`](crate::engine::Engine::wait_signal). The worker watches the word.
+    ///
+    /// # Errors
+    /// As there. After a deadline the worker still watches; a context has one watch at a time.
+    pub fn wait_signal(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        deadline_ns: u64,
+    ) -> Result<u64, WaitError> {
+        let ticket = self.ask_until(Command::Watch { at, cmp, value, from }, deadline_ns)?;
+        self.value(ticket, deadline_ns)
+    }
+
+    /// Takes the answer of a request, if it has come.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if it was taken before.
+    pub fn test(&mut self, ticket: Ticket) -> Result<Option<Reply>, OpError> {
+        self.collect();
+        let seat = self.seat_of(ticket.0);
+        match self.seats[seat] {
+            Seat::Answered(whose, reply) if whose == ticket.0 => {
+                self.seats[seat] = Seat::Free;
+                Ok(Some(reply))
+            }
+            Seat::Waiting(whose) if whose == ticket.0 => Ok(None),
+            _ => Err(OpError::StaleToken),
+        }
+    }
+
+    /// Waits for the answer of a request, and takes it.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it was taken before.
+    pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
+        let mut idle = self.idle.clone();
+        let (host, recv) = (self.host, self.recv);
+        let mut result = Ok(None);
+        let waited = wait_until(host, &mut idle, recv, deadline_ns, || {
+            result = self.test(ticket);
+            Turn::ready(!matches!(result, Ok(None)))
+        });
+        self.idle = idle;
+        match (waited, result?) {
+            (Waited::Ready, Some(reply)) => Ok(reply),
+            _ => Err(WaitError::Deadline(Stuck::default())),
+        }
+    }
+
+    /// Takes in what the worker has answered. The answers wait in their seats.
+    fn collect(&mut self) {
+        while let Some(Answer { ticket, reply }) = self.answers.pop() {
+            let seat = self.seat_of(ticket);
+            self.seats[seat] = Seat::Answered(ticket, reply);
+        }
+    }
+
+    fn seat_of(&self, ticket: u64) -> usize {
+        ticket as usize & (self.seats.len() - 1)
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), OpError> {
+        match self.requests.push(request) {
+            Ok(()) => {
+                self.idle.notify(self.host, self.send);
+                Ok(())
+            }
+            Err(Full(_)) => Err(OpError::Again),
+        }
+    }
+
+    /// Submits a command whose answer is wanted. `Again`: no seat, or no slot in the ring.
+    fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
+        let ticket = self.next;
+        let seat = self.seat_of(ticket);
+        if self.seats[seat] != Seat::Free {
+            return Err(OpError::Again);
+        }
+        self.submit(Request { ticket, report: true, command })?;
+        self.seats[seat] = Seat::Waiting(ticket);
+        self.next = (ticket + 1) & ((1 << 48) - 1);
+        Ok(Ticket(ticket))
+    }
+
+    /// [`ask`](Self::ask), waiting for room.
+    fn ask_until(&mut self, command: Command, deadline_ns: u64) -> Result<Ticket, WaitError> {
+        loop {
+            match self.ask(command) {
+                Err(OpError::Again) if self.host.now_ns() < deadline_ns => {
+                    self.collect();
+                    self.host.yield_now();
+                }
+                Err(OpError::Again) => return Err(WaitError::Deadline(Stuck::default())),
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn value(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<u64, WaitError> {
+        match self.wait(ticket, deadline_ns)? {
+            Reply::Done(value) => Ok(value),
+            Reply::Wait(error) => Err(error),
+            Reply::Refused(error) => Err(error.into()),
+            // Quiet and watch are not posted, so they do not fail as posts do.
+            Reply::Failed(_) => Err(OpError::StaleToken.into()),
+        }
+    }
+}

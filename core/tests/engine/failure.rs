@@ -1,0 +1,281 @@
+//! Failure: a peer's end ends its operations and nobody else's; a slot used again knows nothing of who had it before.
+
+use fishplate_core::engine::{Config, ContextId, Notice};
+use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
+use fishplate_core::mem::{Peer, RailId};
+use fishplate_core::op::{Amo, AmoOp, Fault, Outcome};
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::Dials;
+
+use super::order::{add, hold, set};
+use super::support::tap::{Event, Tap, Verb, shared, tap};
+use super::support::*;
+
+type Network = Loopback<64>;
+
+const INC: Amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
+
+#[test]
+fn a_dead_peer_ends_what_is_outstanding_to_it_and_others_go_on() {
+    for seed in seeds(60) {
+        let config = Config { contexts: 2, window: 4, ..Config::DEFAULT };
+        let (sim, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
+        let mut random = Random(seed);
+        let mut tokens = vec![];
+        let node = &mut nodes[0];
+        for n in 0..12u64 {
+            let cx = ContextId((n % 2) as u8);
+            let (from, to) = (node.source.at(0), node.remotes[1].at(64));
+            tokens.push(pending(match random.below(4) {
+                0 => node.engine.put(cx, from, 200, to, Notice::Report(n)),
+                1 => node.engine.put_signal(cx, from, 700, to, set(node.remotes[1], 0, n), Notice::Report(n)),
+                2 => node.engine.get(cx, from, 100, to, Notice::Report(n)),
+                _ => node.engine.fetch(cx, node.remotes[1].at(8), INC, n),
+            }));
+        }
+        for _ in 0..random.below(40) {
+            fleet::turn(&mut nodes);
+        }
+        sim.kill(1);
+        let mut ends = 0;
+        fleet::turn_until(&mut nodes, "ends", |nodes| {
+            while let Some(done) = nodes[0].engine.next_completion() {
+                ends += 1;
+                let died = Fault::Peer(PeerError::Died);
+                let down = matches!(done.outcome, Outcome::Failed(Fault::Rail(_, CompleteError::PeerDown)))
+                    || matches!(done.outcome, Outcome::Failed(f) if f == died);
+                let rail = matches!(done.outcome, Outcome::Unknown(_));
+                assert!(done.outcome == Outcome::Done || down || rail, "seed {seed}: {done:?}");
+            }
+            ends == 12
+        });
+        for token in tokens {
+            assert_eq!(nodes[0].engine.test(token), Err(OpError::StaleToken));
+        }
+        let dead = nodes[0].peers[1];
+        fleet::turn_until(&mut nodes, "the news", |nodes| nodes[0].engine.peer_error(dead) != Ok(None));
+        let why = nodes[0].engine.peer_error(dead).unwrap().unwrap();
+        assert!(matches!(why, PeerError::Died | PeerError::Rail(_)), "seed {seed}: {why:?}");
+        let node = &mut nodes[0];
+        assert_eq!(node.engine.signal(CX, set(node.remotes[1], 0, 1), Notice::Silent), Err(OpError::PeerFailed(why)));
+        assert_eq!(node.engine.fence(CX, dead), Err(OpError::PeerFailed(why)));
+        assert_eq!(node.engine.quiet(CX, dead, &mut waiter(), SOON), Err(WaitError::PeerFailed(dead, why)));
+        // The third node is not concerned.
+        for n in 0..20 {
+            let node = &mut nodes[0];
+            node.engine.signal(CX, add(node.remotes[2], 0, 1), Notice::Silent).unwrap();
+            let alive = node.peers[2];
+            fleet::turn_until(&mut nodes, "others", |nodes| nodes[0].engine.is_quiet(CX, alive) == Ok(true));
+            assert_eq!(word(&nodes[2].engine, nodes[2].target.at(0)), n + 1, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_reported_down_fails_what_was_never_posted_as_over() {
+    let control = shared();
+    let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+    control.borrow_mut().mute = true;
+    let tokens: Vec<_> =
+        (0..3).map(|n| pending(own.engine.signal(CX, set(own.remote, 0, 1), Notice::Report(n)))).collect();
+    own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
+    let why = PeerError::Rail(RailId(0));
+    control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), why));
+    own.engine.progress();
+    let outcomes: Vec<_> = tokens.iter().map(|&token| own.engine.test(token).unwrap().unwrap().outcome).collect();
+    let fault = Fault::Peer(why);
+    assert_eq!(outcomes, [Outcome::Unknown(fault), Outcome::Failed(fault), Outcome::Failed(fault)]);
+    assert_eq!(own.engine.quiet_all(CX, &mut own.waiter, SOON), Err(WaitError::PeerFailed(own.peer, why)));
+}
+
+#[test]
+fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
+    let mut own = own(Config { first_sequence: (1 << 20) - 3, ..Config::DEFAULT }, [Network::new()], 4096);
+    for round in 0..20u64 {
+        let (old, region) = (own.peer, own.remote);
+        for n in 0..round % 5 {
+            own.engine.signal(CX, add(own.remote, 0, n), Notice::Silent).unwrap();
+        }
+        let left = pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(3)));
+        own.engine.remove_peer(old).unwrap();
+        let done = own.engine.wait(left, &mut own.waiter, SOON).unwrap();
+        assert_eq!(done.outcome, Outcome::Failed(Fault::Peer(PeerError::Closed)));
+        assert_eq!(own.engine.remove_peer(old), Err(AttachError::UnknownPeer));
+        assert_eq!(own.engine.peer_error(old), Err(AttachError::UnknownPeer));
+        assert_eq!(own.engine.fence(CX, old), Err(OpError::UnknownPeer));
+        assert_eq!(own.engine.quiet(CX, old, &mut own.waiter, SOON), Err(OpError::UnknownPeer.into()));
+        assert_eq!(own.engine.is_quiet(CX, old), Err(OpError::UnknownPeer));
+        assert_eq!(own.engine.connect_peer(old, 1), Err(AttachError::UnknownPeer));
+        let fresh = own.engine.reserve_peer().unwrap();
+        assert_eq!(fresh.peer(), old.peer(), "the slot is used again");
+        assert_ne!(fresh, old);
+        own.engine.connect_peer(fresh, 1).unwrap();
+        let next = import(&mut own.engine, fresh, own.target);
+        assert_eq!(own.engine.signal(CX, set(region, 0, 1), Notice::Silent), Err(OpError::UnknownRegion));
+        (own.peer, own.remote) = (fresh, next);
+        own.engine.signal(CX, set(next, 0, round), Notice::Silent).unwrap();
+        own.engine.quiet(CX, fresh, &mut own.waiter, SOON).unwrap();
+        assert_eq!(word(&own.engine, own.target.at(0)), round);
+    }
+}
+
+#[test]
+fn late_completions_of_a_removed_peer_do_its_successor_no_harm() {
+    for result in [Ok(()), Err(CompleteError::PeerDown), Err(CompleteError::Failed(-5)), Err(CompleteError::Unknown(-6))] {
+        let control = shared();
+        let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
+        let mut own = own(Config { window: 8, ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
+        let held = hold(&control, |event| matches!(event, Event::Done(..)));
+        let get = pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)));
+        own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
+        own.engine.put(CX, own.source.at(0), 300, own.remote.at(64), Notice::Silent).unwrap();
+        // Also acknowledgements, which belong to no operation.
+        passes(&mut own.engine, 60);
+        assert!(held.borrow().iter().any(|event| matches!(event, Event::Done(cx, _) if cx >> 63 == 1)));
+        own.engine.remove_peer(own.peer).unwrap();
+        let fresh = own.engine.reserve_peer().unwrap();
+        assert_eq!(fresh.peer(), own.peer.peer());
+        own.engine.connect_peer(fresh, 1).unwrap();
+        let next = import(&mut own.engine, fresh, own.target);
+        own.engine.signal(CX, add(next, 8, 1), Notice::Silent).unwrap();
+        assert_eq!(own.engine.test(get), Ok(None), "its post is not over");
+        control.borrow_mut().edit = None;
+        let late: Vec<Event> = held.borrow_mut().drain(..).collect();
+        for event in late {
+            let Event::Done(cx, _) = event else { continue };
+            control.borrow_mut().inject.push_back(Event::Done(cx, result));
+        }
+        passes(&mut own.engine, 10);
+        assert_eq!(own.engine.peer_error(fresh), Ok(None), "{result:?}");
+        assert!(own.engine.test(get).unwrap().is_some());
+        own.engine.quiet(CX, fresh, &mut own.waiter, SOON).unwrap();
+        assert_eq!(word(&own.engine, own.target.at(8)), 1);
+    }
+}
+
+#[test]
+fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
+    for verb in [Verb::Write, Verb::Message] {
+        let control = shared();
+        let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, fail: 1000, ..Faults::NONE }, 1);
+        let mut own = own(Config::DEFAULT, tap(later, &control), 4096);
+        let len = if verb == Verb::Write { 300 } else { 0 };
+        let signal = set(own.remote, 0, 1);
+        let token = pending(own.engine.put_signal(CX, own.source.at(0), len, own.remote.at(64), signal, Notice::Report(1)));
+        let done = own.engine.wait(token, &mut own.waiter, SOON).unwrap();
+        assert!(matches!(done.outcome, Outcome::Unknown(Fault::Rail(..))), "{done:?}");
+        assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(RailId(0)))));
+        assert_eq!(word(&own.engine, own.target.at(0)), 0);
+    }
+}
+
+#[test]
+fn a_rail_that_refuses_acks_or_replies_for_good_loses_the_peer() {
+    for kind in [4u8, 5] {
+        let control = shared();
+        let mut own = own(Config { ack_age: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        control.borrow_mut().refuse = Some(Box::new(move |post| {
+            (post.verb == Verb::Message && post.bytes[0] == kind).then_some(PostError::Provider(-9))
+        }));
+        own.engine.fetch(CX, own.remote.at(0), INC, 1).unwrap();
+        own.engine.signal(CX, set(own.remote, 8, 1), Notice::Silent).unwrap();
+        let end = own.engine.quiet(CX, own.peer, &mut own.waiter, SOON);
+        assert_eq!(end, Err(WaitError::PeerFailed(own.peer, PeerError::Rail(RailId(0)))), "kind {kind}");
+        assert!(own.engine.stats().failed < 10, "tried again and again: {:?}", own.engine.stats());
+    }
+}
+
+#[test]
+fn a_control_message_that_fails_loses_the_peer() {
+    let control = shared();
+    let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
+    let mut own = own(Config { ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
+    control.borrow_mut().edit = Some(Box::new(|_, event| match event {
+        Event::Done(cx, _) if cx >> 63 == 1 => vec![Event::Done(cx, Err(CompleteError::Failed(-5)))],
+        event => vec![event],
+    }));
+    own.engine.signal(CX, set(own.remote, 8, 1), Notice::Silent).unwrap();
+    passes(&mut own.engine, 40);
+    assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(RailId(0)))));
+}
+
+#[test]
+fn a_post_to_a_peer_that_is_down_fails_it_whatever_was_posted() {
+    let control = shared();
+    let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
+    control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::PeerDown)));
+    let why = PeerError::Rail(RailId(0));
+    let fault = Fault::Peer(why);
+    let put = pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(1)));
+    assert_eq!(own.engine.test(put).unwrap().unwrap().outcome, Outcome::Failed(fault), "nothing was posted");
+    assert_eq!(own.engine.inject(CX, &[1], own.remote.at(64)), Err(OpError::PeerFailed(why)));
+    assert_eq!(own.engine.peer_error(own.peer), Ok(Some(why)));
+}
+
+#[test]
+fn an_inject_that_finds_the_peer_down_leaves_no_trace() {
+    let control = shared();
+    let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
+    control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::PeerDown)));
+    let why = PeerError::Rail(RailId(0));
+    assert_eq!(own.engine.inject(CX, &[1], own.remote.at(64)), Err(OpError::PeerFailed(why)));
+    own.engine.remove_peer(own.peer).unwrap();
+    control.borrow_mut().refuse = None;
+    let fresh = own.engine.reserve_peer().unwrap();
+    own.engine.connect_peer(fresh, 1).unwrap();
+    let next = import(&mut own.engine, fresh, own.target);
+    own.engine.signal(CX, set(next, 0, 1), Notice::Silent).unwrap();
+    own.engine.quiet_all(CX, &mut own.waiter, SOON).unwrap();
+}
+
+#[test]
+fn e20_peers_can_be_removed_in_the_midst_of_traffic() {
+    for seed in seeds(60) {
+        let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+        let (_, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
+        let mut random = Random(seed);
+        for n in 0..60u64 {
+            for me in 0..3 {
+                for to in 0..3 {
+                    let node = &mut nodes[me];
+                    let signal = add(node.remotes[to], 0, 1);
+                    let (from, place) = (node.source.at(0), node.remotes[to].at(64));
+                    let len = random.below(400) as usize;
+                    let _ = node.engine.put_signal(CX, from, len, place, signal, Notice::Report(n));
+                }
+            }
+            fleet::turn(&mut nodes);
+        }
+        for node in &mut nodes {
+            for &peer in &node.peers {
+                node.engine.remove_peer(peer).unwrap();
+            }
+        }
+        // Everything that was accepted comes to an end.
+        let mut ends = [0; 3];
+        for _ in 0..2000 {
+            for (node, ends) in nodes.iter_mut().zip(&mut ends) {
+                node.engine.progress();
+                while node.engine.next_completion().is_some() {
+                    *ends += 1;
+                }
+            }
+        }
+        assert!(ends.iter().all(|&n| n >= 8), "seed {seed}: {ends:?}");
+        for node in &mut nodes {
+            assert_eq!(node.engine.quiet_all(CX, &mut waiter(), SOON), Ok(()), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_was_only_reserved_is_detached_too() {
+    let control = shared();
+    let config = Config::DEFAULT;
+    let mut engine = engine(config, [Tap::new(Network::new(), 0, &control)]);
+    let peer = engine.reserve_peer().unwrap();
+    assert_eq!(peer.peer(), Peer(0));
+    engine.remove_peer(peer).unwrap();
+    assert_eq!(control.borrow().detached, [Peer(0)]);
+}

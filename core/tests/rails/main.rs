@@ -1,0 +1,119 @@
+//! Every rail of this package against the contract of `Rail`, and what the fakes promise beyond it.
+
+#[path = "../conformance/mod.rs"]
+mod conformance;
+mod fakes;
+
+use conformance::{Fixture, Link};
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
+
+type Network = Loopback<64>;
+
+struct Plain;
+struct Mapped;
+struct Native;
+struct Disordered;
+struct TwiceDisordered;
+struct Calm;
+struct Wild;
+struct WildAndDisordered;
+
+fn own<R: Rail>(rail: R) -> Link<R> {
+    Link { rails: vec![rail], origin: 0, target: 0, to: Peer(0), from: Peer(0) }
+}
+
+/// Two nodes that number each other differently.
+fn pair(dials: Dials, seed: u64) -> (&'static Sim<'static>, Link<SimRail<'static, 'static>>) {
+    let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
+    let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, dials, seed).unwrap()));
+    let (mut a, mut b) = (sim.endpoint(0, 0), sim.endpoint(1, 0));
+    a.attach(Peer(0), 1).unwrap();
+    b.attach(Peer(3), 0).unwrap();
+    (sim, Link { rails: vec![a, b], origin: 0, target: 1, to: Peer(0), from: Peer(3) })
+}
+
+fn kill(link: &mut Link<SimRail<'static, 'static>>) -> bool {
+    link.rails[1].sim().kill(1);
+    true
+}
+
+impl Fixture for Plain {
+    type Rail = Network;
+    fn link(_: u64) -> Link<Network> {
+        own(Loopback::new())
+    }
+}
+
+impl Fixture for Mapped {
+    type Rail = Network;
+    fn link(_: u64) -> Link<Network> {
+        own(Loopback::mapped())
+    }
+}
+
+impl Fixture for Native {
+    type Rail = Network;
+    fn link(_: u64) -> Link<Network> {
+        own(Loopback::new().with_native_atomics())
+    }
+}
+
+impl Fixture for Disordered {
+    type Rail = Faulty<Network, 16>;
+    fn link(seed: u64) -> Link<Self::Rail> {
+        own(Faulty::new(Loopback::new(), Faults::DISORDER, seed))
+    }
+}
+
+impl Fixture for TwiceDisordered {
+    type Rail = Faulty<Faulty<Network, 16>, 8>;
+    fn link(seed: u64) -> Link<Self::Rail> {
+        own(Faulty::new(Faulty::new(Loopback::new(), Faults::DISORDER, seed), Faults::DISORDER, !seed))
+    }
+}
+
+impl Fixture for Calm {
+    type Rail = SimRail<'static, 'static>;
+    fn link(seed: u64) -> Link<Self::Rail> {
+        pair(Dials::CALM, seed).1
+    }
+    fn kill_target(link: &mut Link<Self::Rail>) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for Wild {
+    type Rail = SimRail<'static, 'static>;
+    fn link(seed: u64) -> Link<Self::Rail> {
+        pair(Dials::WILD, seed).1
+    }
+    fn kill_target(link: &mut Link<Self::Rail>) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for WildAndDisordered {
+    type Rail = Faulty<SimRail<'static, 'static>, 16>;
+    fn link(seed: u64) -> Link<Self::Rail> {
+        let Link { rails, origin, target, to, from } = pair(Dials::WILD, seed).1;
+        let rails = rails.into_iter().map(|rail| Faulty::new(rail, Faults::DISORDER, !seed)).collect();
+        Link { rails, origin, target, to, from }
+    }
+    fn kill_target(link: &mut Link<Self::Rail>) -> bool {
+        link.rails[1].inner_mut().sim().kill(1);
+        true
+    }
+}
+
+rail_conformance!(loopback, Plain);
+rail_conformance!(loopback_mapped, Mapped);
+rail_conformance!(loopback_native, Native);
+rail_conformance!(faulty_loopback, Disordered);
+rail_conformance!(faulty_faulty_loopback, TwiceDisordered);
+rail_conformance!(sim_calm, Calm);
+rail_conformance!(sim_wild, Wild);
+rail_conformance!(faulty_sim, WildAndDisordered);

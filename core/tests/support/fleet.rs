@@ -1,0 +1,102 @@
+//! Several engines on one simulated fabric, each connected to every other (and to itself), driven in turn by one thread.
+
+use fishplate_core::engine::{Config, Engine};
+use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
+
+use super::{memory, region};
+
+/// A node's end of a rail of a fabric that is never freed.
+pub type End = SimRail<'static, 'static>;
+
+/// One engine of a fleet. Peer `n` is node `n`.
+pub struct Node<R: Rail, const RAILS: usize> {
+    pub engine: Engine<'static, R, RAILS>,
+    pub peers: Vec<PeerId>,
+    /// What it sends from, and what others write to.
+    pub source: LocalId,
+    pub target: LocalId,
+    /// The targets of all nodes, imported.
+    pub remotes: Vec<RemoteId>,
+}
+
+pub fn fabric(nodes: u16, rails: u16, packets: usize, dials: Dials, seed: u64) -> &'static Sim<'static> {
+    let packets = Box::leak(vec![Packet::EMPTY; packets].into_boxed_slice());
+    Box::leak(Box::new(Sim::new(packets, nodes, rails, dials, seed).unwrap()))
+}
+
+/// Engines on a fabric; `wrap` makes a rail of each node's end.
+pub fn fleet<R: Rail, const RAILS: usize>(
+    sim: &'static Sim<'static>,
+    nodes: u16,
+    config: Config,
+    size: usize,
+    mut wrap: impl FnMut(u16, u16, End) -> R,
+) -> Vec<Node<R, RAILS>> {
+    let mut fleet: Vec<Node<R, RAILS>> = (0..nodes)
+        .map(|node| {
+            let rails = std::array::from_fn(|rail| {
+                let mut end = sim.endpoint(node, rail as u16);
+                for peer in 0..nodes {
+                    end.attach(Peer(peer), peer).unwrap();
+                }
+                wrap(node, rail as u16, end)
+            });
+            let config = Config { seed: node as u64, ..config };
+            let mut engine = Engine::new(config, rails, memory(&config, nodes as usize, 64)).unwrap();
+            let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
+            for &peer in &peers {
+                engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
+            }
+            let source = engine.register(region(size)).unwrap();
+            let target = engine.register(region(size)).unwrap();
+            Node { engine, peers, source, target, remotes: vec![] }
+        })
+        .collect();
+    for to in 0..nodes as usize {
+        let mut handle = [0; 512];
+        let len = fleet[to].engine.export(fleet[to].target, &mut handle).unwrap();
+        for node in &mut fleet {
+            let remote = node.engine.import(node.peers[to], &handle[..len]).unwrap();
+            node.remotes.push(remote);
+        }
+    }
+    assert!(fleet[0].engine.rail_mut(RailId(0)).is_some());
+    fleet
+}
+
+/// A fleet on plain ends.
+pub fn plain<const RAILS: usize>(
+    nodes: u16,
+    dials: Dials,
+    config: Config,
+    size: usize,
+    seed: u64,
+) -> (&'static Sim<'static>, Vec<Node<End, RAILS>>) {
+    let sim = fabric(nodes, RAILS as u16, 64, dials, seed);
+    (sim, fleet(sim, nodes, config, size, |_, _, end| end))
+}
+
+/// One pass of every node.
+pub fn turn<R: Rail, const RAILS: usize>(fleet: &mut [Node<R, RAILS>]) {
+    for node in fleet {
+        node.engine.progress();
+    }
+}
+
+/// Passes of every node until `ready`, or says what did not happen.
+pub fn turn_until<R: Rail, const RAILS: usize>(
+    fleet: &mut [Node<R, RAILS>],
+    what: &str,
+    mut ready: impl FnMut(&mut [Node<R, RAILS>]) -> bool,
+) {
+    for _ in 0..200_000 {
+        if ready(fleet) {
+            return;
+        }
+        turn(fleet);
+    }
+    let stats: Vec<_> = fleet.iter().map(|node| node.engine.stats()).collect();
+    panic!("{what}: not after 200000 turns; {stats:?}");
+}

@@ -1,0 +1,283 @@
+//! A rail around a rail, for tests: counts what passes, refuses posts, changes, drops, repeats and makes up what is reported.
+//!
+//! Several taps may share one [`Control`]. It also checks what the engine promises every rail: that nothing is posted or polled from
+//! inside a report, and that no poll asks for more than a batch.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Region, Untrusted};
+use fishplate_core::op::Amo;
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+
+/// Something that a rail reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Done(u64, Result<(), CompleteError>),
+    Landed(Peer, u32),
+    Message(Peer, Vec<u8>),
+    Down(Peer, PeerError),
+}
+
+/// What a post is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Write,
+    Read,
+    Message,
+    Atomic,
+}
+
+/// A post on its way in.
+#[derive(Clone, Debug)]
+pub struct Post {
+    pub rail: usize,
+    pub verb: Verb,
+    pub peer: Peer,
+    pub len: usize,
+    pub data: Option<u32>,
+    pub bytes: Vec<u8>,
+    pub cx: u64,
+}
+
+type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
+type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
+
+/// What the test sets and sees.
+#[derive(Default)]
+pub struct Control {
+    /// Posts accepted.
+    pub posts: Vec<Post>,
+    pub polls: u64,
+    pub flushes: u64,
+    /// The largest budget of a poll, and the most events reported in one.
+    pub budget: u32,
+    pub reported: u32,
+    /// Looks at each post before the rail does.
+    pub refuse: Option<Refuse>,
+    /// Puts something in the place of each event.
+    pub edit: Option<Edit>,
+    /// To be reported by the next polls of rail 0.
+    pub inject: VecDeque<Event>,
+    /// Polls report nothing and the rail inside is not polled.
+    pub mute: bool,
+    /// Peers detached.
+    pub detached: Vec<Peer>,
+    inside: bool,
+}
+
+pub type Shared = Rc<RefCell<Control>>;
+
+/// `R`, looked at. `rail` is its number among those that share the control.
+pub struct Tap<R> {
+    inner: R,
+    rail: usize,
+    control: Shared,
+    backlog: VecDeque<Event>,
+}
+
+pub fn shared() -> Shared {
+    Shared::default()
+}
+
+/// One rail, tapped.
+pub fn tap<R>(inner: R, control: &Shared) -> [Tap<R>; 1] {
+    [Tap::new(inner, 0, control)]
+}
+
+impl<R> Tap<R> {
+    pub fn new(inner: R, rail: usize, control: &Shared) -> Self {
+        Tap { inner, rail, control: control.clone(), backlog: VecDeque::new() }
+    }
+
+    fn look(&self, verb: Verb, peer: Peer, len: usize, data: Option<u32>, bytes: Vec<u8>, cx: u64) -> Result<Post, PostError> {
+        let post = Post { rail: self.rail, verb, peer, len, data, bytes, cx };
+        let mut control = self.control.borrow_mut();
+        assert!(!control.inside, "posted from inside a report");
+        let mut refuse = control.refuse.take();
+        drop(control);
+        let refused = refuse.as_mut().and_then(|refuse| refuse(&post));
+        let mut control = self.control.borrow_mut();
+        if control.refuse.is_none() {
+            control.refuse = refuse;
+        }
+        refused.map_or(Ok(post), Err)
+    }
+
+    fn note(&self, post: Post, result: Result<Posted, PostError>) -> Result<Posted, PostError> {
+        if result.is_ok() {
+            self.control.borrow_mut().posts.push(post);
+        }
+        result
+    }
+}
+
+/// Takes events down.
+struct Notes<'a>(&'a mut VecDeque<Event>);
+
+impl Sink for Notes<'_> {
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.0.push_back(Event::Done(cx, result));
+    }
+
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.0.push_back(Event::Landed(peer, data));
+    }
+
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        let mut copy = vec![0; bytes.len()];
+        bytes.copy_out(&mut copy);
+        self.0.push_back(Event::Message(peer, copy));
+    }
+
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.0.push_back(Event::Down(peer, why));
+    }
+}
+
+impl<R: Rail> Rail for Tap<R> {
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        self.inner.register(region)
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        self.inner.deregister(key);
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.inner.import(peer, key, len)
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        self.inner.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.control.borrow_mut().detached.push(peer);
+        self.backlog.retain(|event| match event {
+            Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
+            Event::Done(..) => true,
+        });
+        self.inner.detach(peer);
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let post = self.look(Verb::Write, peer, local.len, data, vec![], cx)?;
+        // SAFETY: passed on.
+        let result = unsafe { self.inner.post_write(peer, local, remote, data, cx) };
+        self.note(post, result)
+    }
+
+    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+        let post = self.look(Verb::Read, peer, local.len, None, vec![], cx)?;
+        // SAFETY: passed on.
+        let result = unsafe { self.inner.post_read(peer, local, remote, cx) };
+        self.note(post, result)
+    }
+
+    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len() + body.len(), 0);
+        body.copy_out(&mut bytes[head.len()..]);
+        let post = self.look(Verb::Message, peer, bytes.len(), None, bytes, cx)?;
+        let result = self.inner.post_message(peer, head, body, cx);
+        self.note(post, result)
+    }
+
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let post = self.look(Verb::Atomic, peer, amo.width as usize, None, vec![], cx)?;
+        // SAFETY: passed on.
+        let result = unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) };
+        self.note(post, result)
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let (mute, injected) = {
+            let mut control = self.control.borrow_mut();
+            assert!(!control.inside, "polled from inside a report");
+            control.polls += 1;
+            control.budget = control.budget.max(budget);
+            let injected = if self.rail == 0 { std::mem::take(&mut control.inject) } else { VecDeque::new() };
+            (control.mute, injected)
+        };
+        self.backlog.extend(injected);
+        if !mute && (self.backlog.len() as u32) < budget {
+            let mut events = VecDeque::new();
+            self.inner.poll(budget - self.backlog.len() as u32, &mut Notes(&mut events));
+            let mut edit = self.control.borrow_mut().edit.take();
+            for event in events {
+                match &mut edit {
+                    Some(edit) => self.backlog.extend(edit(self.rail, event)),
+                    None => self.backlog.push_back(event),
+                }
+            }
+            let mut control = self.control.borrow_mut();
+            if control.edit.is_none() {
+                control.edit = edit;
+            }
+        }
+        self.control.borrow_mut().inside = true;
+        let mut reported = 0;
+        while reported < budget
+            && let Some(event) = self.backlog.pop_front()
+        {
+            reported += 1;
+            match event {
+                Event::Done(cx, result) => sink.done(cx, result),
+                Event::Landed(peer, data) => sink.landed(peer, data),
+                Event::Message(peer, bytes) => sink.message(peer, Untrusted::from_slice(&bytes)),
+                Event::Down(peer, why) => sink.peer_down(peer, why),
+            }
+        }
+        let mut control = self.control.borrow_mut();
+        control.inside = false;
+        control.reported = control.reported.max(reported);
+        reported
+    }
+
+    fn flush(&mut self) {
+        self.control.borrow_mut().flushes += 1;
+        self.inner.flush();
+    }
+
+    // SAFETY: passed on.
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        // SAFETY: passed on.
+        unsafe { self.inner.copy_to(peer, local, remote) }
+    }
+
+    // SAFETY: passed on.
+    unsafe fn copy_from(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        // SAFETY: passed on.
+        unsafe { self.inner.copy_from(peer, local, remote) }
+    }
+
+    fn notify(&mut self, peer: Peer) {
+        self.inner.notify(peer);
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        self.inner.check_peers(sink);
+    }
+}

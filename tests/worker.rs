@@ -1,0 +1,187 @@
+//! Contexts, a worker and its engine on threads: nothing is lost, answers come back to who asked, sleepers are woken.
+#[path = "../core/tests/support/mod.rs"]
+mod support;
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use fishplate_core::context::{Context, Memory, Seat, Ticket};
+use fishplate_core::engine::worker::{Answer, Desk, Reply, Request, Worker};
+use fishplate_core::engine::{Config, ContextId, Signal};
+use fishplate_core::error::{OpError, WaitError};
+use fishplate_core::mem::PeerId;
+use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::ring::Header;
+use fishplate_core::sync::spin::Policy;
+use fishplate_sys::LinuxHost;
+
+use support::{Own, Random, own, seeds};
+
+const NEVER: u64 = u64::MAX;
+
+fn leak<T>(value: T) -> &'static mut T {
+    Box::leak(Box::new(value))
+}
+
+struct Rig {
+    host: &'static LinuxHost,
+    send: &'static EventCount,
+    contexts: Vec<Context<'static, LinuxHost>>,
+    desks: Vec<Desk<'static>>,
+}
+
+fn rig(contexts: u8, slots: usize, policy: Policy) -> Rig {
+    let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
+    let mut rig = Rig { host, send, contexts: vec![], desks: vec![] };
+    for id in 0..contexts {
+        let memory = Memory {
+            requests: (leak(Header::new()), Vec::leak(vec![MaybeUninit::<Request>::uninit(); slots])),
+            answers: (leak(Header::new()), Vec::leak(vec![MaybeUninit::<Answer>::uninit(); slots])),
+            seats: Vec::leak(vec![Seat::Free; slots]),
+        };
+        let (context, desk) =
+            Context::new(ContextId(id), host, send, leak(EventCount::new()), memory, policy).unwrap();
+        rig.contexts.push(context);
+        rig.desks.push(desk);
+    }
+    rig
+}
+
+fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
+    loop {
+        match ask() {
+            Ok(ticket) => return ticket,
+            Err(OpError::Again) => thread::yield_now(),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// Runs `user` on a thread per context, while a worker serves them with a disordered engine that talks to itself.
+fn with_worker(seed: u64, contexts: u8, policy: Policy, user: impl Fn(usize, &mut Context<'static, LinuxHost>, Peers) + Sync) {
+    let rails: [_; 2] =
+        std::array::from_fn(|i| Faulty::<_, 32>::new(Loopback::<64>::new(), Faults::DISORDER, seed * 2 + i as u64));
+    let config = Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
+    let Own { engine, peer, source, target, remote, .. } = own(config, rails, 4096);
+    let Rig { host, send, contexts, mut desks } = rig(contexts, 8, policy);
+    let stop = AtomicBool::new(false);
+    let peers = Peers { peer, source, target, remote };
+    thread::scope(|scope| {
+        let mut worker = Worker::new(engine, &mut desks, policy);
+        let stopped = &stop;
+        let running = scope.spawn(move || worker.run(host, send, None, stopped, NEVER));
+        let users: Vec<_> = contexts
+            .into_iter()
+            .enumerate()
+            .map(|(i, mut context)| {
+                let user = &user;
+                scope.spawn(move || user(i, &mut context, peers))
+            })
+            .collect();
+        users.into_iter().for_each(|user| user.join().unwrap());
+        // Release: the worker that sees it has everything that was submitted before in its rings.
+        stop.store(true, Ordering::Release);
+        send.notify(host);
+        assert!(running.join().unwrap(), "seed {seed}");
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Peers {
+    peer: PeerId,
+    source: fishplate_core::mem::LocalId,
+    target: fishplate_core::mem::LocalId,
+    remote: fishplate_core::mem::RemoteId,
+}
+
+#[test]
+fn every_context_gets_the_answers_to_its_own_requests() {
+    for seed in seeds(20) {
+        for policy in [Policy::EFFICIENT, Policy::BALANCED] {
+            with_worker(seed, 3, policy, |i, context, at| {
+                let mut random = Random(seed ^ (i as u64) << 32);
+                let word = at.remote.at(8 * i as u64);
+                let (mut sum, mut waiting) = (0u64, vec![]);
+                for _ in 0..100 {
+                    let operand = random.below(1000);
+                    let amo = Amo { op: AmoOp::Add, width: 8, operand, compare: 0 };
+                    waiting.push((patiently(|| context.fetch(word, amo)), sum));
+                    sum += operand;
+                    if waiting.len() == 8 {
+                        // All seats are taken; the answers may be fetched in any order.
+                        while !waiting.is_empty() {
+                            let (ticket, before) = waiting.swap_remove(random.below(waiting.len() as u64) as usize);
+                            assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(before)), "seed {seed}");
+                            assert_eq!(context.test(ticket), Err(OpError::StaleToken));
+                        }
+                    }
+                }
+                for (ticket, before) in waiting {
+                    assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(before)), "seed {seed}");
+                }
+                context.quiet(at.peer, NEVER).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_signal_wakes_the_context_that_watches_it() {
+    for seed in seeds(20) {
+        with_worker(seed, 2, Policy::EFFICIENT, |i, context, at| {
+            let (mine, theirs) = (64 * i as u64, 64 * (1 - i as u64));
+            for round in 1..=50 {
+                let signal = Signal { at: at.remote.at(theirs), op: SignalOp::Set, value: round };
+                let ticket = patiently(|| context.put_signal(at.source.at(0), 40, at.remote.at(theirs + 8), signal));
+                let seen = context.wait_signal(at.target.at(mine), Cmp::Ge, round, Some(at.peer), NEVER).unwrap();
+                assert!(seen == round || seen == round + 1, "seed {seed}");
+                assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
+            }
+        });
+    }
+}
+
+#[test]
+fn what_was_submitted_before_the_stop_is_done() {
+    for seed in seeds(50) {
+        let word = std::sync::OnceLock::new();
+        with_worker(seed, 2, Policy::BALANCED, |i, context, at| {
+            let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
+            for _ in 0..100 {
+                let command = fishplate_core::engine::worker::Command::Amo { at: at.remote.at(0), amo, fetch: false };
+                while context.submit_silent(command) == Err(OpError::Again) {
+                    thread::yield_now();
+                }
+            }
+            if i == 0 {
+                let _ = word.set(());
+                // All of this context's increments are in; the other's may still be on their way.
+                context.quiet(at.peer, NEVER).unwrap();
+                let ticket = patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
+                let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else { panic!("seed {seed}") };
+                assert!((100..=200).contains(&sum), "seed {seed}: {sum}");
+            }
+        });
+    }
+}
+
+#[test]
+fn refusals_and_deadlines_come_back_as_such() {
+    with_worker(1, 1, Policy::BALANCED, |_, context, at| {
+        let ticket = patiently(|| context.put(at.source.at(0), 5000, at.remote.at(0)));
+        let Ok(Reply::Refused(OpError::OutOfBounds { len: 5000, size: 4096, .. })) = context.wait(ticket, NEVER) else {
+            panic!("not refused");
+        };
+        let soon = 1;
+        let late = context.wait_signal(at.target.at(0), Cmp::Eq, 9, None, soon);
+        assert!(matches!(late, Err(WaitError::Deadline(_))), "{late:?}");
+        // The watch stands until its word comes.
+        let signal = Signal { at: at.remote.at(0), op: SignalOp::Set, value: 9 };
+        let ticket = patiently(|| context.signal(signal));
+        assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
+    });
+}
