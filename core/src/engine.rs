@@ -27,6 +27,7 @@ mod service;
 mod stream;
 mod submit;
 mod table;
+mod tables;
 mod wait;
 mod window;
 mod wire;
@@ -39,6 +40,7 @@ pub use pending::PendingSlot;
 pub use stream::Stream;
 pub use submit::{Issued, Notice, Signal};
 pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
+pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
 

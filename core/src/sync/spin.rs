@@ -42,7 +42,8 @@ pub struct Policy {
     pub min_hits: u32,
     /// Yields before parking, if oversubscribed.
     pub yields: u32,
-    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left undone.
+    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left undone, and the time in which
+    /// a sleeper notices that a peer has died.
     pub park_ns: u64,
     /// Whether to park at all. If not, the last phase goes on until work turns up.
     pub parks: bool,
@@ -60,7 +61,7 @@ impl Policy {
         max_spin_ns: 20_000,
         min_hits: 16,
         yields: 8,
-        park_ns: 100_000_000,
+        park_ns: 50_000_000,
         parks: true,
     };
 

@@ -13,7 +13,7 @@ use std::{
 
 use crate::support::{Child, Mapping, Random, rounds, seed};
 use fishplate_core::sync::{
-    event::{EventCount, Park},
+    event::{Channels, EventCount, Park},
     host::{Host, Woken},
     spin::{Counts, Idle, Policy, Turn, Waited, wait_until},
 };
@@ -72,6 +72,59 @@ fn play(
     idle.counts().deadline_with_work == 0
 }
 
+/// One thread announces its sleep at about the moment at which another publishes work, over and over: both leave a
+/// common start, and one of them dawdles for a random number of pauses. This is where a missing barrier shows.
+fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
+    let rounds = rounds(usual_rounds);
+    let seed = seed(name);
+    let (host, lane, start) = (make_host(), Lane::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let both_start = |me: usize, round: u64, random: &mut Random| {
+        start[me].store(round, Ordering::SeqCst);
+        let mut probes = 0u32;
+        while start[1 - me].load(Ordering::SeqCst) < round {
+            hint::spin_loop();
+            probes += 1;
+            if probes.is_multiple_of(4096) {
+                thread::yield_now();
+            }
+        }
+        for _ in 0..random.below(24) {
+            hint::black_box(());
+        }
+    };
+    let (slept, lost) = thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let (mut slept, mut random) = (0u64, Random::new(seed));
+            for round in 1..=rounds {
+                both_start(0, round, &mut random);
+                let arrived = || lane.sent.load(Ordering::Acquire) >= round;
+                while !arrived() {
+                    match lane.event.park(&host, SECOND_NS, arrived) {
+                        Some(Woken::Deadline) if arrived() => {
+                            // One is enough: lets the notifier run to its end alone.
+                            start[0].store(u64::MAX, Ordering::SeqCst);
+                            return (slept, Some(round));
+                        }
+                        Some(Woken::Deadline) => {}
+                        Some(Woken::Called) => slept += 1,
+                        None => {}
+                    }
+                }
+            }
+            (slept, None)
+        });
+        let mut random = Random::new(!seed);
+        for round in 1..=rounds {
+            both_start(1, round, &mut random);
+            lane.sent.store(round, Ordering::Release);
+            lane.event.notify(&host);
+        }
+        sleeper.join().unwrap()
+    });
+    eprintln!("{name}: {rounds} meetings, {slept} sleeps, a wake-up lost in round {lost:?}");
+    assert_eq!(lost, None, "a wake-up was lost");
+}
+
 fn policy_that_parks(spin_ns: u32) -> Policy {
     Policy {
         max_spin_ns: spin_ns,
@@ -126,6 +179,16 @@ fn no_wake_up_is_lost_when_spinning_ends_about_when_work_arrives() {
 }
 
 #[test]
+fn no_wake_up_is_lost_when_sleeper_and_notifier_meet_with_membarrier() {
+    meet("meeting, membarrier", LinuxHost::private, 50_000);
+}
+
+#[test]
+fn no_wake_up_is_lost_when_sleeper_and_notifier_meet_with_fences() {
+    meet("meeting, fences", || LinuxHost::private().without_membarrier(), 50_000);
+}
+
+#[test]
 fn no_wake_up_is_lost_on_shared_futexes() {
     ping_pong("shared", || LinuxHost::shared().peer_uses_membarrier(true), 0, 30_000);
 }
@@ -165,6 +228,28 @@ fn a_sleeper_in_another_process_is_woken() {
         thread::yield_now();
     }
     assert!(child.succeeded());
+}
+
+#[test]
+fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
+    let mapping = Mapping::new(4096);
+    // SAFETY: zeroed memory is a pair of eventcounts, inside the mapping and aligned.
+    let channels: &Channels = unsafe { mapping.at(0).as_ref() };
+    let [send, recv] = [&channels.send, &channels.recv];
+    for event in [send, recv] {
+        let began = clock::monotonic_ns();
+        let child = Child::run(|| {
+            [send, recv].park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called)
+        });
+        let host = LinuxHost::shared();
+        // Most likely asleep by now, so that a wake-up call has to reach it.
+        thread::sleep(Duration::from_millis(50));
+        while !event.notify(&host) {
+            thread::yield_now();
+        }
+        assert!(child.succeeded());
+        assert!(clock::monotonic_ns() - began < 10 * SECOND_NS, "slept through it");
+    }
 }
 
 #[test]
@@ -232,13 +317,17 @@ fn a_sleep_on_two_eventcounts_ends_by_either_or_by_the_deadline() {
         let events = [EventCount::new(), EventCount::new()];
         let both = [&events[0], &events[1]];
         for event in both {
+            let began = clock::monotonic_ns();
             thread::scope(|scope| {
                 let sleeper = scope.spawn(|| both.park(&host, 30 * SECOND_NS, || false));
+                // Most likely asleep by now, so that a wake-up call has to reach it.
+                thread::sleep(Duration::from_millis(50));
                 while !event.notify(&host) {
                     thread::yield_now();
                 }
                 assert_eq!(sleeper.join().unwrap(), Some(Woken::Called), "{name}");
             });
+            assert!(clock::monotonic_ns() - began < 10 * SECOND_NS, "{name}: slept through it");
         }
         let began = clock::monotonic_ns();
         let mut woken = Woken::Called;

@@ -178,9 +178,9 @@ fn a_ready_turn_costs_no_clock_and_no_step() {
 #[test]
 fn a_wait_sleeps_to_its_deadline_and_not_beyond() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::EFFICIENT));
-    let waited = wait_until(&host, &mut idle, &EventCount::new(), 250_000_000, || Turn::Nothing);
+    let waited = wait_until(&host, &mut idle, &EventCount::new(), 120_000_000, || Turn::Nothing);
     assert_eq!(waited, Waited::Expired);
-    assert_eq!(*host.slept.borrow(), vec![100_000_000, 100_000_000, 50_000_000]);
+    assert_eq!(*host.slept.borrow(), vec![50_000_000, 50_000_000, 20_000_000]);
     assert_eq!(idle.counts(), Counts { parks: 3, deadline_wakes: 3, ..Counts::default() });
 }
 

@@ -1,0 +1,212 @@
+//! What is asked wrongly is refused with its exact name, and nothing is done.
+
+use std::ptr::NonNull;
+
+use fishplate_core::engine::{Config, ContextId, Engine, Memory, Notice, handle_len};
+use fishplate_core::error::{AttachError, OpError, WaitError};
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::op::{Amo, AmoOp, Cmp};
+use fishplate_core::rail::loopback::Loopback;
+
+use super::order::set;
+use super::support::*;
+
+type Network = Loopback<64>;
+
+#[test]
+fn operations_asked_wrongly_are_refused_by_name() {
+    for mapped in [false, true] {
+        let rail = if mapped { Network::mapped() } else { Network::new() };
+        let mut own = own(Config { contexts: 2, ..Config::DEFAULT }, [rail], 4096);
+        let second = own.engine.reserve_peer().unwrap();
+        own.engine.connect_peer(second, 1).unwrap();
+        let other = import(&mut own.engine, second, own.target);
+        let gone = own.engine.register(region(64)).unwrap();
+        let released = import(&mut own.engine, second, gone);
+        own.engine.release(released).unwrap();
+        own.engine.deregister(gone).unwrap();
+        let (from, to) = (own.source.at(0), own.remote.at(0));
+        let (e, silent) = (&mut own.engine, Notice::Silent);
+        let bounds = |offset, len| OpError::OutOfBounds { offset, len, size: 4096 };
+        let amo = |width| Amo { op: AmoOp::Add, width, operand: 1, compare: 0 };
+        let before = e.stats();
+        for (offset, len) in [(4096u64, 1usize), (0, 4097), (u64::MAX, 1), (1, usize::MAX), (4090, 7)] {
+            let want = Err(bounds(offset, len as u64));
+            assert_eq!(e.put(CX, from.region.at(offset), len, to, silent), want, "{offset} {len}");
+            if len <= 4096 {
+                assert_eq!(e.put(CX, from, len, own.remote.at(offset), silent), want);
+                assert_eq!(e.get(CX, from, len, own.remote.at(offset), silent), want);
+                assert_eq!(e.put_signal(CX, from, len, own.remote.at(offset), set(own.remote, 0, 1), silent), want);
+            }
+            assert_eq!(e.get(CX, from.region.at(offset), len, to, silent), want);
+        }
+        assert_eq!(e.inject(CX, &[0; 8], own.remote.at(4089)), Err(bounds(4089, 8)));
+        assert_eq!(e.put(CX, gone.at(0), 8, to, silent), Err(OpError::UnknownRegion));
+        assert_eq!(e.get(CX, gone.at(0), 0, to, silent), Err(OpError::UnknownRegion));
+        assert_eq!(e.put(CX, from, 8, released.at(0), silent), Err(OpError::UnknownRegion));
+        assert_eq!(e.signal(CX, set(released, 0, 1), silent), Err(OpError::UnknownRegion));
+        assert_eq!(e.fetch(CX, released.at(0), amo(8), 1), Err(OpError::UnknownRegion));
+        assert_eq!(e.inject(CX, &[1], released.at(0)), Err(OpError::UnknownRegion));
+        for context in [2, 3, 255].map(ContextId) {
+            let want = OpError::UnknownContext;
+            assert_eq!(e.put(context, from, 8, to, silent), Err(want));
+            assert_eq!(e.put_signal(context, from, 8, to, set(own.remote, 0, 1), silent), Err(want));
+            assert_eq!(e.signal(context, set(own.remote, 0, 1), silent), Err(want));
+            assert_eq!(e.get(context, from, 8, to, silent), Err(want));
+            assert_eq!(e.inject(context, &[1], to), Err(want));
+            assert_eq!(e.amo(context, to, amo(8), silent), Err(want));
+            assert_eq!(e.fence(context, own.peer), Err(want));
+            assert_eq!(e.is_quiet(context, own.peer), Err(want));
+            assert_eq!(e.quiet(context, own.peer, &mut own.waiter, SOON), Err(WaitError::Op(want)));
+            assert_eq!(e.quiet_all(context, &mut own.waiter, SOON), Err(WaitError::Op(want)));
+        }
+        for offset in [1, 4, 7, 4081] {
+            let want = OpError::Misaligned { offset, width: 8 };
+            assert_eq!(e.signal(CX, set(own.remote, offset, 1), silent), Err(want));
+            assert_eq!(e.put_signal(CX, from, 8, to, set(own.remote, offset, 1), silent), Err(want));
+            assert_eq!(
+                e.wait_signal(own.target.at(offset), Cmp::Eq, 0, None, &mut own.waiter, SOON),
+                Err(WaitError::Op(want))
+            );
+        }
+        for width in [2u8, 4, 8] {
+            let offset = width as u64 / 2;
+            assert_eq!(e.amo(CX, own.remote.at(offset), amo(width), silent), Err(OpError::Misaligned { offset, width }));
+        }
+        for width in [0, 3, 5, 6, 7, 9, 16, 255] {
+            assert_eq!(e.amo(CX, to, amo(width), silent), Err(OpError::BadWidth(width)));
+            assert_eq!(e.fetch(CX, to, amo(width), 1), Err(OpError::BadWidth(width)));
+        }
+        assert_eq!(e.signal(CX, set(own.remote, 4096, 1), silent), Err(bounds(4096, 8)));
+        assert_eq!(e.amo(CX, own.remote.at(4096), amo(1), silent), Err(bounds(4096, 1)));
+        assert_eq!(e.put_signal(CX, from, 8, to, set(other, 0, 1), silent), Err(OpError::TwoPeers));
+        let end = e.wait_signal(gone.at(0), Cmp::Eq, 0, None, &mut own.waiter, SOON);
+        assert_eq!(end, Err(WaitError::Op(OpError::UnknownRegion)));
+        let end = e.wait_signal(own.target.at(4096), Cmp::Eq, 0, None, &mut own.waiter, SOON);
+        assert_eq!(end, Err(WaitError::Op(bounds(4096, 8))));
+        assert_eq!(e.stats(), before, "something was done");
+        assert_eq!(e.is_quiet(CX, own.peer), Ok(true));
+        // The last bytes are inside.
+        assert!(e.put(CX, from.region.at(4088), 8, own.remote.at(4088), silent).is_ok());
+        assert!(e.put(CX, from.region.at(4096), 0, own.remote.at(4096), silent).is_ok());
+        assert!(e.signal(CX, set(own.remote, 4088, 1), silent).is_ok());
+    }
+}
+
+#[test]
+fn peers_asked_for_wrongly_are_refused_by_name() {
+    let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
+    // A name of another engine with more peers.
+    let mut more = Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
+    let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
+    for unknown in [foreign] {
+        assert_eq!(own.engine.connect_peer(unknown, 1), Err(AttachError::UnknownPeer));
+        assert_eq!(own.engine.remove_peer(unknown), Err(AttachError::UnknownPeer));
+        assert_eq!(own.engine.peer_error(unknown), Err(AttachError::UnknownPeer));
+        assert_eq!(own.engine.fence(CX, unknown), Err(OpError::UnknownPeer));
+        assert_eq!(own.engine.is_quiet(CX, unknown), Err(OpError::UnknownPeer));
+        assert_eq!(own.engine.quiet(CX, unknown, &mut own.waiter, SOON), Err(OpError::UnknownPeer.into()));
+        assert_eq!(own.engine.import(unknown, &[0; 64]), Err(AttachError::BadHandle));
+        let end = own.engine.wait_signal(own.target.at(0), Cmp::Eq, 1, Some(unknown), &mut own.waiter, SOON);
+        assert_eq!(end, Err(OpError::UnknownPeer.into()));
+    }
+    let reserved = own.engine.reserve_peer().unwrap();
+    let mut handle = [0; 512];
+    let len = own.engine.export(own.target, &mut handle).unwrap();
+    assert_eq!(own.engine.import(reserved, &handle[..len]), Err(AttachError::UnknownPeer), "not connected");
+    assert_eq!(own.engine.fence(CX, reserved), Err(OpError::UnknownPeer));
+    for rails in [0, 0b100, 0b111, u16::MAX] {
+        assert!(matches!(own.engine.connect_peer(reserved, rails), Err(AttachError::Config(_))), "{rails:#b}");
+    }
+    own.engine.connect_peer(reserved, 0b10).unwrap();
+    assert_eq!(own.engine.connect_peer(reserved, 0b10), Err(AttachError::UnknownPeer), "twice");
+    assert_eq!((own.engine.reserve_peer().is_ok(), own.engine.reserve_peer().is_ok()), (true, true));
+    assert_eq!(own.engine.reserve_peer(), Err(AttachError::Full));
+}
+
+#[test]
+fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
+    let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
+    let words = Box::leak(Box::new([0u64; 8]));
+    let at = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: the descriptions that are true are leaked; the others are refused before anything is touched.
+    let (empty, odd, endless) = unsafe {
+        let odd = NonNull::new(at.as_ptr().add(4)).unwrap();
+        let private = RegionKind::Private;
+        (Region::new(at, 0, private), Region::new(odd, 8, private), Region::new(at, usize::MAX, private))
+    };
+    assert_eq!(own.engine.register(empty), Err(AttachError::BadRange));
+    assert_eq!(own.engine.register(endless), Err(AttachError::BadRange));
+    assert_eq!(own.engine.register(odd), Err(AttachError::Misaligned));
+    let gone = own.engine.register(region(8)).unwrap();
+    own.engine.deregister(gone).unwrap();
+    assert_eq!(own.engine.deregister(gone), Err(AttachError::UnknownRegion));
+    assert_eq!(own.engine.export(gone, &mut [0; 512]), Err(AttachError::UnknownRegion));
+    let again = own.engine.register(region(8)).unwrap();
+    assert_ne!(again, gone);
+    assert_eq!(own.engine.local_ptr(gone.at(0), 1), None);
+    while own.engine.register(region(8)).is_ok() {}
+    assert_eq!(own.engine.register(region(8)), Err(AttachError::Full));
+    let mut handle = [0; 512];
+    let len = own.engine.export(own.target, &mut handle).unwrap();
+    assert_eq!(len, handle_len(2));
+    for cut in 0..len {
+        assert_eq!(own.engine.import(own.peer, &handle[..cut]), Err(AttachError::BadHandle));
+    }
+    assert!(own.engine.export(own.target, &mut handle[..len - 1]).is_err());
+    let mut one = super::support::own(Config::DEFAULT, [Network::new()], 64);
+    assert_eq!(one.engine.import(one.peer, &handle), Err(AttachError::Rails { theirs: 2, ours: 1 }), "e17");
+    // A length or key that is not what was registered.
+    for at in [8, 24, 40] {
+        let mut wrong = handle;
+        wrong[at] ^= 0x80;
+        wrong[at + 1] ^= 0x80;
+        assert_eq!(own.engine.import(own.peer, &wrong), Err(AttachError::BadHandle), "byte {at}");
+    }
+    let remote = own.engine.import(own.peer, &handle).unwrap();
+    own.engine.release(remote).unwrap();
+    assert_eq!(own.engine.release(remote), Err(AttachError::UnknownRegion));
+    while own.engine.import(own.peer, &handle).is_ok() {}
+    assert_eq!(own.engine.import(own.peer, &handle), Err(AttachError::Full));
+}
+
+#[test]
+fn configurations_out_of_range_are_refused_by_name() {
+    let ok = Config::DEFAULT;
+    let refused = |config: Config, memory: Memory<'static, 1>| {
+        match Engine::new(config, [Network::new()], memory).map(|_| ()) {
+            Err(AttachError::Config(what)) => what,
+            other => panic!("{config:?}: {other:?}"),
+        }
+    };
+    let with = |config: Config| refused(config, memory(&ok, 2, 4));
+    assert_eq!(with(Config { contexts: 0, ..ok }), "contexts: 1 to 256");
+    assert_eq!(with(Config { contexts: 257, ..ok }), "contexts: 1 to 256");
+    for window in [0, 3, 100, 1 << 20, 1 << 31] {
+        assert_eq!(with(Config { window, ..ok }), "window: a power of two up to 2^19");
+    }
+    assert_eq!(with(Config { batch: 0, ..ok }), "batch: at least 1");
+    for stripe_chunk in [0, (1 << 31) + 1] {
+        assert_eq!(with(Config { stripe_chunk, ..ok }), "stripe_chunk: 1 byte to 2 GiB");
+    }
+    let short = |cut: fn(&mut Memory<'static, 1>)| {
+        let mut tables = memory(&ok, 2, 4);
+        cut(&mut tables);
+        refused(ok, tables)
+    };
+    assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65534");
+    assert_eq!(short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0), "memory.streams: peers x contexts");
+    assert_eq!(
+        short(|m| m.parked = std::mem::take(&mut m.parked).split_at_mut(255).0),
+        "memory.parked: peers x contexts x window"
+    );
+    assert_eq!(
+        short(|m| m.bitmap = std::mem::take(&mut m.bitmap).split_at_mut(7).0),
+        "memory.bitmap: Config::bitmap_words"
+    );
+    assert_eq!(short(|m| m.pending = &mut []), "memory.pending: 1 to 2^31 - 1");
+    assert!(Engine::<Network, 0>::new(ok, [], memory(&ok, 1, 1)).is_err());
+    assert!(Engine::<Network, 17>::new(ok, [const { Network::new() }; 17], memory(&ok, 1, 1)).is_err());
+    assert!(Engine::<Network, 16>::new(ok, [const { Network::new() }; 16], memory(&ok, 1, 1)).is_ok());
+    assert!(Engine::new(Config { contexts: 256, window: 1, ..ok }, [Network::new()], memory(&Config { contexts: 256, window: 1, ..ok }, 1, 1)).is_ok());
+}
