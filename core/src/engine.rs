@@ -188,6 +188,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// The shortest of the rails' limits, in bytes.
     pub eager: u32,
     pub inject: u64,
+    /// Payload that fits in a message on every rail, in bytes.
+    pub message_room: u32,
     /// One rail that keeps order: fences cost nothing, native atomics keep their place.
     pub ordered: bool,
     pub native_atomics: bool,
@@ -225,13 +227,13 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
         check(!pending.is_empty() && pending.len() < 1 << 31, "memory.pending: 1 to 2^31 - 1")?;
         let mut max_rma = [0; RAILS];
-        let (mut eager, mut inject, mut ordered, mut native) = (config.eager, u64::MAX, RAILS == 1, RAILS == 1);
+        let (mut room, mut inject, mut ordered, mut native) = (u32::MAX, u64::MAX, RAILS == 1, RAILS == 1);
         for (rail, max) in rails.iter().zip(&mut max_rma) {
             let caps = rail.caps();
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
             check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
             *max = (caps.max_rma as u64).min(1 << 31);
-            eager = eager.min((caps.max_message - wire::HEAD_MAX) as u32);
+            room = room.min((caps.max_message - wire::HEAD_MAX) as u32);
             inject = inject.min(caps.inject as u64);
             ordered &= caps.ordered;
             native &= caps.native_atomics;
@@ -263,8 +265,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 direct: false,
                 outstanding: [(0, 0); RAILS],
                 max_rma,
-                eager,
+                eager: config.eager.min(room),
                 inject,
+                message_room: room,
                 ordered,
                 native_atomics: native && ordered,
                 stats: Stats::default(),

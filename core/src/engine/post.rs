@@ -114,16 +114,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(Blocked::Budget);
         }
         *budget -= 1;
-        let slot = state.pending.slots[index as usize];
-        let (keys, desc) = (state.remotes[slot.remote as usize].keys, state.locals.get(slot.local_region as usize));
+        let slot = &state.pending.slots[index as usize];
+        let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
-        let desc = desc.map_or([0; RAILS], |local| local.desc);
         let mut tried = 0;
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
-            let len = state.piece(slot.left, rail);
-            let local = Local { ptr: local, len: len as usize, desc: desc[rail] };
-            let remote = Remote { key: keys[rail], offset: slot.offset };
+            let len = state.piece(left, rail);
+            let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
+            let local = Local { ptr: local, len: len as usize, desc };
+            let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
             // SAFETY: the range was checked when the operation was taken in, and the source or target of an operation stays
             // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once.
@@ -176,6 +176,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let payload = match body {
             // SAFETY: as in `post_piece`: the source of an operation stays until it ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
+            // SAFETY: likewise; of an inject the bytes are there during the call, and it is posted in it or not at all.
+            Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };
         let owner = Owner::Op(index);

@@ -142,6 +142,17 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     self.count(stream, arrival);
                 }
             }
+            Body::Data { at } => {
+                let target = self.place(at, payload.len() as u64)?;
+                let (window, cells) = self.window(stream);
+                if window.check(message.seq, &cells)? {
+                    // SAFETY: the target was checked against its region.
+                    unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
+                }
+                let (window, mut cells) = self.window(stream);
+                let arrival = window.write(message.seq, &mut cells)?;
+                self.count(stream, arrival);
+            }
             Body::Amo { at, amo, token } => {
                 let word = self.word(at, amo.width)?;
                 let (window, mut cells) = self.window(stream);

@@ -10,7 +10,7 @@ use crate::mem::{LocalAddr, Peer, PeerId, RailId, RemoteAddr, copy_bytes};
 use crate::op::{Amo, AmoOp, SignalOp, Token};
 use crate::rail::{Local, Rail, Remote};
 
-use super::pending::{Kind, NONE, PendingSlot, State as Stage};
+use super::pending::{Kind, NONE, State as Stage};
 use super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::wire::{Body, NO_TOKEN, Place};
 use super::{ContextId, Engine, State};
@@ -60,6 +60,33 @@ struct Target {
     offset: u64,
     /// First byte where it is mapped, or null.
     mapped: *mut u8,
+}
+
+/// What an operation has to post: data, a message, or data and then a message.
+#[derive(Clone, Copy)]
+struct Ask {
+    kind: Kind,
+    local: *mut u8,
+    local_region: u16,
+    remote: u16,
+    offset: u64,
+    /// Bytes of data, whether they are posted as writes, as reads, or in the message.
+    left: u64,
+    message: Option<Body>,
+    fetch: bool,
+}
+
+impl Ask {
+    const NOTHING: Ask = Ask {
+        kind: Kind::Message,
+        local: core::ptr::null_mut(),
+        local_region: 0,
+        remote: 0,
+        offset: 0,
+        left: 0,
+        message: None,
+        fetch: false,
+    };
 }
 
 /// Memory of a peer that is mapped here.
@@ -121,16 +148,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
-        let slot = PendingSlot {
+        let ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
             local_region: from.region.index,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
-            ..PendingSlot::EMPTY
+            ..Ask::NOTHING
         };
-        self.enqueue(stream, slot, notice)
+        self.enqueue(stream, ask, notice)
     }
 
     /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was sent before, has landed.
@@ -184,22 +211,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
-        let mut slot = PendingSlot {
+        let mut ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
             local_region: from.region.index,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
-            ..PendingSlot::EMPTY
+            ..Ask::NOTHING
         };
         let mut data = None;
         if len as u64 <= self.state.eager as u64 && len > 0 {
-            slot.kind = Kind::Message;
+            ask.kind = Kind::Message;
             data = Some((target.place(), len as u32));
         }
-        slot.message = Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data });
-        self.enqueue(stream, slot, notice)
+        ask.message = Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data });
+        self.enqueue(stream, ask, notice)
     }
 
     /// Writes bytes that may be reused on return. At most [`inject_max`](Self::inject_max).
@@ -217,7 +244,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Longest [`inject`](Self::inject) that every rail takes, in bytes.
     pub fn inject_max(&self) -> usize {
-        self.state.inject as usize
+        (self.state.inject as usize).max(self.state.message_room as usize)
     }
 
     /// Applies a signal after everything that was sent before it has landed.
@@ -243,7 +270,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(Issued::Done { value: 0 });
         }
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
-        self.enqueue(stream, PendingSlot { message: Some(message), ..PendingSlot::EMPTY }, notice)
+        self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
     }
 
     /// Reads `len` bytes at `from` into `into`. Not ordered with writes: [`quiet`](Self::quiet) first where that matters.
@@ -284,16 +311,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
-        let slot = PendingSlot {
+        let ask = Ask {
             kind: Kind::Read,
             local: local.as_ptr(),
             local_region: into.region.index,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
-            ..PendingSlot::EMPTY
+            ..Ask::NOTHING
         };
-        self.enqueue(stream, slot, notice)
+        self.enqueue(stream, ask, notice)
     }
 
     /// Executes an atomic at the target, in stream order, without fetching.
@@ -512,15 +539,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(Issued::Done { value: self.atomic_now(mapped, amo, fetch) });
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
-        let slot = PendingSlot { message: Some(message), fetch, remote: word.region, ..PendingSlot::EMPTY };
-        self.enqueue(stream, slot, notice)
+        let ask = Ask { message: Some(message), fetch, remote: word.region, ..Ask::NOTHING };
+        self.enqueue(stream, ask, notice)
     }
 
     /// Takes an operation in, behind what the stream has, and posts what can be posted.
-    fn enqueue(&mut self, stream: u32, mut slot: PendingSlot, notice: Notice) -> Result<Issued, OpError> {
+    #[inline(always)]
+    fn enqueue(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<Issued, OpError> {
         let peer = self.state.streams[stream as usize].peer;
         self.state.peers[peer as usize].usable()?;
-        let index = self.state.open_slot(stream, &mut slot, notice)?;
+        let index = self.state.open_slot(stream, ask, notice)?;
         let token = self.state.pending.token(index);
         self.advance(stream);
         Ok(Issued::Pending(token))
@@ -537,8 +565,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return done;
         }
         self.state.peers[target.peer as usize].usable()?;
-        if bytes.len() as u64 > self.state.inject {
-            return Err(OpError::TooLong { len: bytes.len(), max: self.state.inject as usize });
+        if bytes.len() > self.inject_max() {
+            return Err(OpError::TooLong { len: bytes.len(), max: self.inject_max() });
         }
         if bytes.is_empty() {
             return Ok(());
@@ -547,17 +575,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if state.unposted != NONE || (state.fence && state.in_flight() != 0) {
             return Err(OpError::Again);
         }
-        let mut slot = PendingSlot {
-            kind: Kind::Write,
+        let mut ask = Ask {
             local: bytes.as_ptr().cast_mut(),
             local_region: u16::MAX,
             remote: target.region,
             offset: target.offset,
             left: bytes.len() as u64,
-            ..PendingSlot::EMPTY
+            ..Ask::NOTHING
         };
+        // A write if every rail copies that much before it returns, otherwise a message.
+        match bytes.len() as u64 <= self.state.inject {
+            true => ask.kind = Kind::Write,
+            false => ask.message = Some(Body::Data { at: target.place() }),
+        }
         let fenced = state.fence;
-        let index = self.state.open_slot(stream, &mut slot, Notice::Silent)?;
+        let index = self.state.open_slot(stream, ask, Notice::Silent)?;
         let posted = self.post_inject(stream, index);
         if posted.is_err() {
             self.state.cancel_slot(stream, index);
@@ -569,35 +601,36 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Takes a slot for an operation and puts it at the end of its stream.
-    #[inline]
-    fn open_slot(&mut self, stream: u32, slot: &mut PendingSlot, notice: Notice) -> Result<u32, OpError> {
+    #[inline(always)]
+    fn open_slot(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<u32, OpError> {
         let index = self.pending.take().ok_or(OpError::Again)?;
-        let state = &mut self.streams[stream as usize];
+        let token = self.pending.token(index);
+        let s = &mut self.streams[stream as usize];
+        let slot = &mut self.pending.slots[index as usize];
         slot.stream = stream;
         slot.state = Stage::Open;
-        slot.generation = self.pending.slots[index as usize].generation;
-        slot.end = state.next;
-        slot.outcome = Outcome::Done;
+        slot.posts = 0;
+        (slot.posted, slot.acked, slot.numbered) = (false, false, false);
+        (slot.outcome, slot.value) = (Outcome::Done, 0);
         (slot.report, slot.tag) = match notice {
             Notice::Report(tag) => (true, tag),
             Notice::Silent => (false, 0),
         };
-        if slot.kind == Kind::Write || slot.left != 0 || matches!(slot.message, Some(Body::Signal { data: Some(_), .. })) {
-            slot.fenced = slot.kind != Kind::Read && state.fence;
-            state.fence &= slot.kind == Kind::Read;
+        let Ask { kind, local, local_region, remote, offset, left, mut message, fetch } = ask;
+        if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
+            *reply_to = token.0;
         }
-        self.pending.slots[index as usize] = *slot;
-        if slot.fetch
-            && let Some(Body::Amo { token, .. }) = &mut self.pending.slots[index as usize].message
-        {
-            *token = ((slot.generation as u64) << 32) | index as u64;
+        // The first operation with data after a fence carries it.
+        slot.fenced = left != 0 && kind != Kind::Read && s.fence;
+        s.fence &= !slot.fenced;
+        (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
+        (slot.remote, slot.offset, slot.left) = (remote, offset, left);
+        (slot.message, slot.fetch) = (message, fetch);
+        s.ops.push(self.pending.slots, index);
+        if s.unposted == NONE {
+            s.unposted = index;
         }
-        let state = &mut self.streams[stream as usize];
-        state.ops.push(self.pending.slots, index);
-        if state.unposted == NONE {
-            state.unposted = index;
-        }
-        state.open += 1;
+        s.open += 1;
         self.open += 1;
         Ok(index)
     }

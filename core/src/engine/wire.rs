@@ -1,4 +1,4 @@
-//! What crosses the wire: the 32-bit word that rides on a write, and the five messages. Little-endian, no padding.
+//! What crosses the wire: the 32-bit word that rides on a write, and the six messages. Little-endian, no padding.
 //!
 //! ```text
 //! completion word   context 8 | flags 4 | sequence 20
@@ -7,6 +7,7 @@
 //!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 sequence u32 | 8 ack u32 | 12 region u16 | 14 generation u16
 //! Signal      32 bytes: head, offset u64, value u64
 //! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16, generation u16
+//! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
 //! Reply       32 bytes: head, token u64, value u64
 //! Ack         16 bytes: head; sequence names what an acknowledgement is asked for, where `op` is 1
@@ -30,6 +31,7 @@ const KIND_SIGNAL_DATA: u8 = 2;
 const KIND_AMO: u8 = 3;
 const KIND_REPLY: u8 = 4;
 const KIND_ACK: u8 = 5;
+const KIND_DATA: u8 = 6;
 
 /// The completion word of a write.
 #[inline(always)]
@@ -59,6 +61,8 @@ pub(crate) struct Place {
 pub(crate) enum Body {
     /// Change a signal word; `data` says where the payload that follows goes, and its length in bytes.
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
+    /// A write that is small enough to travel as a message: the payload goes to this place.
+    Data { at: Place },
     /// Execute an atomic; `token` comes back with the fetched value unless it is [`NO_TOKEN`].
     Amo { at: Place, amo: Amo, token: u64 },
     /// The fetched value.
@@ -85,6 +89,7 @@ impl Message {
         let (kind, op, width, at, len) = match self.body {
             Body::Signal { at, op, data: None, .. } => (KIND_SIGNAL, op as u8, 8, at, 32),
             Body::Signal { at, op, data: Some(_), .. } => (KIND_SIGNAL_DATA, op as u8, 8, at, 48),
+            Body::Data { at } => (KIND_DATA, 0, 0, at, 24),
             Body::Amo { at, amo, .. } => (KIND_AMO, amo.op as u8, amo.width, at, 48),
             Body::Reply { .. } => (KIND_REPLY, 0, 0, Place::default(), 32),
             Body::Ack { asked } => (KIND_ACK, asked as u8, 0, Place::default(), 16),
@@ -105,6 +110,7 @@ impl Message {
                     out[46..48].copy_from_slice(&place.generation.to_le_bytes());
                 }
             }
+            Body::Data { .. } => put64(out, 16, at.offset),
             Body::Amo { amo, token, .. } => {
                 put64(out, 16, at.offset);
                 put64(out, 24, amo.operand);
@@ -134,6 +140,7 @@ impl Message {
             KIND_SIGNAL | KIND_REPLY => 32,
             KIND_SIGNAL_DATA | KIND_AMO => 48,
             KIND_ACK => 16,
+            KIND_DATA => 24,
             _ => return Err(Violation::Kind),
         };
         let (_, rest) = bytes.split_at(need).ok_or(Violation::Length)?;
@@ -151,6 +158,7 @@ impl Message {
                 });
                 Body::Signal { at: place, op, value: get64(&head, 24), data }
             }
+            KIND_DATA => Body::Data { at: place },
             KIND_AMO => {
                 let op = AmoOp::from_wire(op).ok_or(Violation::Kind)?;
                 let amo = Amo { op, width, operand: get64(&head, 24), compare: get64(&head, 32) };
@@ -168,6 +176,7 @@ impl Message {
         };
         let payload = match body {
             Body::Signal { data: Some((_, len)), .. } => len as usize,
+            Body::Data { .. } => rest.len(),
             _ => 0,
         };
         if rest.len() != payload {
@@ -241,7 +250,7 @@ impl PostTag {
 mod tests {
     use super::*;
 
-    fn samples() -> [Message; 7] {
+    fn samples() -> [Message; 8] {
         let at = Place { region: 0xfffe, generation: 7, offset: u64::MAX - 1 };
         let data = Place { region: 3, generation: 0xffff, offset: 0x1122_3344_5566_7788 };
         let amo = Amo { op: AmoOp::CompareSwap, width: 4, operand: 5, compare: u64::MAX };
@@ -249,6 +258,7 @@ mod tests {
             Body::Signal { at, op: SignalOp::Set, value: 9, data: None },
             Body::Signal { at, op: SignalOp::Add, value: u64::MAX, data: Some((data, 5)) },
             Body::Signal { at, op: SignalOp::Add, value: 0, data: Some((data, 0)) },
+            Body::Data { at },
             Body::Amo { at, amo, token: 77 },
             Body::Reply { token: u64::MAX, value: 1 },
             Body::Ack { asked: false },
@@ -275,7 +285,8 @@ mod tests {
             let mut head = [0; 64];
             let len = message.encode((&mut head[..HEAD_MAX]).try_into().unwrap());
             let payload = if let Body::Signal { data: Some((_, n)), .. } = message.body { n as usize } else { 0 };
-            for cut in (0..=64).filter(|&cut| cut != len + payload) {
+            let open_ended = matches!(message.body, Body::Data { .. });
+            for cut in (0..=64).filter(|&cut| cut != len + payload && !(open_ended && cut > len)) {
                 let got = Message::decode(Untrusted::from_slice(&head[..cut]));
                 assert_eq!(got.err(), Some(Violation::Length), "{message:?} cut to {cut}");
             }
@@ -295,8 +306,8 @@ mod tests {
                 Message::decode(Untrusted::from_slice(&bytes[..len + payload])).err()
             };
             assert_eq!(decode(0, 0), Some(Violation::Kind));
-            assert_eq!(decode(0, 6), Some(Violation::Kind));
-            if !matches!(message.body, Body::Reply { .. }) {
+            assert_eq!(decode(0, 7), Some(Violation::Kind));
+            if !matches!(message.body, Body::Reply { .. } | Body::Data { .. }) {
                 assert_eq!(decode(2, 99), Some(Violation::Kind));
             }
             if matches!(message.body, Body::Amo { .. }) {

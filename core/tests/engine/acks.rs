@@ -291,6 +291,7 @@ fn e5_while_one_peers_acks_are_withheld_the_others_go_on() {
             (0..3).all(|me| nodes[me].engine.is_quiet(CX, nodes[me].peers[if me == 2 { 0 } else { 2 }]) == Ok(true))
         });
     }
-    assert_eq!(nodes[0].engine.is_quiet(CX, nodes[0].peers[1]), Ok(false));
+    let silent = nodes[0].peers[1];
+    assert_eq!(nodes[0].engine.is_quiet(CX, silent), Ok(false));
     assert_eq!(word(&nodes[1].engine, nodes[1].target.at(0)), 4, "a window full");
 }

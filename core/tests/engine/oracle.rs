@@ -16,6 +16,7 @@ const WORDS: usize = 5;
 const SLOTS: u64 = 12;
 const SLOT: u64 = 64;
 const SLOTS_AT: u64 = 64;
+const SOURCE: u64 = 128 * SLOT;
 const CONSTANT_AT: u64 = SLOTS_AT + SLOTS * SLOT;
 
 /// A signal word and one word of each width, 8 bytes apart.
@@ -26,6 +27,8 @@ struct Model {
     context: ContextId,
     to: usize,
     part: u64,
+    /// Its part of the origin's source.
+    from: u64,
     /// What the words are after each ordered operation, and how many writes were issued before it.
     states: Vec<(Words, usize)>,
     seen: usize,
@@ -56,7 +59,7 @@ impl Model {
         // A slot is written again only behind a fence: writes themselves land in any order.
         let free = self.written[slot as usize].is_none_or(|fences| fences < self.fences);
         let (byte, len) = fill(1 + random.below(SLOT), self.ops);
-        let from = node.source.at(self.part * 8 + (self.ops % 128) * SLOT);
+        let from = node.source.at(self.from + self.ops * SLOT);
         let to = remote.at(self.part + SLOTS_AT + slot * SLOT);
         let kind = random.below(10);
         if kind < 4 && free {
@@ -104,7 +107,7 @@ impl Model {
             }
             8 => {
                 let constant = remote.at(self.part + CONSTANT_AT);
-                e.get(self.context, node.source.at(self.part * 8 + 128 * SLOT - 8), 8, constant, notice)
+                e.get(self.context, node.source.at(self.from + SOURCE - 8), 8, constant, notice)
             }
             _ => {
                 let peer = node.peers[self.to];
@@ -204,6 +207,7 @@ fn run<const RAILS: usize>(seed: u64) {
                         context: ContextId(context),
                         to,
                         part,
+                        from: (context as u64 * nodes as u64 + to as u64) * SOURCE,
                         states: vec![([0; WORDS], 0)],
                         seen: 0,
                         writes: vec![],
