@@ -1,0 +1,77 @@
+//! Sizes and switches, fixed when a rail is made.
+
+use std::time::Duration;
+
+use fishplate_core::error::AttachError;
+
+use crate::lane;
+
+/// Whose processes may be peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Those of our own effective user.
+    Own,
+    /// Those of these users, by number.
+    Listed(Vec<u32>),
+}
+
+/// How a [`ShmRail`](crate::ShmRail) is made. The sizes marked * must be the same at both ends of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmConfig {
+    /// Peers that can be attached at once; they are numbered below this.
+    pub max_peers: u16,
+    /// Regions that can be registered here, and imported from each peer, at once.
+    pub max_regions: u16,
+    /// Segments that one peer may announce.
+    pub max_segments: u16,
+    /// * Cells of 64 bytes in each lane: a power of two from 64 to 65536.
+    pub lane_cells: u32,
+    /// * Longest message, in bytes: from 256 to what three quarters of a lane hold.
+    pub max_message: usize,
+    /// * Size of the segment that each pair has in common, in bytes; a multiple of 4096, or 0 for none.
+    pub common_len: usize,
+    /// Whether this process is registered for `membarrier(2)` of other processes, and its own sleepers call it: what
+    /// `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either end does not, the rail notifies with a full
+    /// fence. So the host that it is given may leave the fence out (`peer_uses_membarrier(true)`).
+    pub membarrier: bool,
+    /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
+    pub force_staging: bool,
+    /// Whose processes may be peers.
+    pub users: Users,
+    /// How long an import waits for its segment to be announced.
+    pub timeout: Duration,
+}
+
+impl Default for ShmConfig {
+    fn default() -> Self {
+        ShmConfig {
+            max_peers: 64,
+            max_regions: 256,
+            max_segments: 64,
+            lane_cells: 1024,
+            max_message: 8192,
+            common_len: 0,
+            membarrier: false,
+            force_staging: false,
+            users: Users::Own,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl ShmConfig {
+    pub(crate) fn check(&self) -> Result<(), AttachError> {
+        let cells = self.lane_cells;
+        let sound = [
+            (self.max_peers > 0, "max_peers"),
+            (self.max_regions > 0, "max_regions"),
+            (cells.is_power_of_two() && (64..=65536).contains(&cells), "lane_cells"),
+            (self.max_message >= 256 && self.max_message <= lane::max_message(cells), "max_message"),
+            (self.common_len.is_multiple_of(4096) && self.common_len <= isize::MAX as usize, "common_len"),
+        ];
+        match sound.iter().find(|(sound, _)| !sound) {
+            Some((_, what)) => Err(AttachError::Config(what)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The socket after the handshake: blobs of the layer above, announcements of segments, and the good-bye, all in one
+//! order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
+//!
+//! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer that exceeds either
+//! breaks the protocol; a correct one is at most one blob ahead.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use fishplate_core::error::{PeerError, Violation};
+
+use crate::handshake::HandshakeError;
+use crate::packet::{Kind, MAX_BLOB, Reader, Writer};
+use crate::segment::{self, Access, Mapping, Segment, SegmentError};
+use crate::socket::Socket;
+
+/// Blobs that wait here to be asked for.
+const MAX_BLOBS: usize = 8;
+
+/// A segment that the peer has announced.
+#[derive(Debug)]
+struct Announced {
+    number: u32,
+    fd: OwnedFd,
+    len: u64,
+    mapping: Option<Mapping>,
+    /// How many imports use the mapping.
+    users: u32,
+    withdrawn: bool,
+}
+
+/// Something that the peer is still to be told.
+#[derive(Debug)]
+enum Notice {
+    Announce(Segment),
+    Withdraw(u32),
+}
+
+/// One end of the socket, and what came through it.
+#[derive(Debug)]
+pub(crate) struct Control {
+    socket: Socket,
+    buffer: Box<[u8]>,
+    blobs: VecDeque<Vec<u8>>,
+    notices: VecDeque<Notice>,
+    segments: Vec<Announced>,
+    max_segments: usize,
+    /// Why nothing more will come.
+    ended: Option<PeerError>,
+}
+
+impl Control {
+    pub(crate) fn new(socket: Socket, buffer: Box<[u8]>, max_segments: u16) -> Self {
+        Control {
+            socket,
+            buffer,
+            blobs: VecDeque::new(),
+            notices: VecDeque::new(),
+            segments: Vec::new(),
+            max_segments: max_segments.into(),
+            ended: None,
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
+    /// Whether something waits to be said.
+    pub(crate) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    /// Why nothing more will come, if so.
+    pub(crate) fn ended(&self) -> Option<PeerError> {
+        self.ended
+    }
+
+    /// Sends a blob and waits for the peer's.
+    pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
+        if blob.len() > MAX_BLOB {
+            return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
+        }
+        while let Some(notice) = self.notices.front() {
+            let (packet, fd) = notice.packet();
+            self.socket.send(&packet, fd.as_slice(), deadline)?;
+            self.notices.pop_front();
+        }
+        let mut packet = Writer::new(Kind::Blob);
+        packet.extend(blob);
+        self.socket.send(&packet.finish(), &[], deadline)?;
+        loop {
+            if let Some(blob) = self.blobs.pop_front() {
+                return Ok(blob);
+            }
+            self.wait(deadline)?;
+        }
+    }
+
+    /// Tells the peer of a segment, now or in a later [`pump`](Control::pump).
+    pub(crate) fn announce(&mut self, segment: Segment) {
+        self.notices.push_back(Notice::Announce(segment));
+        self.send_notices();
+    }
+
+    /// Tells the peer that no region lies in that segment any more.
+    pub(crate) fn withdraw(&mut self, number: u32) {
+        self.notices.push_back(Notice::Withdraw(number));
+        self.send_notices();
+    }
+
+    fn send_notices(&mut self) {
+        while let Some(notice) = self.notices.front() {
+            let (packet, fd) = notice.packet();
+            match self.socket.try_send(&packet, fd.as_slice()) {
+                Ok(()) => {}
+                Err(HandshakeError::System(libc::EAGAIN)) => return,
+                // The connection is broken, which reading it will say.
+                Err(_) => return self.notices.clear(),
+            }
+            self.notices.pop_front();
+        }
+    }
+
+    /// Takes in whatever has arrived and sends what is still to be said, without waiting.
+    pub(crate) fn pump(&mut self) {
+        self.send_notices();
+        while self.ended.is_none() {
+            match self.socket.try_recv(&mut self.buffer) {
+                Ok(Some((len, fds))) => self.file(len, fds),
+                Ok(None) => return,
+                Err(error) => self.end(error),
+            }
+        }
+    }
+
+    /// Takes in the next packet, waiting for it.
+    fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
+        if self.ended.is_some() {
+            return Err(HandshakeError::HungUp);
+        }
+        match self.socket.recv(&mut self.buffer, deadline) {
+            Ok((len, fds)) => self.file(len, fds),
+            Err(HandshakeError::Deadline) => return Err(HandshakeError::Deadline),
+            Err(error) => self.end(error),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, error: HandshakeError) {
+        self.ended = Some(match error {
+            HandshakeError::BadPacket | HandshakeError::Version { .. } => {
+                PeerError::Protocol(Violation::Kind)
+            }
+            HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
+            // A process that leaves in good order says so first.
+            _ => PeerError::Died,
+        });
+    }
+
+    fn file(&mut self, len: usize, fds: Vec<OwnedFd>) {
+        if let Err(error) = self.sort(len, fds) {
+            self.end(error);
+        }
+    }
+
+    fn sort(&mut self, len: usize, fds: Vec<OwnedFd>) -> Result<(), HandshakeError> {
+        let (kind, mut body) = Reader::open(&self.buffer[..len])?;
+        let mut fds = fds.into_iter();
+        match kind {
+            Kind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
+            Kind::Announce => {
+                let number = u32::from_ne_bytes(body.take()?);
+                let len = u64::from_ne_bytes(body.take()?);
+                body.end()?;
+                let fd = fds.next().ok_or(HandshakeError::BadPacket)?;
+                segment::verify(fd.as_fd(), len)?;
+                if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
+                    // The same memory again: a number is given once in the life of a process.
+                    known.withdrawn = false;
+                } else if self.segments.len() == self.max_segments {
+                    return Err(HandshakeError::BadPacket);
+                } else {
+                    let new = Announced { number, fd, len, mapping: None, users: 0, withdrawn: false };
+                    self.segments.push(new);
+                }
+            }
+            Kind::Withdraw => {
+                let number = u32::from_ne_bytes(body.take()?);
+                body.end()?;
+                if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
+                    known.withdrawn = true;
+                }
+                self.drop_withdrawn();
+            }
+            Kind::Bye => {
+                body.end()?;
+                self.ended = Some(PeerError::Closed);
+            }
+            Kind::Blob | Kind::Hello | Kind::Offer | Kind::Ready => return Err(HandshakeError::BadPacket),
+        }
+        if fds.next().is_some() { Err(HandshakeError::BadPacket) } else { Ok(()) }
+    }
+
+    fn drop_withdrawn(&mut self) {
+        self.segments.retain(|segment| !segment.withdrawn || segment.users > 0);
+    }
+
+    /// Where `len` bytes at `offset` of the peer's segment are mapped here. Waits for the announcement until the
+    /// deadline. To be given back with [`release`](Control::release).
+    pub(crate) fn import(
+        &mut self,
+        number: u32,
+        offset: u64,
+        len: u64,
+        deadline: Instant,
+    ) -> Result<NonNull<u8>, HandshakeError> {
+        self.pump();
+        let i = loop {
+            let found = self.segments.iter().position(|known| known.number == number && !known.withdrawn);
+            match found {
+                Some(i) => break i,
+                None => self.wait(deadline)?,
+            }
+        };
+        let segment = &mut self.segments[i];
+        match offset.checked_add(len) {
+            Some(end) if end <= segment.len => {}
+            _ => return Err(SegmentError::Range.into()),
+        }
+        let mapping = match segment.mapping.take() {
+            Some(mapping) => mapping,
+            // Its size was verified, and sealed, when it was announced.
+            None => Mapping::new(segment.fd.as_fd(), segment.len as usize, Access::Write)?,
+        };
+        // SAFETY: `offset <= segment.len`, the size of the mapping.
+        let ptr = unsafe { mapping.ptr().add(offset as usize) };
+        segment.mapping = Some(mapping);
+        segment.users += 1;
+        Ok(ptr)
+    }
+
+    /// Gives back one import of a segment; the last unmaps it.
+    pub(crate) fn release(&mut self, number: u32) {
+        if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
+            segment.users = segment.users.saturating_sub(1);
+            if segment.users == 0 {
+                segment.mapping = None;
+            }
+        }
+        self.drop_withdrawn();
+    }
+}
+
+impl Notice {
+    fn packet(&self) -> (Vec<u8>, Option<BorrowedFd<'_>>) {
+        match self {
+            Notice::Announce(segment) => {
+                let mut packet = Writer::new(Kind::Announce);
+                packet.put(segment.number().to_ne_bytes()).put((segment.len() as u64).to_ne_bytes());
+                (packet.finish(), Some(segment.fd()))
+            }
+            Notice::Withdraw(number) => {
+                let mut packet = Writer::new(Kind::Withdraw);
+                packet.put(number.to_ne_bytes());
+                (packet.finish(), None)
+            }
+        }
+    }
+}
+
+impl Drop for Control {
+    /// Says good-bye, so that the peer can tell leaving from dying.
+    fn drop(&mut self) {
+        // If there is no room, or nobody to hear it, the closing socket says enough.
+        let _ = self.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]);
+    }
+}

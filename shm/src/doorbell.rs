@@ -1,0 +1,81 @@
+//! The word on which a process sleeps, in memory that every peer maps: one page, one
+//! [`EventCount`]. Making one allocates and makes system calls; ringing it is [`EventCount::notify`], a load and a
+//! branch while the owner is awake.
+//!
+//! Peers can write the page. Whatever they write, the owner wakes for nothing or sleeps until its deadline.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fishplate_core::sync::event::EventCount;
+use static_assertions::{assert_impl_all, const_assert};
+
+use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
+
+/// Size of the page that travels, in bytes; the eventcount lies at its start.
+const LEN: usize = PAGE;
+
+const_assert!(size_of::<EventCount>() <= LEN);
+const_assert!(align_of::<EventCount>() <= PAGE);
+
+/// Our own doorbell, or a peer's.
+#[derive(Debug)]
+pub(crate) struct Doorbell {
+    fd: OwnedFd,
+    page: Mapping,
+}
+
+assert_impl_all!(Doorbell: Send, Sync);
+
+impl Doorbell {
+    /// Makes one, on which nobody sleeps.
+    pub(crate) fn create() -> Result<Self, SegmentError> {
+        let fd = segment::create(LEN)?;
+        let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;
+        segment::seal(fd.as_fd())?;
+        Ok(Doorbell { fd, page })
+    }
+
+    /// Maps a peer's.
+    pub(crate) fn attach(fd: OwnedFd) -> Result<Self, SegmentError> {
+        let len = segment::verify(fd.as_fd(), LEN as u64)?;
+        let page = Mapping::new(fd.as_fd(), len, Access::Write)?;
+        Ok(Doorbell { fd, page })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    #[inline(always)]
+    pub(crate) fn event(&self) -> &EventCount {
+        // SAFETY: the page is mapped as long as `self` lives and aligned beyond what the type asks. Zeroed memory is a
+        // valid eventcount, it consists of atomics, and any value in them is one that it copes with.
+        unsafe { self.page.ptr().cast::<EventCount>().as_ref() }
+    }
+}
+
+/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it outlives the rail, and
+/// clones are the same eventcount.
+#[derive(Clone, Debug)]
+pub struct Bell {
+    doorbell: Arc<Doorbell>,
+}
+
+assert_impl_all!(Bell: Send, Sync);
+
+impl Bell {
+    pub(crate) fn new(doorbell: Arc<Doorbell>) -> Self {
+        Bell { doorbell }
+    }
+}
+
+impl Deref for Bell {
+    type Target = EventCount;
+
+    #[inline(always)]
+    fn deref(&self) -> &EventCount {
+        self.doorbell.event()
+    }
+}

@@ -1,0 +1,217 @@
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::testing::Random;
+
+impl LaneMemory {
+    /// The whole segment, as its maker sees it: for tests that write what no correct peer writes.
+    pub(crate) fn raw(&self) -> (*mut u8, usize) {
+        (self.mapping.ptr().as_ptr(), CELLS + self.cells as usize * CELL)
+    }
+
+    /// The cursor of the other lane.
+    pub(crate) fn cursor(&self) -> &AtomicU64 {
+        &self.header().freed.0
+    }
+}
+
+const A: Nonce = [1; 16];
+const B: Nonce = [2; 16];
+
+/// Both ends of one lane, at `start`, and what they lie in.
+fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
+    let memory = LaneMemory::create(cells, A, B).unwrap();
+    // SAFETY: the caller keeps the memory beside the ends.
+    let (producer, consumer) = unsafe { ends(&memory, &memory, start) };
+    (memory, producer, consumer)
+}
+
+/// Publishes a record with that payload.
+fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
+    let cells = cells_for(payload.len());
+    let record = producer.reserve(cells)?;
+    // SAFETY: so many cells were just reserved.
+    unsafe {
+        copy(payload.as_ptr(), record.add(PAYLOAD), payload.len());
+        producer.publish(cells, payload.len() as u64);
+    }
+    Ok(())
+}
+
+/// Takes the next record out.
+fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
+    let len = consumer.header()? as usize;
+    let mut payload = vec![0; len];
+    // SAFETY: the record was published with that length.
+    unsafe { copy(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
+    consumer.advance(cells_for(len));
+    Some(payload)
+}
+
+#[test]
+fn any_sequence_of_pushes_and_pops_is_a_queue() {
+    for start in [0, u64::MAX - 30, (1 << 63) - 30] {
+        let seed = 0xfeed ^ start | 1;
+        let mut random = Random(seed);
+        let (_memory, mut producer, mut consumer) = lane(64, start);
+        let mut model = VecDeque::new();
+        for _ in 0..20_000 {
+            if random.below(2) == 0 {
+                let len = if random.below(4) == 0 { random.below(1500) } else { random.below(60) };
+                let payload = random.bytes(len);
+                match push(&mut producer, &payload) {
+                    Ok(()) => model.push_back(payload),
+                    // The consumer holds back less than a quarter, and one cell stays free.
+                    Err(refused) => {
+                        let used: u64 = model.iter().map(|old: &Vec<u8>| cells_for(old.len())).sum();
+                        assert_eq!(refused, Refused::Full);
+                        assert!(used + cells_for(payload.len()) > 63 - 16, "seed {seed}");
+                    }
+                }
+            } else {
+                assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_longest_message_fits_once_the_lane_is_empty_wherever_it_starts() {
+    for offset in 0..64 {
+        let (_memory, mut producer, mut consumer) = lane(64, offset);
+        let longest = vec![0xa5; max_message(64)];
+        for _ in 0..offset {
+            push(&mut producer, b"x").unwrap();
+            pop(&mut consumer).unwrap();
+            push(&mut producer, &longest).unwrap();
+            assert_eq!(pop(&mut consumer).as_ref(), Some(&longest));
+        }
+    }
+}
+
+#[test]
+fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
+    let (_memory, mut producer, mut consumer) = lane(64, 0);
+    // The second lap starts its records where the first had the middle of one, whose words are the very stamps that the
+    // second lap waits for.
+    for first in 1..40u64 {
+        let mut forged = Vec::new();
+        let base = producer.position();
+        for cell in 0..40u64 {
+            for word in 0..8 {
+                // The first cell has two words of its own.
+                if cell > 0 || word >= 2 {
+                    forged.extend_from_slice(&stamp(base + cell + 64).to_ne_bytes());
+                }
+            }
+        }
+        push(&mut producer, &forged).unwrap();
+        assert_eq!(pop(&mut consumer), Some(forged));
+        for n in 0..64 + first {
+            assert_eq!(consumer.header(), None, "a record out of nothing after {n}");
+            push(&mut producer, &n.to_ne_bytes()).unwrap();
+            assert_eq!(pop(&mut consumer), Some(n.to_ne_bytes().to_vec()));
+        }
+    }
+}
+
+#[test]
+fn a_cursor_that_no_correct_consumer_writes_is_refused() {
+    for wrong in [65, 1 << 40, u64::MAX, 1 << 63] {
+        let (memory, mut producer, _consumer) = lane(64, 10);
+        while push(&mut producer, b"x").is_ok() {}
+        assert_eq!(push(&mut producer, b"x"), Err(Refused::Full));
+        memory.cursor().store(wrong.wrapping_add(9), Relaxed);
+        assert_eq!(push(&mut producer, b"x"), Err(Refused::Corrupt));
+    }
+    // Backwards.
+    let (memory, mut producer, mut consumer) = lane(64, 10);
+    for _ in 0..40 {
+        push(&mut producer, b"x").unwrap();
+        pop(&mut consumer).unwrap();
+    }
+    while push(&mut producer, b"x").is_ok() {}
+    memory.cursor().store(10, Relaxed);
+    assert_eq!(push(&mut producer, b"x"), Err(Refused::Corrupt));
+}
+
+#[test]
+fn two_threads_lose_and_reorder_nothing() {
+    let rounds: u64 = 100_000;
+    let (_memory, mut producer, mut consumer) = lane(64, u64::MAX - 1000);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut random = Random(42);
+            for n in 0..rounds {
+                let mut payload = n.to_ne_bytes().to_vec();
+                payload.resize(8 + random.below(200), n as u8);
+                while push(&mut producer, &payload).is_err() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut random = Random(42);
+        for n in 0..rounds {
+            let payload = loop {
+                match pop(&mut consumer) {
+                    Some(payload) => break payload,
+                    None => std::thread::yield_now(),
+                }
+            };
+            assert_eq!(payload[..8], n.to_ne_bytes());
+            assert_eq!(payload.len(), 8 + random.below(200));
+            assert!(payload[8..].iter().all(|byte| *byte == n as u8));
+        }
+    });
+}
+
+/// B21: what one side writes in a loop shares no line, nor the line fetched with it, with what the other side writes.
+#[test]
+fn b21_cursors_and_cells_share_no_line() {
+    assert!(memoffset::offset_of!(Header, freed) >= 128 && size_of::<Cursor>() == 128);
+    assert!(memoffset::offset_of!(Header, freed) + size_of::<Cursor>() <= CELLS);
+    assert_eq!(CELLS % 128, 0);
+    assert_eq!(cells_for(48), 1, "a short message is one line");
+    assert_eq!(cells_for(49), 2);
+    // Each end writes into its own segment only: there is no line that both write.
+}
+
+/// B10: a segment that is not complete is refused before anything in it is used.
+#[test]
+fn b10_an_unfinished_or_foreign_segment_is_refused() {
+    let whole = LaneMemory::create(64, A, B).unwrap();
+    let attach = |memory: &LaneMemory, cells, maker, guest| {
+        LaneMemory::attach(memory.fd.try_clone().unwrap(), cells, maker, guest).map(drop)
+    };
+    assert_eq!(attach(&whole, 64, A, B), Ok(()));
+    let (actual, expected) = (PAGE as u64 + 64 * 64, PAGE as u64 + 128 * 64);
+    assert_eq!(attach(&whole, 128, A, B), Err(SegmentError::Size { actual, expected }));
+    // B9: the segment of another run carries another nonce, on either place.
+    assert_eq!(attach(&whole, 64, B, A), Err(SegmentError::Foreign));
+    assert_eq!(attach(&whole, 64, A, A), Err(SegmentError::Foreign));
+    whole.header().magic.store(0, Relaxed);
+    assert_eq!(attach(&whole, 64, A, B), Err(SegmentError::Foreign));
+    whole.header().magic.store(MAGIC, Relaxed);
+    whole.header().sizes.store(sizes(64) + (1 << 48), Relaxed);
+    assert_eq!(attach(&whole, 64, A, B), Err(SegmentError::Foreign));
+}
+
+#[test]
+fn whoever_is_handed_a_lane_cannot_write_it() {
+    let memory = LaneMemory::create(64, A, B).unwrap();
+    assert!(Mapping::new(memory.fd(), PAGE, Access::Write).is_err());
+    assert!(Mapping::new(memory.fd(), PAGE, Access::Read).is_ok());
+}
+
+#[test]
+fn short_copies_copy_exactly_what_they_say() {
+    let from: Vec<u8> = (1..=200).collect();
+    for len in 0..=130 {
+        let mut to = [0u8; 200];
+        // SAFETY: both are longer than `len`, and apart.
+        unsafe { copy(from.as_ptr(), to.as_mut_ptr(), len) };
+        assert_eq!(to[..len], from[..len]);
+        assert!(to[len..].iter().all(|byte| *byte == 0), "{len}");
+    }
+}

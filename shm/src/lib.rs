@@ -1,0 +1,85 @@
+//! Same-node rails: sealed segments, a handshake, and a [`Rail`](fishplate_core::rail::Rail) over shared memory.
+//!
+//! | module      | gives                                                                                     |
+//! |-------------|-------------------------------------------------------------------------------------------|
+//! | `segment`   | anonymous memory of fixed size, checked before it is mapped                               |
+//! | `doorbell`  | the word on which a process sleeps                                                        |
+//! | `lane`      | records from one producer to one consumer, one line transfer for a short one              |
+//! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors                                |
+//! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
+//! | `control`   | the socket after the handshake                                                            |
+//! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
+//! | `rail`      | [`ShmRail`]                                                                               |
+//!
+//! # Example
+//!
+//! Two ends, here in two threads of one process. One exports a segment, the other writes into it and says so.
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//!
+//! use fishplate_core::mem::{Peer, Untrusted};
+//! use fishplate_core::rail::{Rail, RailKey};
+//! use fishplate_core::sync::host::SpinHost;
+//! use fishplate_shm::{Listener, Segment, ShmConfig, ShmRail, connect};
+//!
+//! let deadline = Instant::now() + Duration::from_secs(5);
+//! let name = format!("@fishplate-doc-{}", std::process::id());
+//! let listener = Listener::bind(&name)?;
+//! let exporter = std::thread::spawn(move || {
+//!     let mut rail = ShmRail::new(SpinHost::new(1), ShmConfig::default()).unwrap();
+//!     rail.attach(Peer(0), connect(&name, &rail.profile(), deadline).unwrap()).unwrap();
+//!     let segment = Segment::create(4096).unwrap();
+//!     // SAFETY: read only after the other end has finished.
+//!     let region = unsafe { segment.region(64, 8) }.unwrap();
+//!     let (key, _) = rail.register(&region).unwrap();
+//!     let bytes = [key.key.to_ne_bytes(), key.base.to_ne_bytes()].concat();
+//!     rail.exchange(Peer(0), &bytes, deadline).unwrap();
+//!     rail.exchange(Peer(0), &[], deadline).unwrap();
+//!     // SAFETY: the other end has written, and writes no more.
+//!     unsafe { region.ptr().cast::<u64>().read_volatile() }
+//! });
+//!
+//! let mut rail = ShmRail::new(SpinHost::new(1), ShmConfig::default()).unwrap();
+//! rail.attach(Peer(7), listener.accept(&rail.profile(), deadline)?).unwrap();
+//! let bytes = rail.exchange(Peer(7), &[], deadline)?;
+//! let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+//! let key = RailKey { key: word(0), base: word(8) };
+//! let mapped = rail.import(Peer(7), key, 8).unwrap().expect("segments are mapped");
+//! // SAFETY: eight bytes were imported, aligned to 64.
+//! unsafe { mapped.cast::<u64>().write_volatile(42) };
+//! rail.post_message(Peer(7), b"written", Untrusted::from_slice(&[]), 0).unwrap();
+//! rail.flush();
+//! rail.exchange(Peer(7), &[], deadline)?;
+//! assert_eq!(exporter.join().unwrap(), 42);
+//! # Ok::<(), fishplate_shm::HandshakeError>(())
+//! ```
+//!
+//! Nothing here starts a thread, reads the environment, sets a signal handler or leaves a name in the file system;
+//! the one exception to the last is a [`Listener`] on a path, which removes it again. A peer is not trusted: see `lane`
+//! and `staged` for what is checked where. Linux 5.3 and later.
+
+mod cma;
+mod config;
+mod control;
+mod doorbell;
+mod handshake;
+mod lane;
+mod packet;
+mod peer;
+mod rail;
+mod record;
+mod regions;
+mod segment;
+mod socket;
+mod staged;
+#[cfg(test)]
+mod testing;
+
+pub use config::{ShmConfig, Users};
+pub use doorbell::Bell;
+pub use handshake::{HandshakeError, Link, Nonce, Profile, Role, connect};
+pub use packet::MAX_BLOB;
+pub use rail::ShmRail;
+pub use segment::{Segment, SegmentError};
+pub use socket::{Listener, socket_pair};

@@ -1,0 +1,142 @@
+//! What travels over the socket. Slow path: writing a packet allocates. Reading one checks magic, version, kind and
+//! length, in this order, before anything in it is believed; the body is taken by fields of fixed width.
+//!
+//! | bytes | field                                          |
+//! |-------|------------------------------------------------|
+//! | 0..8  | magic                                          |
+//! | 8..10 | version of the protocol                        |
+//! | 10..12| kind                                           |
+//! | 12..16| length of the whole packet, in bytes           |
+//! | 16..  | body                                           |
+//!
+//! Both ends are processes of one machine: numbers are in its byte order. Magic and version keep their place in every
+//! version.
+
+use crate::handshake::HandshakeError;
+
+/// Begins every packet and every lane segment.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
+
+/// Version of the protocol: of the packets, the lane's layout and its records.
+pub(crate) const VERSION: u16 = 1;
+
+/// Size of the head, in bytes.
+pub(crate) const HEAD: usize = 16;
+
+/// Longest blob that [`exchange`](crate::Link::exchange) carries, in bytes.
+pub const MAX_BLOB: usize = 64 * 1024;
+
+/// Longest packet, in bytes.
+pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    /// Who I am, and my sizes and nonce.
+    Hello = 1,
+    /// Your nonce back, and my descriptors.
+    Offer = 2,
+    /// All of yours is mapped and checked.
+    Ready = 3,
+    /// Bytes of the layer above.
+    Blob = 4,
+    /// A segment that regions may lie in, with its descriptor.
+    Announce = 5,
+    /// No region lies in that segment any more.
+    Withdraw = 6,
+    /// I leave in good order.
+    Bye = 7,
+}
+
+impl Kind {
+    fn from_wire(value: u16) -> Option<Self> {
+        Some(match value {
+            1 => Kind::Hello,
+            2 => Kind::Offer,
+            3 => Kind::Ready,
+            4 => Kind::Blob,
+            5 => Kind::Announce,
+            6 => Kind::Withdraw,
+            7 => Kind::Bye,
+            _ => return None,
+        })
+    }
+}
+
+/// Writes a packet.
+pub(crate) struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    pub(crate) fn new(kind: Kind) -> Self {
+        let mut writer = Writer { bytes: Vec::with_capacity(128) };
+        writer
+            .put(MAGIC.to_ne_bytes())
+            .put(VERSION.to_ne_bytes())
+            .put((kind as u16).to_ne_bytes())
+            .put([0; 4]);
+        writer
+    }
+
+    /// Appends a field.
+    pub(crate) fn put<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
+        self.extend(&field)
+    }
+
+    /// Appends bytes.
+    pub(crate) fn extend(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    /// The packet.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        let len = self.bytes.len() as u32;
+        self.bytes[12..HEAD].copy_from_slice(&len.to_ne_bytes());
+        self.bytes
+    }
+}
+
+/// Reads a packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Checks the head; what is left to read is the body.
+    pub(crate) fn open(packet: &'a [u8]) -> Result<(Kind, Self), HandshakeError> {
+        let mut head = Reader { rest: packet };
+        if u64::from_ne_bytes(head.take()?) != MAGIC {
+            return Err(HandshakeError::BadPacket);
+        }
+        let theirs = u16::from_ne_bytes(head.take()?);
+        if theirs != VERSION {
+            return Err(HandshakeError::Version { theirs, ours: VERSION });
+        }
+        let kind = Kind::from_wire(u16::from_ne_bytes(head.take()?)).ok_or(HandshakeError::BadPacket)?;
+        if u32::from_ne_bytes(head.take()?) as usize != packet.len() {
+            return Err(HandshakeError::BadPacket);
+        }
+        Ok((kind, head))
+    }
+
+    /// The next field.
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
+        let (field, rest) = self.rest.split_first_chunk::<N>().ok_or(HandshakeError::BadPacket)?;
+        self.rest = rest;
+        Ok(*field)
+    }
+
+    /// All the rest.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// Checks that nothing is left.
+    pub(crate) fn end(self) -> Result<(), HandshakeError> {
+        if self.rest.is_empty() { Ok(()) } else { Err(HandshakeError::BadPacket) }
+    }
+}

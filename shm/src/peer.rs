@@ -1,0 +1,373 @@
+//! One attached peer: its lanes, what is imported from it, what is under way, and what became of it. Consuming and
+//! sending neither allocate, block nor make a system call; taking it down and looking after it may.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Violation};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::{RailKey, Sink};
+use fishplate_core::sync::host::Host;
+use fishplate_core::sync::primitive::{Ordering, fence};
+
+use crate::control::Control;
+use crate::doorbell::Doorbell;
+use crate::handshake::Link;
+use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
+use crate::record::{LANDED, MESSAGE};
+use crate::regions::{Key, Kind, Regions};
+use crate::segment::{Mapping, SegmentError};
+use crate::staged::{Staged, blame, within};
+
+/// What there is of another process, and not of ourselves.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) control: Control,
+    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pid: i32,
+    pub(crate) pair_id: u32,
+    pub(crate) common: Option<Mapping>,
+    doorbell: Doorbell,
+    light: bool,
+}
+
+/// Memory of the peer that has been imported.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Import {
+    pub(crate) key: u64,
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    /// Where it is mapped, if it is.
+    pub(crate) ptr: Option<NonNull<u8>>,
+    /// How often it was imported.
+    uses: u32,
+}
+
+/// One attached peer.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) out: Producer,
+    pub(crate) input: Consumer,
+    max_message: usize,
+    /// Nothing may be posted: see [`refusal`](Attached::refusal).
+    pub(crate) blocked: bool,
+    /// It has something to look at: [`Rail::flush`](fishplate_core::rail::Rail::flush) rings.
+    pub(crate) due: bool,
+    imports: Box<[Option<Import>]>,
+    pub(crate) staged: Staged,
+    /// Whether the kernel copies to and from its private memory.
+    pub(crate) cma: bool,
+    pub(crate) remote: Option<Remote>,
+    down: Option<PeerError>,
+    /// Whether the sink has been told that it is down.
+    told: bool,
+    /// Keeps mapped what the cursors point into.
+    _lanes: Box<[LaneMemory]>,
+}
+
+// SAFETY: the addresses in here belong to no thread: they lie in mappings that this value owns, in registered memory,
+// or in memory that is lent until a post is done.
+unsafe impl Send for Attached {}
+
+/// Sizes of what one peer needs.
+pub(crate) struct Sizes {
+    pub(crate) max_message: usize,
+    pub(crate) max_regions: u16,
+    pub(crate) chunk: usize,
+}
+
+impl Attached {
+    /// Over a link, with both lanes at position `start`.
+    pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
+        let Link { control, peer, pair, doorbell, common, pair_id, light, cma, .. } = link;
+        // SAFETY: the pair is kept in the new value beside the cursors; the link is taken apart here, so this is once.
+        let ends = unsafe { pair.open(start) };
+        let remote = Remote { control, pidfd: peer.pidfd, pid: peer.pid, pair_id, common, doorbell, light };
+        let Pair { outgoing, incoming } = pair;
+        Self::new(ends, Box::new([outgoing, incoming]), Some(remote), cma, sizes)
+    }
+
+    /// To ourselves.
+    pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
+        let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
+        // SAFETY: the lane is kept in the new value beside the cursors; it was just made, writable, for these two.
+        let ends = unsafe { lane::ends(&lane, &lane, 0) };
+        Ok(Self::new(ends, Box::new([lane]), None, false, sizes))
+    }
+
+    fn new(
+        (out, input): (Producer, Consumer),
+        lanes: Box<[LaneMemory]>,
+        remote: Option<Remote>,
+        cma: bool,
+        sizes: Sizes,
+    ) -> Self {
+        Attached {
+            out,
+            input,
+            max_message: sizes.max_message,
+            blocked: false,
+            due: false,
+            imports: vec![None; sizes.max_regions.into()].into_boxed_slice(),
+            staged: Staged::new(sizes.chunk),
+            cma,
+            remote,
+            down: None,
+            told: false,
+            _lanes: lanes,
+        }
+    }
+
+    /// Why nothing may be posted.
+    #[cold]
+    pub(crate) fn refusal(&self) -> PostError {
+        if self.down.is_some() { PostError::PeerDown } else { PostError::Again }
+    }
+
+    /// Finds room in the outgoing lane.
+    #[inline(always)]
+    pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, PostError> {
+        match self.out.reserve(cells) {
+            Ok(record) => Ok(record),
+            Err(refused) => Err(self.refused(refused)),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn refused(&mut self, refused: Refused) -> PostError {
+        if let Some(why) = blame(refused) {
+            self.fail(why);
+        }
+        match refused {
+            Refused::Full => PostError::Again,
+            Refused::Corrupt => PostError::PeerDown,
+        }
+    }
+
+    /// What was imported under a key.
+    #[inline(always)]
+    pub(crate) fn import_of(&self, key: u64) -> Option<&Import> {
+        let place = usize::from((key >> 32) as u16);
+        match self.imports.get(place) {
+            Some(Some(import)) if import.key == key => Some(import),
+            _ => self.import_elsewhere(key),
+        }
+    }
+
+    #[cold]
+    fn import_elsewhere(&self, key: u64) -> Option<&Import> {
+        self.imports.iter().flatten().find(|import| import.key == key)
+    }
+
+    /// Hands records to the sink, at most `budget` of them. Returns how many there were.
+    #[inline]
+    pub(crate) fn consume<S: Sink>(
+        &mut self,
+        peer: Peer,
+        budget: u32,
+        regions: &Regions,
+        sink: &mut S,
+    ) -> u32 {
+        let mut count = 0;
+        while count < budget {
+            let Some(header) = self.input.header() else { break };
+            let value = (header >> 32) as u32;
+            let cells = match header as u32 {
+                MESSAGE => {
+                    let len = value as usize;
+                    if len > self.max_message {
+                        self.fail(PeerError::Protocol(Violation::Length));
+                        break;
+                    }
+                    // SAFETY: a record may be as long as three quarters of the lane, `max_message` fits that, and the
+                    // lane is mapped twice in a row. The sink keeps nothing beyond the call, by its type.
+                    sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD), len) });
+                    cells_for(len)
+                }
+                LANDED => {
+                    sink.landed(peer, value);
+                    1
+                }
+                _ => match self.staged.take(&self.input, header, peer, regions, sink) {
+                    Ok(cells) => cells,
+                    Err(violation) => {
+                        self.fail(PeerError::Protocol(violation));
+                        break;
+                    }
+                },
+            };
+            // Whoever waits for room may sleep.
+            self.due |= self.input.advance(cells);
+            count += 1;
+        }
+        count
+    }
+
+    /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for room. Returns how many
+    /// events it reported.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn chores<S: Sink>(
+        &mut self,
+        peer: Peer,
+        budget: u32,
+        regions: &Regions,
+        sink: &mut S,
+    ) -> u32 {
+        if self.down.is_some() {
+            return self.report(peer, budget, sink);
+        }
+        let before = self.out.position();
+        let sent = match self.staged.send(&mut self.out) {
+            Ok(()) => self.staged.serve(&mut self.out, peer, regions),
+            corrupt => corrupt,
+        };
+        self.due |= self.out.position() != before;
+        match sent {
+            Ok(()) => self.blocked = self.staged.sending(),
+            Err(refused) => drop(self.refused(refused)),
+        }
+        0
+    }
+
+    /// Whether [`chores`](Attached::chores) has something to do.
+    #[inline(always)]
+    pub(crate) fn has_chores(&self) -> bool {
+        self.blocked || self.staged.owes()
+    }
+
+    /// Whether its lane may be read.
+    #[inline(always)]
+    pub(crate) fn is_up(&self) -> bool {
+        self.down.is_none()
+    }
+
+    /// Gives the peer up: its lane is not touched again. The sink learns of it from [`report`](Attached::report).
+    #[cold]
+    pub(crate) fn fail(&mut self, why: PeerError) {
+        self.down.get_or_insert(why);
+        self.blocked = true;
+    }
+
+    /// Tells the sink that the peer is down, then ends what was posted to it; at most `budget` events.
+    pub(crate) fn report<S: Sink>(&mut self, peer: Peer, budget: u32, sink: &mut S) -> u32 {
+        let Some(why) = self.down else { return 0 };
+        let mut count = 0;
+        if !self.told && count < budget {
+            self.told = true;
+            sink.peer_down(peer, why);
+            count += 1;
+        }
+        while count < budget {
+            let Some(cx) = self.staged.abandon() else { break };
+            sink.done(cx, Err(CompleteError::PeerDown));
+            count += 1;
+        }
+        count
+    }
+
+    /// Wakes the peer if it sleeps.
+    #[inline(always)]
+    pub(crate) fn ring<H: Host>(&self, host: &H) {
+        let Some(remote) = &self.remote else { return };
+        if !remote.light {
+            // The notifier's half of the race with a sleeper that does not run `membarrier`, or cannot reach us with
+            // it: what was published comes before the look at its doorbell. Its partner is the sleeper's own fence.
+            fence(Ordering::SeqCst);
+        }
+        remote.doorbell.event().notify(host);
+    }
+
+    /// Enters an import. `map` says where the memory is.
+    pub(crate) fn import(
+        &mut self,
+        key: RailKey,
+        len: u64,
+        map: impl FnOnce(Option<&mut Remote>, Kind) -> Result<Option<NonNull<u8>>, AttachError>,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
+        let RailKey { key, base } = key;
+        let parts = Key::decode(key).ok_or(AttachError::BadHandle)?;
+        if len == 0 || base.checked_add(len).is_none() {
+            return Err(AttachError::BadRange);
+        }
+        if self.down.is_some() {
+            return Err(AttachError::UnknownPeer);
+        }
+        if let Some(known) = self.imports.iter_mut().flatten().find(|import| import.key == key) {
+            if known.base != base || known.len != len {
+                return Err(AttachError::BadHandle);
+            }
+            known.uses += 1;
+            return Ok(known.ptr);
+        }
+        let place = usize::from(parts.slot);
+        let free = match self.imports.get(place) {
+            Some(None) => Some(place),
+            _ => self.imports.iter().position(Option::is_none),
+        };
+        let free = free.ok_or(AttachError::Full)?;
+        let ptr = map(self.remote.as_mut(), parts.kind)?;
+        self.imports[free] = Some(Import { key, base, len, ptr, uses: 1 });
+        Ok(ptr)
+    }
+
+    /// Gives up one import.
+    pub(crate) fn release(&mut self, key: u64) {
+        let Some(place) = self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))
+        else {
+            return;
+        };
+        if let Some(import) = place {
+            import.uses -= 1;
+            if import.uses > 0 {
+                return;
+            }
+        }
+        *place = None;
+        if let (Some(remote), Some(Key { kind: Kind::Shared(number), .. })) =
+            (&mut self.remote, Key::decode(key))
+        {
+            remote.control.release(number);
+        }
+    }
+}
+
+impl Import {
+    /// Whether `len` bytes at `offset` lie inside.
+    #[inline(always)]
+    pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
+        within(offset, len as u64, self.len)
+    }
+}
+
+impl Remote {
+    /// Where a region is that the peer says lies in the common segment of this pair.
+    pub(crate) fn in_common(&self, pair: u32, base: u64, len: u64) -> Result<NonNull<u8>, AttachError> {
+        let mapping = self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
+        if !within(base, len, mapping.len() as u64) {
+            return Err(AttachError::BadRange);
+        }
+        // SAFETY: `base <= mapping.len()`.
+        Ok(unsafe { mapping.ptr().add(base as usize) })
+    }
+
+    /// Whether the process still is the one that we met. One system call.
+    pub(crate) fn lives(&self) -> bool {
+        let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut polls = [
+            // A hang-up is reported without being asked for.
+            libc::pollfd { fd: self.control.fd().as_raw_fd(), events: 0, revents: 0 },
+            libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 },
+        ];
+        // SAFETY: two structures, both ours; a negative descriptor is skipped.
+        unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) == 0 }
+    }
+}
+
+#[cfg(test)]
+impl Attached {
+    /// The segment that is ours to write.
+    pub(crate) fn outgoing(&self) -> &LaneMemory {
+        &self._lanes[0]
+    }
+}

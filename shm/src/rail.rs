@@ -1,0 +1,482 @@
+//! The rail itself: its tables, and the passes over its peers. What is hot and what is slow is said at [`ShmRail`].
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::sync::host::{Host, SpinHost};
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use crate::cma::Way;
+use crate::config::ShmConfig;
+use crate::doorbell::{Bell, Doorbell};
+use crate::handshake::{HandshakeError, Link, Profile};
+use crate::lane::{self, PAYLOAD, cells_for};
+use crate::peer::{Attached, Sizes};
+use crate::record::{self, MESSAGE, STAGED};
+use crate::regions::{Kind, Owner, Regions};
+use crate::segment::Segment;
+use crate::staged;
+
+/// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
+const MAX_RMA: usize = 1 << 30;
+
+/// Failed direct copies whose ends have not been reported; one more is refused.
+const MAX_ENDED: usize = 64;
+
+/// The rail between processes of one machine.
+///
+/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call. Writes and reads of
+/// mapped memory are copies made by the caller's processor; those of private memory are made by the kernel, in two system
+/// calls, or go through the lane where it refuses. Registering, importing, attaching, detaching and
+/// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+///
+/// | memory of the peer                     | imported as     | written and read by                                |
+/// |----------------------------------------|-----------------|----------------------------------------------------|
+/// | in a [`Segment`]                       | a pointer       | the caller, or a post: memory copy                 |
+/// | in the pair's common segment           | a pointer       | the same                                           |
+/// | private                                | nothing         | a post: the kernel, else chunks through the lane   |
+/// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
+///
+/// Everything posted to one peer arrives in the order posted. What a post puts into a lane is visible at once; a peer
+/// that *sleeps* is woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll). A peer that dies is seen by
+/// `check_peers`, which reports what it had still sent, then that it is down, then the end of every post to it. Its memory
+/// stays mapped until it is detached, so pointers into it stay good until then.
+///
+/// The host may leave out the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`): the rail knows from
+/// the handshake which peers need it, and runs it for those.
+#[derive(Debug)]
+pub struct ShmRail<H: Host> {
+    host: H,
+    config: Arc<ShmConfig>,
+    doorbell: Arc<Doorbell>,
+    caps: Caps,
+    peers: Box<[Option<Box<Attached>>]>,
+    /// Peers that are attached, in no order.
+    active: Vec<Peer>,
+    /// Where in `active` the next pass begins.
+    first: usize,
+    /// Peers to be rung by the next flush.
+    due: Vec<Peer>,
+    /// Ends still to be reported.
+    ended: VecDeque<(u64, CompleteError)>,
+    regions: Regions,
+    polls: Vec<libc::pollfd>,
+}
+
+assert_impl_all!(ShmRail<SpinHost>: Send);
+assert_not_impl_any!(ShmRail<SpinHost>: Sync, Clone);
+
+impl<H: Host> ShmRail<H> {
+    /// Makes a rail without peers.
+    pub fn new(host: H, config: ShmConfig) -> Result<Self, AttachError> {
+        config.check()?;
+        let doorbell = Arc::new(Doorbell::create()?);
+        let peers = usize::from(config.max_peers);
+        let caps = Caps {
+            max_message: config.max_message,
+            max_rma: MAX_RMA,
+            inject: record::chunk_len(config.max_message),
+            data_bytes: 4,
+            ordered: true,
+            native_atomics: false,
+            depth: STAGED as u32,
+        };
+        Ok(ShmRail {
+            host,
+            doorbell,
+            caps,
+            peers: (0..peers).map(|_| None).collect(),
+            active: Vec::with_capacity(peers),
+            first: 0,
+            due: Vec::with_capacity(peers),
+            ended: VecDeque::with_capacity(MAX_ENDED + STAGED),
+            regions: Regions::new(config.max_regions),
+            polls: Vec::with_capacity(2 * peers),
+            config: Arc::new(config),
+        })
+    }
+
+    /// What this rail brings to a handshake. Clones may go to other threads.
+    pub fn profile(&self) -> Profile {
+        Profile { config: Arc::clone(&self.config), doorbell: Arc::clone(&self.doorbell) }
+    }
+
+    /// What peers ring when something arrives here: the owner sleeps on it. It outlives the rail.
+    pub fn bell(&self) -> Bell {
+        Bell::new(Arc::clone(&self.doorbell))
+    }
+
+    /// The machine under the rail.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// Takes a peer over from the handshake. The link must have been made with this rail's [`profile`](Self::profile).
+    /// Slow path.
+    pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
+        self.attach_at(peer, link, 0)
+    }
+
+    /// As [`attach`](Self::attach), with both lanes at position `start`; the other end must do the same.
+    pub(crate) fn attach_at(&mut self, peer: Peer, link: Link, start: u64) -> Result<(), AttachError> {
+        if !Arc::ptr_eq(&link.config, &self.config) {
+            return Err(AttachError::Config("a link made with another rail's profile"));
+        }
+        let sizes = self.sizes();
+        let place = self.free_place(peer)?;
+        let mut attached = Box::new(Attached::over(link, sizes, start));
+        if let Some(remote) = &mut attached.remote {
+            let mut told = Vec::new();
+            for segment in self.regions.segments() {
+                if !told.contains(&segment.number()) {
+                    told.push(segment.number());
+                    remote.control.announce(segment.clone());
+                }
+            }
+        }
+        self.peers[place] = Some(attached);
+        self.active.push(peer);
+        Ok(())
+    }
+
+    /// Makes this process its own peer: no socket, a lane of its own, and memory at its own addresses. Slow path.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        let sizes = self.sizes();
+        let place = self.free_place(peer)?;
+        self.peers[place] = Some(Box::new(Attached::own(self.config.lane_cells, sizes)?));
+        self.active.push(peer);
+        Ok(())
+    }
+
+    /// Swaps opaque bytes with an attached peer, as [`Link::exchange`] does before: one sequence for both. Slow path.
+    pub fn exchange(
+        &mut self,
+        peer: Peer,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
+        let remote = attached.and_then(|attached| attached.remote.as_mut());
+        remote.ok_or(HandshakeError::UnknownPeer)?.control.exchange(blob, deadline)
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            max_message: self.config.max_message,
+            max_regions: self.config.max_regions,
+            chunk: record::chunk_len(self.config.max_message),
+        }
+    }
+
+    fn free_place(&self, peer: Peer) -> Result<usize, AttachError> {
+        let place = usize::from(peer.0);
+        match self.peers.get(place) {
+            Some(None) => Ok(place),
+            _ => Err(AttachError::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn attached(&mut self, peer: Peer) -> Option<&mut Attached> {
+        self.peers.get_mut(usize::from(peer.0))?.as_deref_mut()
+    }
+
+    fn mark_due(&mut self, peer: Peer) {
+        if let Some(attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) {
+            mark(&mut self.due, attached, peer);
+        }
+    }
+
+    /// Reports the ends that came up outside of a poll.
+    #[cold]
+    fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut count = 0;
+        while count < budget {
+            let Some((cx, error)) = self.ended.pop_front() else { break };
+            sink.done(cx, Err(error));
+            count += 1;
+        }
+        count
+    }
+}
+
+/// Notes that a peer is to be rung. The list has room for every peer, once.
+#[inline(always)]
+fn mark(due: &mut Vec<Peer>, attached: &mut Attached, peer: Peer) {
+    if !attached.due {
+        attached.due = true;
+        due.push(peer);
+    }
+}
+
+impl<H: Host> Rail for ShmRail<H> {
+    #[inline]
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let (ptr, len) = (region.ptr(), region.len());
+        if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
+            return Err(AttachError::BadRange);
+        }
+        // Whether the description agrees with the memory that it claims to lie in.
+        let lies = |start: NonNull<u8>, size: usize, offset: u64| {
+            staged::within(offset, len as u64, size as u64)
+                && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()
+        };
+        let (owner, base) = match region.kind() {
+            RegionKind::Private => (Owner::User, ptr.as_ptr() as u64),
+            RegionKind::Shared { segment, offset } => {
+                let segment = Segment::find(segment).ok_or(AttachError::UnknownRegion)?;
+                if !lies(segment.ptr(), segment.len(), offset) {
+                    return Err(AttachError::BadRange);
+                }
+                (Owner::Segment(segment), offset)
+            }
+            RegionKind::Common { peer, offset } => {
+                let attached = self.attached(peer).ok_or(AttachError::UnknownPeer)?;
+                let remote = attached.remote.as_ref().ok_or(AttachError::Unsupported)?;
+                let common = remote.common.as_ref().ok_or(AttachError::Unsupported)?;
+                if !lies(common.ptr(), common.len(), offset) {
+                    return Err(AttachError::BadRange);
+                }
+                (Owner::Peer(peer, remote.pair_id), offset)
+            }
+            _ => return Err(AttachError::Unsupported),
+        };
+        let news = match &owner {
+            Owner::Segment(segment)
+                if self.regions.segments().all(|known| known.number() != segment.number()) =>
+            {
+                Some(segment.clone())
+            }
+            _ => None,
+        };
+        let key = self.regions.insert(ptr, len as u64, owner)?;
+        if let Some(segment) = news {
+            for attached in self.peers.iter_mut().flatten() {
+                if let Some(remote) = &mut attached.remote {
+                    remote.control.announce(segment.clone());
+                }
+            }
+        }
+        Ok((RailKey { key, base }, 0))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return };
+        if self.regions.segments().any(|known| known.number() == segment.number()) {
+            return;
+        }
+        for attached in self.peers.iter_mut().flatten() {
+            if let Some(remote) = &mut attached.remote {
+                remote.control.withdraw(segment.number());
+            }
+        }
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        let deadline = Instant::now() + self.config.timeout;
+        let regions = &self.regions;
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
+        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| match (remote, kind) {
+            (None, _) => match regions.find(key.key, peer) {
+                Some((ptr, size)) if len <= size => Ok(Some(ptr)),
+                Some(_) => Err(AttachError::BadRange),
+                None => Err(AttachError::UnknownRegion),
+            },
+            (Some(_), Kind::Private) => Ok(None),
+            (Some(remote), Kind::Shared(number)) => {
+                Ok(Some(remote.control.import(number, key.base, len, deadline)?))
+            }
+            (Some(remote), Kind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
+        })
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        if let Some(attached) = self.attached(peer) {
+            attached.release(key.key);
+        }
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        let Some(mut attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::take) else {
+            return;
+        };
+        while let Some(cx) = attached.staged.abandon() {
+            self.ended.push_back((cx, CompleteError::PeerDown));
+        }
+        self.active.retain(|other| *other != peer);
+        self.due.retain(|other| *other != peer);
+        // What is about to be unmapped.
+        self.regions.remove_common(peer);
+    }
+
+    #[inline]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
+    }
+
+    #[inline]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
+    }
+
+    #[inline]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        _cx: u64,
+    ) -> Result<Posted, PostError> {
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let attached = attached.ok_or(PostError::PeerDown)?;
+        if attached.blocked {
+            return Err(attached.refusal());
+        }
+        let len = head.len().saturating_add(body.len());
+        if len > self.caps.max_message {
+            return Err(PostError::TooLong { len, max: self.caps.max_message });
+        }
+        let cells = cells_for(len);
+        let record = attached.reserve(cells)?;
+        // SAFETY: the reserved cells hold 16 bytes and `len` more; `head` and `body` are readable, and outside of the
+        // lane, which is reachable only from here. The cells are published right away.
+        unsafe {
+            let payload = record.add(PAYLOAD);
+            lane::copy(head.as_ptr(), payload, head.len());
+            lane::copy(body.as_ptr(), payload.add(head.len()), body.len());
+            attached.out.publish(cells, record::header(MESSAGE, len as u32));
+        }
+        mark(&mut self.due, attached, peer);
+        Ok(Posted::Done)
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut count = 0;
+        if !self.ended.is_empty() {
+            count += self.report_ended(budget, sink);
+        }
+        let n = self.active.len();
+        if self.first >= n {
+            self.first = 0;
+        }
+        for i in 0..n {
+            if count >= budget {
+                break;
+            }
+            let i = if self.first + i >= n { self.first + i - n } else { self.first + i };
+            let peer = self.active[i];
+            let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
+            let was_due = attached.due;
+            if attached.is_up() {
+                count += attached.consume(peer, budget - count, &self.regions, sink);
+            }
+            if attached.has_chores() {
+                count += attached.chores(peer, budget - count, &self.regions, sink);
+            }
+            if attached.due && !was_due {
+                self.due.push(peer);
+            }
+        }
+        self.first += 1;
+        self.flush();
+        count
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        while let Some(peer) = self.due.pop() {
+            if let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() {
+                attached.due = false;
+                attached.ring(&self.host);
+            }
+        }
+    }
+
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.copy(peer, Way::Put, local, remote) }
+    }
+
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.copy(peer, Way::Get, local, remote) }
+    }
+
+    #[inline]
+    fn notify(&mut self, peer: Peer) {
+        if let Some(attached) = self.peers.get(usize::from(peer.0)).and_then(Option::as_deref) {
+            attached.ring(&self.host);
+        }
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        self.polls.clear();
+        for peer in &self.active {
+            let remote =
+                self.peers[usize::from(peer.0)].as_ref().and_then(|attached| attached.remote.as_ref());
+            let socket = remote.map_or(-1, |remote| remote.control.fd().as_raw_fd());
+            let pidfd = remote.and_then(|remote| remote.pidfd.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
+            // A negative descriptor is skipped.
+            self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
+            self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
+        }
+        // SAFETY: as many structures as the vector holds. If the call fails, nothing is reported this time.
+        unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
+        for i in 0..self.active.len() {
+            let peer = self.active[i];
+            let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
+            let Some(remote) = &mut attached.remote else { continue };
+            let [socket, pidfd] = [self.polls[2 * i].revents, self.polls[2 * i + 1].revents];
+            // Also without news: announcements may wait for room in the socket.
+            if socket != 0 || remote.control.has_notices() {
+                remote.control.pump();
+            }
+            let ended = remote.control.ended().or((pidfd != 0).then_some(PeerError::Died));
+            let Some(why) = ended else { continue };
+            if attached.is_up() {
+                // It writes no more, so this ends: a lane holds so many records.
+                attached.consume(peer, self.config.lane_cells, &self.regions, sink);
+                attached.fail(why);
+            }
+            attached.report(peer, u32::MAX, sink);
+        }
+    }
+}
+
+mod post;
+
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! Moving data: where the two kinds of memory and the three ways to reach it part. Nothing here allocates or blocks; a
+//! direct copy is two system calls, one of which looks whether the process is still the one that we met.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::{CompleteError, PostError};
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::{Local, Posted, Remote};
+use fishplate_core::sync::host::Host;
+
+use super::{MAX_ENDED, MAX_RMA, ShmRail, mark};
+use crate::cma::{self, CmaError, Way};
+use crate::peer::Attached;
+use crate::record::{self, LANDED};
+use crate::staged;
+
+impl<H: Host> ShmRail<H> {
+    /// Moves data between local memory and an import, with a completion word if `data` is given.
+    ///
+    /// # Safety
+    /// As for [`Rail::post_write`] or [`Rail::post_read`], by `way`.
+    #[inline]
+    pub(super) unsafe fn post(
+        &mut self,
+        peer: Peer,
+        way: Way,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let attached = attached.ok_or(PostError::PeerDown)?;
+        if attached.blocked {
+            return Err(attached.refusal());
+        }
+        if local.len > MAX_RMA {
+            return Err(PostError::TooLong { len: local.len, max: MAX_RMA });
+        }
+        let import = attached.import_of(remote.key.key).ok_or(PostError::BadKey)?;
+        if !import.holds(remote.offset, local.len) {
+            return Err(PostError::BadKey);
+        }
+        let Some(ptr) = import.ptr else {
+            let address = import.base + remote.offset;
+            // SAFETY: handed on.
+            return unsafe { self.post_private(peer, way, local, address, remote, data, cx) };
+        };
+        // Room for the word first: a refusal must change nothing.
+        if data.is_some() {
+            attached.reserve(1)?;
+        }
+        // SAFETY: the range lies inside the import, which stays mapped until it is released; the local side is the
+        // caller's promise.
+        unsafe { copy_mapped(way, local, ptr.add(remote.offset as usize)) };
+        if let Some(data) = data {
+            // SAFETY: one cell was reserved above. Edge `lane.stamp` carries the data copied before.
+            unsafe { attached.out.publish(1, record::header(LANDED, data)) };
+            mark(&mut self.due, attached, peer);
+        }
+        Ok(Posted::Done)
+    }
+
+    /// As `post`, for memory that is not mapped.
+    ///
+    /// # Safety
+    /// As for `post`; the range has been checked.
+    #[expect(clippy::too_many_arguments, reason = "a post and its resolved address")]
+    #[inline(never)]
+    unsafe fn post_private(
+        &mut self,
+        peer: Peer,
+        way: Way,
+        local: Local,
+        address: u64,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let full = self.ended.len() >= MAX_ENDED;
+        let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
+        if attached.cma {
+            if full {
+                return Err(PostError::Again);
+            }
+            if data.is_some() {
+                attached.reserve(1)?;
+            }
+            // SAFETY: the local side is the caller's promise.
+            match unsafe { direct(attached, way, local, address) } {
+                Ok(()) => {
+                    if let Some(data) = data {
+                        // SAFETY: one cell was reserved above. The kernel's copy was made by this processor before.
+                        unsafe { attached.out.publish(1, record::header(LANDED, data)) };
+                    }
+                    self.mark_due(peer);
+                    return Ok(Posted::Done);
+                }
+                Err(CmaError::Refused) => {}
+                Err(CmaError::Gone) => return Err(PostError::PeerDown),
+                Err(CmaError::Failed(code)) => {
+                    self.ended.push_back((cx, CompleteError::Failed(code)));
+                    return Ok(Posted::Pending);
+                }
+            }
+        }
+        let key = remote.key.key;
+        let Local { ptr, len, .. } = local;
+        let op = staged::Posted { way, cx, ptr, len, key, offset: remote.offset, data, done: 0 };
+        match attached.staged.post(&mut attached.out, op) {
+            Ok(()) => {
+                attached.blocked |= attached.staged.sending();
+                self.mark_due(peer);
+                Ok(Posted::Pending)
+            }
+            Err(refused) => Err(attached.refused(refused)),
+        }
+    }
+
+    /// Copies completely and at once, where that is possible.
+    ///
+    /// # Safety
+    /// As for [`Rail::copy_to`] or [`Rail::copy_from`], by `way`.
+    pub(super) unsafe fn copy(
+        &mut self,
+        peer: Peer,
+        way: Way,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        let Some(attached) = self.attached(peer) else { return Some(Err(PostError::PeerDown)) };
+        if attached.blocked {
+            // A staged write is under way: what is copied now would overtake it.
+            return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
+        }
+        let import = match attached.import_of(remote.key.key) {
+            Some(import) if import.holds(remote.offset, local.len) => *import,
+            _ => return Some(Err(PostError::BadKey)),
+        };
+        if let Some(ptr) = import.ptr {
+            // SAFETY: as in `post`.
+            unsafe { copy_mapped(way, local, ptr.add(remote.offset as usize)) };
+            return Some(Ok(()));
+        }
+        if !attached.cma {
+            return None;
+        }
+        // SAFETY: the local side is the caller's promise.
+        match unsafe { direct(attached, way, local, import.base + remote.offset) } {
+            Ok(()) => Some(Ok(())),
+            Err(CmaError::Refused) => None,
+            Err(CmaError::Gone) => Some(Err(PostError::PeerDown)),
+            Err(CmaError::Failed(code)) => Some(Err(PostError::Provider(code))),
+        }
+    }
+}
+
+/// # Safety
+/// `local` and as many bytes at `remote` are valid, for reads and writes by `way`.
+#[inline(always)]
+unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
+    let (from, to) = match way {
+        Way::Put => (local.ptr, remote),
+        Way::Get => (remote, local.ptr),
+    };
+    // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
+    unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), local.len) };
+}
+
+/// Has the kernel copy. Finds out here if it does not do so any more.
+///
+/// # Safety
+/// `local` is valid, for reads or writes by `way`.
+unsafe fn direct(attached: &mut Attached, way: Way, local: Local, address: u64) -> Result<(), CmaError> {
+    let remote = attached.remote.as_ref().ok_or(CmaError::Refused)?;
+    // The kernel may have given its number to another process.
+    if !remote.lives() {
+        return Err(CmaError::Gone);
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { cma::copy(remote.pid, way, local.ptr, address, local.len) };
+    if result == Err(CmaError::Refused) {
+        attached.cma = false;
+    }
+    result
+}

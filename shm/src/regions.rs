@@ -1,0 +1,162 @@
+//! Memory registered here, and the keys that name it to peers. Slow path, except [`Regions::find`], which neither
+//! allocates nor blocks.
+//!
+//! | bits of a key | what                                                                                 |
+//! |---------------|--------------------------------------------------------------------------------------|
+//! | 60..64        | kind: 1 private, 2 shared, 3 common                                                  |
+//! | 48..60        | generation of the slot, so that a key of the region that was there before is refused |
+//! | 32..48        | slot in this table                                                                   |
+//! | 0..32         | shared: the segment's number; common: the pair's; private: 0                         |
+//!
+//! The base that goes with a key counts from the start of the segment, or is an address where memory is private. Slots
+//! are given out in turn, so a key comes back only after 4096 registrations in *each* slot.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::AttachError;
+use fishplate_core::mem::Peer;
+
+use crate::segment::Segment;
+
+/// What memory a key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Private,
+    /// In this segment of its owner.
+    Shared(u32),
+    /// In the common segment of this pair.
+    Common(u32),
+}
+
+/// A key, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) kind: Kind,
+    pub(crate) generation: u16,
+    pub(crate) slot: u16,
+}
+
+/// Generations are counted modulo this.
+const GENERATIONS: u16 = 1 << 12;
+
+impl Key {
+    fn encode(self) -> u64 {
+        let (kind, low) = match self.kind {
+            Kind::Private => (1, 0),
+            Kind::Shared(segment) => (2, segment),
+            Kind::Common(pair) => (3, pair),
+        };
+        kind << 60 | u64::from(self.generation) << 48 | u64::from(self.slot) << 32 | u64::from(low)
+    }
+
+    /// Takes a key apart that may come from anybody.
+    pub(crate) fn decode(key: u64) -> Option<Self> {
+        let low = key as u32;
+        let kind = match key >> 60 {
+            1 if low == 0 => Kind::Private,
+            2 => Kind::Shared(low),
+            3 => Kind::Common(low),
+            _ => return None,
+        };
+        Some(Key { kind, generation: (key >> 48) as u16 % GENERATIONS, slot: (key >> 32) as u16 })
+    }
+}
+
+/// What keeps registered memory mapped.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// The user.
+    User,
+    /// The segment.
+    Segment(Segment),
+    /// The common segment with this peer, and so the attachment.
+    Peer(Peer, u32),
+}
+
+#[derive(Debug)]
+struct Registered {
+    ptr: NonNull<u8>,
+    len: u64,
+    owner: Owner,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u16,
+    region: Option<Registered>,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+// SAFETY: the addresses belong to no thread; the table itself never touches what they point to.
+unsafe impl Send for Regions {}
+
+impl Regions {
+    pub(crate) fn new(max: u16) -> Self {
+        Regions { slots: (0..max).map(|_| Slot::default()).collect(), next: 0 }
+    }
+
+    /// Enters a region and returns its key.
+    pub(crate) fn insert(&mut self, ptr: NonNull<u8>, len: u64, owner: Owner) -> Result<u64, AttachError> {
+        let n = self.slots.len();
+        let free = (0..n).map(|i| (self.next + i) % n).find(|&i| self.slots[i].region.is_none());
+        let slot = free.ok_or(AttachError::Full)?;
+        self.next = (slot + 1) % n;
+        let kind = match &owner {
+            Owner::User => Kind::Private,
+            Owner::Segment(segment) => Kind::Shared(segment.number()),
+            Owner::Peer(_, pair) => Kind::Common(*pair),
+        };
+        let entry = &mut self.slots[slot];
+        entry.generation = (entry.generation + 1) % GENERATIONS;
+        entry.region = Some(Registered { ptr, len, owner });
+        Ok(Key { kind, generation: entry.generation, slot: slot as u16 }.encode())
+    }
+
+    /// Where the region is that a key names, if `peer` may name it and it is still registered.
+    pub(crate) fn find(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
+        let Key { kind, generation, slot } = Key::decode(key)?;
+        let entry = self.slots.get(usize::from(slot))?;
+        let region = entry.region.as_ref().filter(|_| entry.generation == generation)?;
+        let meant = match (&region.owner, kind) {
+            (Owner::User, Kind::Private) => true,
+            (Owner::Segment(segment), Kind::Shared(number)) => segment.number() == number,
+            (Owner::Peer(owner, pair), Kind::Common(number)) => *owner == peer && *pair == number,
+            _ => false,
+        };
+        meant.then_some((region.ptr, region.len))
+    }
+
+    /// Takes the region out that a key names, and returns what kept it mapped.
+    pub(crate) fn remove(&mut self, key: u64) -> Option<Owner> {
+        let Key { generation, slot, .. } = Key::decode(key)?;
+        let entry = self.slots.get_mut(usize::from(slot)).filter(|entry| entry.generation == generation)?;
+        Some(entry.region.take()?.owner)
+    }
+
+    /// Takes out every region in the common segment with `peer`.
+    pub(crate) fn remove_common(&mut self, peer: Peer) {
+        for entry in &mut self.slots {
+            if matches!(&entry.region, Some(Registered { owner: Owner::Peer(owner, _), .. }) if *owner == peer)
+            {
+                entry.region = None;
+            }
+        }
+    }
+
+    /// The segments that regions lie in, each as often as regions do.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.slots.iter().filter_map(|slot| match slot.region.as_ref()?.owner {
+            Owner::Segment(ref segment) => Some(segment),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

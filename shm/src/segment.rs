@@ -1,0 +1,339 @@
+//! Sealed anonymous memory that processes can share. Slow path only: every call here is made at setup, may allocate,
+//! and makes system calls; none waits for anybody.
+//!
+//! A segment is a memfd: it has no name, so nothing is left behind by a process that is killed, and nobody can open
+//! what was not handed to him. Its pages are allocated when it is made, so that lack of memory is an error here and
+//! not a signal later. Its size is sealed, so that no peer can cut a mapping short and have the next access end in
+//! SIGBUS. Whoever attaches checks all three before the first access: sealed against shrinking and growing, the size
+//! that was agreed, every page present.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use fishplate_core::error::AttachError;
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::sync::primitive::{AtomicU32, Ordering};
+use static_assertions::assert_impl_all;
+
+/// Why memory could not be made, attached or cut into regions. Nothing is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SegmentError {
+    /// No bytes, or more than an address space has.
+    Length,
+    /// The range does not lie inside the segment.
+    Range,
+    /// The descriptor is not sealed against shrinking and growing.
+    Unsealed,
+    /// The size, in bytes, is not the one agreed.
+    Size {
+        /// What the descriptor has, in bytes.
+        actual: u64,
+        /// What was agreed, in bytes.
+        expected: u64,
+    },
+    /// Some of its pages do not exist yet.
+    Sparse,
+    /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
+    Foreign,
+    /// The system's own code.
+    System(i32),
+}
+
+impl From<SegmentError> for AttachError {
+    fn from(error: SegmentError) -> Self {
+        match error {
+            SegmentError::Length | SegmentError::Range => AttachError::BadRange,
+            SegmentError::System(code) => AttachError::System(code),
+            _ => AttachError::BadHandle,
+        }
+    }
+}
+
+/// The error code of the system call that has just failed in this thread.
+pub(crate) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Seals that fix the size for good and forbid to change the seals.
+const FIXED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// What a mapping allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Loads only; a store faults.
+    Read,
+    /// Loads and stores.
+    Write,
+}
+
+impl Access {
+    fn protection(self) -> i32 {
+        match self {
+            Access::Read => libc::PROT_READ,
+            Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// Pages of a descriptor in this address space, unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address and a length; nothing about it belongs to a thread, and the type itself never
+// touches the bytes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0) };
+        Self::own(at, len)
+    }
+
+    /// Maps `head + ring` bytes, and the last `ring` of them once more right behind: a range that starts in the ring
+    /// and is no longer than it is contiguous.
+    pub(crate) fn twice(
+        fd: BorrowedFd<'_>,
+        head: usize,
+        ring: usize,
+        access: Access,
+    ) -> Result<Self, SegmentError> {
+        let len = head + 2 * ring;
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: the kernel chooses a free place.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, reserve, -1, 0) };
+        let whole = Self::own(at, len)?;
+        for (place, offset, len) in [(0, 0, head + ring), (head + ring, head, ring)] {
+            let flags = libc::MAP_SHARED | libc::MAP_POPULATE | libc::MAP_FIXED;
+            // SAFETY: `place + len` lies within the range reserved above, which is ours and holds nothing yet.
+            let part = unsafe {
+                let at = whole.ptr.as_ptr().add(place).cast();
+                libc::mmap(at, len, access.protection(), flags, fd.as_raw_fd(), offset as libc::off_t)
+            };
+            if part == libc::MAP_FAILED {
+                return Err(SegmentError::System(errno()));
+            }
+        }
+        Ok(whole)
+    }
+
+    fn own(at: *mut libc::c_void, len: usize) -> Result<Self, SegmentError> {
+        if at == libc::MAP_FAILED {
+            return Err(SegmentError::System(errno()));
+        }
+        let ptr = NonNull::new(at.cast()).ok_or(SegmentError::System(libc::ENOMEM))?;
+        Ok(Mapping { ptr, len })
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `own` took over; whoever was given a pointer into it was told that it dies
+        // with the mapping.
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Makes a memfd of `len` bytes with all its pages present. Not sealed yet.
+pub(crate) fn create(len: usize) -> Result<OwnedFd, SegmentError> {
+    let size = libc::off_t::try_from(len).map_err(|_| SegmentError::Length)?;
+    if size == 0 {
+        return Err(SegmentError::Length);
+    }
+    // SAFETY: the name is a C string; the call touches nothing else.
+    let fd =
+        unsafe { libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(SegmentError::System(errno()));
+    }
+    // SAFETY: just made, and known to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    loop {
+        // SAFETY: a call on our descriptor with plain numbers.
+        if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, size) } == 0 {
+            return Ok(fd);
+        }
+        match errno() {
+            libc::EINTR => {}
+            code => return Err(SegmentError::System(code)),
+        }
+    }
+}
+
+/// Fixes the size for good.
+pub(crate) fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+    add_seals(fd, FIXED)
+}
+
+/// Fixes the size for good and allows no more writable mappings than exist: whoever is handed the descriptor from now
+/// on can only read.
+pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+    add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
+}
+
+fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
+    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(SegmentError::System(errno()));
+    }
+    Ok(())
+}
+
+/// Checks that a descriptor from a peer can be mapped without danger: sealed, of the size agreed, all pages present.
+pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
+    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    if seals < 0 || seals & needed != needed {
+        return Err(SegmentError::Unsealed);
+    }
+    // The size is looked at after the seals: from here on it cannot change.
+    // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is ours and of the type that the call fills.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+        return Err(SegmentError::System(errno()));
+    }
+    let actual = u64::try_from(stat.st_size).map_err(|_| SegmentError::Length)?;
+    if actual != expected {
+        return Err(SegmentError::Size { actual, expected });
+    }
+    // Blocks of 512 bytes, whatever the page size.
+    if u64::try_from(stat.st_blocks).unwrap_or(0) < actual.div_ceil(512) {
+        return Err(SegmentError::Sparse);
+    }
+    match usize::try_from(actual) {
+        Ok(len) if len > 0 && len <= isize::MAX as usize => Ok(len),
+        _ => Err(SegmentError::Length),
+    }
+}
+
+/// Sealed shared memory made by this process, readable and writable by every process that imports a region of it.
+///
+/// Clones are handles to the same memory; it is unmapped with the last of them. A [`ShmRail`](crate::ShmRail) in which
+/// a region of it is registered holds one.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    number: u32,
+    fd: OwnedFd,
+    mapping: Mapping,
+}
+
+assert_impl_all!(Segment: Send, Sync);
+
+/// Number of the next segment of this process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// The segments of this process that exist, so that a region, which carries only a number, can be registered.
+static SEGMENTS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+fn segments() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+    // A panic between lock and unlock cannot leave the vector half changed, so a poisoned lock is as good as any.
+    SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Segment {
+    /// Makes a segment of `len` bytes, rounded up to whole pages, all zero.
+    pub fn create(len: usize) -> Result<Self, SegmentError> {
+        let len = len.checked_next_multiple_of(PAGE).ok_or(SegmentError::Length)?;
+        let fd = create(len)?;
+        let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
+        seal(fd.as_fd())?;
+        // Relaxed: only the number's being unique matters.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let inner = Arc::new(Inner { number, fd, mapping });
+        let mut known = segments();
+        known.retain(|segment| segment.strong_count() > 0);
+        known.push(Arc::downgrade(&inner));
+        Ok(Segment { inner })
+    }
+
+    /// The segment of this process with that number, if it still exists.
+    pub(crate) fn find(number: u32) -> Option<Self> {
+        segments().iter().find_map(|segment| {
+            let inner = segment.upgrade()?;
+            (inner.number == number).then_some(Segment { inner })
+        })
+    }
+
+    /// Its number within this process.
+    pub fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// First byte. Peers write behind it at any time: atomics and raw copies only.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.inner.mapping.ptr()
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.inner.mapping.len()
+    }
+
+    /// Never: a segment has at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The `len` bytes at `offset`, to be registered.
+    ///
+    /// # Safety
+    /// As for [`Region::new`]; the memory lives as long as a handle of the segment does.
+    pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
+        let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
+        // SAFETY: handed on to our caller.
+        unsafe { cut(&self.inner.mapping, offset, len, kind) }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd.as_fd()
+    }
+}
+
+/// The `len` bytes at `offset` of a mapping.
+///
+/// # Safety
+/// As for [`Region::new`].
+pub(crate) unsafe fn cut(
+    mapping: &Mapping,
+    offset: usize,
+    len: usize,
+    kind: RegionKind,
+) -> Result<Region, SegmentError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= mapping.len() => {}
+        _ => return Err(SegmentError::Range),
+    }
+    // SAFETY: `offset + len <= mapping.len()`; how long it is used is the caller's promise.
+    Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
+}
+
+/// Sizes are multiples of this, in bytes: the page size of x86-64, and a divisor of the larger pages of others, where
+/// the kernel rounds the mapping up.
+pub(crate) const PAGE: usize = 4096;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+use super::*;
+
+#[test]
+fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
+    let segment = Segment::create(5000).unwrap();
+    assert_eq!(segment.len(), 8192, "whole pages");
+    for len in [0, 4096, 16384] {
+        // SAFETY: a call on a borrowed descriptor with plain numbers.
+        let rc = unsafe { libc::ftruncate(segment.fd().as_raw_fd(), len) };
+        assert_eq!((rc, errno()), (-1, libc::EPERM));
+    }
+    assert_eq!(add_seals(segment.fd(), libc::F_SEAL_WRITE), Err(SegmentError::System(libc::EPERM)));
+    assert_eq!(verify(segment.fd(), 8192), Ok(8192));
+    assert_eq!(verify(segment.fd(), 4096), Err(SegmentError::Size { actual: 8192, expected: 4096 }));
+}
+
+/// B10: memory that its owner could still cut short, or that is not there yet, is never mapped.
+#[test]
+fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
+    let fd = create(4096).unwrap();
+    assert_eq!(verify(fd.as_fd(), 4096), Err(SegmentError::Unsealed));
+    add_seals(fd.as_fd(), libc::F_SEAL_GROW).unwrap();
+    assert_eq!(verify(fd.as_fd(), 4096), Err(SegmentError::Unsealed));
+    add_seals(fd.as_fd(), libc::F_SEAL_SHRINK).unwrap();
+    assert_eq!(verify(fd.as_fd(), 4096), Ok(4096));
+
+    // SAFETY: the name is a C string.
+    let raw = unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: just made.
+    let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: a call on our descriptor with plain numbers.
+    assert_eq!(unsafe { libc::ftruncate(raw, 1 << 40) }, 0);
+    seal(sparse.as_fd()).unwrap();
+    assert_eq!(verify(sparse.as_fd(), 1 << 40), Err(SegmentError::Sparse));
+
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(verify(file.as_fd(), file.metadata().unwrap().len()), Err(SegmentError::Unsealed));
+}
+
+/// B19: there are no names to guess, squat or leave behind.
+#[test]
+fn b19_a_segment_has_no_name_in_the_file_system() {
+    let segment = Segment::create(4096).unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", segment.fd().as_raw_fd())).unwrap();
+    assert_eq!(link.to_str(), Some("/memfd:fishplate (deleted)"));
+    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    let flags = unsafe { libc::fcntl(segment.fd().as_raw_fd(), libc::F_GETFD) };
+    assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+}
+
+#[test]
+fn regions_lie_inside_and_are_found_by_number_while_the_segment_lives() {
+    let segment = Segment::create(4096).unwrap();
+    // SAFETY: never used.
+    let cut = |offset, len| unsafe { segment.region(offset, len) };
+    let region = cut(4000, 96).unwrap();
+    assert_eq!(region.kind(), RegionKind::Shared { segment: segment.number(), offset: 4000 });
+    assert_eq!(region.ptr().as_ptr() as usize, segment.ptr().as_ptr() as usize + 4000);
+    assert_eq!(cut(4000, 97).map(drop), Err(SegmentError::Range));
+    assert_eq!(cut(usize::MAX, 2).map(drop), Err(SegmentError::Range));
+    let number = segment.number();
+    assert_eq!(Segment::find(number).map(|found| found.ptr()), Some(segment.ptr()));
+    drop(segment);
+    assert!(Segment::find(number).is_none());
+    assert_eq!(Segment::create(0).map(drop), Err(SegmentError::Length));
+    assert_eq!(Segment::create(usize::MAX).map(drop), Err(SegmentError::Length));
+}

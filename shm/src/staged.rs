@@ -1,0 +1,347 @@
+//! Staged operations: writes and reads of memory that this process can neither map nor have the kernel copy, carried
+//! through the lane in chunks. Nothing here blocks or allocates.
+//!
+//! | end    | write                                              | read                                            |
+//! |--------|----------------------------------------------------|-------------------------------------------------|
+//! | origin | posts chunks as there is room; nothing else is sent to the peer before the last | posts a request |
+//! | target | checks and copies each chunk; owes a status        | owes replies, sent as there is room             |
+//! | origin | the status ends it                                 | the last reply, or a status with an error, ends it |
+//!
+//! What is owed is kept in a table with one place per number, so a target never needs room in its own lane in order to
+//! empty the other: two ends that write to each other through full lanes cannot block each other.
+//!
+//! A region that is not registered, or no longer, ends the operation with `EFAULT`: it may have been taken back while
+//! the record was under way. A range outside of a region that *is* registered breaks the protocol: a correct origin
+//! checks it before it posts.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::{CompleteError, PeerError, Violation};
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::Sink;
+
+use crate::cma::Way;
+use crate::lane::{Consumer, Producer, Refused};
+use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
+use crate::regions::Regions;
+
+/// Chunks that are sent in reply in one pass.
+const REPLIES: u32 = 8;
+
+/// A staged operation that was begun here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    pub(crate) way: Way,
+    pub(crate) cx: u64,
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) key: u64,
+    pub(crate) offset: u64,
+    pub(crate) data: Option<u32>,
+    /// Bytes sent, or received, so far.
+    pub(crate) done: usize,
+}
+
+/// What we owe the peer for an operation that it began.
+#[derive(Clone, Copy, Debug)]
+enum Owed {
+    Status(i32),
+    Read { key: u64, offset: u64, len: usize, sent: usize },
+}
+
+/// Both tables.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    posted: [Option<Posted>; STAGED],
+    owed: [Option<Owed>; STAGED],
+    owed_count: u32,
+    /// The write whose last chunk has not been sent.
+    sending: Option<u8>,
+    /// What became of the write that is arriving: 0, or why it fails.
+    arriving: i32,
+    chunk: usize,
+}
+
+impl Staged {
+    pub(crate) fn new(chunk: usize) -> Self {
+        Staged {
+            posted: [None; STAGED],
+            owed: [None; STAGED],
+            owed_count: 0,
+            sending: None,
+            arriving: 0,
+            chunk,
+        }
+    }
+
+    /// Whether a write is only partly sent, so that nothing else may be.
+    pub(crate) fn sending(&self) -> bool {
+        self.sending.is_some()
+    }
+
+    /// Whether the peer waits for something of ours.
+    #[inline(always)]
+    pub(crate) fn owes(&self) -> bool {
+        self.owed_count != 0
+    }
+
+    /// Begins an operation. Refused with nothing changed when there is no number, or no room for its first record.
+    pub(crate) fn post(&mut self, out: &mut Producer, op: Posted) -> Result<(), Refused> {
+        let id = self.posted.iter().position(Option::is_none).ok_or(Refused::Full)?;
+        match op.way {
+            Way::Get => {
+                let record = out.reserve(1)?;
+                let words = [op.key, op.offset, id as u64, op.len as u64, 0, 0];
+                // SAFETY: one cell was reserved, and is published here.
+                unsafe {
+                    record::store(record, words);
+                    out.publish(1, record::header(READ, 0));
+                }
+                self.posted[id] = Some(op);
+            }
+            Way::Put => {
+                // Room for the first chunk, or a refusal that changes nothing.
+                out.reserve(chunk_cells(op.len.min(self.chunk)))?;
+                self.posted[id] = Some(op);
+                self.sending = Some(id as u8);
+                // From here on the operation is accepted: what goes wrong is found again by the next pass, and ends it.
+                let _ = self.send(out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends chunks of the write that is only partly sent, while there is room. Full is no error here.
+    pub(crate) fn send(&mut self, out: &mut Producer) -> Result<(), Refused> {
+        let Some(id) = self.sending else { return Ok(()) };
+        let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(()) };
+        loop {
+            let len = (op.len - op.done).min(self.chunk);
+            let cells = chunk_cells(len);
+            let record = match out.reserve(cells) {
+                Ok(record) => record,
+                Err(Refused::Full) => return Ok(()),
+                Err(corrupt) => return Err(corrupt),
+            };
+            let last = op.done + len == op.len;
+            let mut flags = u64::from(id);
+            flags |= if last { LAST } else { 0 };
+            flags |= if op.data.is_some() { DATA } else { 0 };
+            let words = [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
+            // SAFETY: `cells` cells were reserved, the first for the words, the others for at least `len` bytes; they
+            // are published here. The source is readable until the post is done, which it is not.
+            unsafe {
+                record::store(record, words);
+                let from = op.ptr.as_ptr().add(op.done);
+                std::ptr::copy_nonoverlapping(from, record.add(crate::lane::CELL), len);
+                out.publish(cells, record::header(WRITE, len as u32));
+            }
+            op.done += len;
+            if last {
+                self.sending = None;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends what is owed, while there is room. Full is no error here.
+    pub(crate) fn serve(&mut self, out: &mut Producer, peer: Peer, regions: &Regions) -> Result<(), Refused> {
+        let mut replies = 0;
+        for id in 0..STAGED {
+            while let Some(owed) = self.owed[id] {
+                if replies == REPLIES {
+                    return Ok(());
+                }
+                replies += 1;
+                match self.serve_one(out, id, owed, peer, regions) {
+                    Ok(rest) => self.owed[id] = rest,
+                    Err(Refused::Full) => return Ok(()),
+                    Err(corrupt) => return Err(corrupt),
+                }
+                self.owed_count -= u32::from(self.owed[id].is_none());
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_one(
+        &self,
+        out: &mut Producer,
+        id: usize,
+        owed: Owed,
+        peer: Peer,
+        regions: &Regions,
+    ) -> Result<Option<Owed>, Refused> {
+        let (key, offset, len, sent) = match owed {
+            Owed::Status(code) => {
+                let record = out.reserve(1)?;
+                // SAFETY: one cell was reserved, and is published here.
+                unsafe {
+                    record::store(record, [id as u64, 0, 0, 0, 0, 0]);
+                    out.publish(1, record::header(STATUS, code as u32));
+                }
+                return Ok(None);
+            }
+            Owed::Read { key, offset, len, sent } => (key, offset, len, sent),
+        };
+        // Looked up for each chunk: the region may be taken back at any time.
+        let Some((base, size)) = regions.find(key, peer) else {
+            return Ok(Some(Owed::Status(libc::EFAULT)));
+        };
+        if !within(offset, len as u64, size) {
+            return Ok(Some(Owed::Status(libc::EFAULT)));
+        }
+        let part = (len - sent).min(self.chunk);
+        let cells = chunk_cells(part);
+        let record = out.reserve(cells)?;
+        // SAFETY: `cells` cells were reserved, the first for the words, the others for at least `part` bytes; they are
+        // published here. `offset + sent + part <= offset + len`, inside the registered region.
+        unsafe {
+            record::store(record, [id as u64, sent as u64, 0, 0, 0, 0]);
+            let from = base.as_ptr().add(offset as usize + sent);
+            std::ptr::copy_nonoverlapping(from, record.add(crate::lane::CELL), part);
+            out.publish(cells, record::header(REPLY, part as u32));
+        }
+        let sent = sent + part;
+        Ok((sent < len).then_some(Owed::Read { key, offset, len, sent }))
+    }
+
+    fn owe(&mut self, id: usize, owed: Owed) -> Result<(), Violation> {
+        // The peer has not seen the end of the operation that has this number.
+        if self.owed[id].is_some() {
+            return Err(Violation::Sequence);
+        }
+        self.owed[id] = Some(owed);
+        self.owed_count += 1;
+        Ok(())
+    }
+
+    /// Handles a record that is neither a message nor a landed write. Returns how many cells it has.
+    #[cold]
+    pub(crate) fn take<S: Sink>(
+        &mut self,
+        input: &Consumer,
+        header: u64,
+        peer: Peer,
+        regions: &Regions,
+        sink: &mut S,
+    ) -> Result<u64, Violation> {
+        // SAFETY: the next record's first cell lies in the lane.
+        let words = unsafe { record::load(input.record()) };
+        let value = (header >> 32) as u32;
+        let len = value as usize;
+        match header as u32 {
+            WRITE => {
+                let [key, offset, flags, data, ..] = words;
+                let id = number(flags & !(LAST | DATA))?;
+                let cells = self.chunk_cells(len, input)?;
+                let data = u32::try_from(data).map_err(|_| Violation::Kind)?;
+                match regions.find(key, peer) {
+                    Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
+                    // SAFETY: `offset + len` lies inside the region, which is registered and so mapped and writable;
+                    // the chunk lies in the lane, as `chunk_cells` has checked.
+                    Some((base, _)) => unsafe {
+                        let from = input.record().add(crate::lane::CELL);
+                        std::ptr::copy_nonoverlapping(from, base.as_ptr().add(offset as usize), len);
+                    },
+                    None => self.arriving = libc::EFAULT,
+                }
+                if flags & LAST != 0 {
+                    let status = std::mem::take(&mut self.arriving);
+                    self.owe(id, Owed::Status(status))?;
+                    if status == 0 && flags & DATA != 0 {
+                        sink.landed(peer, data);
+                    }
+                }
+                Ok(cells)
+            }
+            READ => {
+                let [key, offset, id, len, ..] = words;
+                let id = number(id)?;
+                let len = usize::try_from(len).map_err(|_| Violation::Length)?;
+                if value != 0 {
+                    return Err(Violation::Kind);
+                }
+                let owed = match regions.find(key, peer) {
+                    Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
+                    Some(_) => Owed::Read { key, offset, len, sent: 0 },
+                    None => Owed::Status(libc::EFAULT),
+                };
+                self.owe(id, owed)?;
+                Ok(1)
+            }
+            REPLY => {
+                let [id, at, ..] = words;
+                let id = number(id)?;
+                let cells = self.chunk_cells(len, input)?;
+                let Some(op) = self.posted[id].as_mut().filter(|op| op.way == Way::Get) else {
+                    return Err(Violation::Reply);
+                };
+                // Chunks come in order and complete; only the last may be short, and none empty unless all is.
+                if at != op.done as u64 || len != (op.len - op.done).min(self.chunk) {
+                    return Err(Violation::Length);
+                }
+                // SAFETY: `done + len <= op.len`, which stays writable until the post is done; the chunk lies in the
+                // lane, as `chunk_cells` has checked.
+                unsafe {
+                    let from = input.record().add(crate::lane::CELL);
+                    std::ptr::copy_nonoverlapping(from, op.ptr.as_ptr().add(op.done), len);
+                }
+                op.done += len;
+                if op.done == op.len {
+                    let cx = op.cx;
+                    self.posted[id] = None;
+                    sink.done(cx, Ok(()));
+                }
+                Ok(cells)
+            }
+            STATUS => {
+                let [id, ..] = words;
+                let id = number(id)?;
+                let op = self.posted[id].as_ref().ok_or(Violation::Reply)?;
+                // A read ends well only with its last reply; a write has no end before its last chunk was sent.
+                if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
+                    return Err(Violation::Reply);
+                }
+                let cx = op.cx;
+                self.posted[id] = None;
+                let result = if value == 0 { Ok(()) } else { Err(CompleteError::Failed(value as i32)) };
+                sink.done(cx, result);
+                Ok(1)
+            }
+            _ => Err(Violation::Kind),
+        }
+    }
+
+    fn chunk_cells(&self, len: usize, input: &Consumer) -> Result<u64, Violation> {
+        let cells = chunk_cells(len);
+        if len > self.chunk || cells > input.most() { Err(Violation::Length) } else { Ok(cells) }
+    }
+
+    /// Takes out one operation that was begun here: the peer is gone, and it with it.
+    pub(crate) fn abandon(&mut self) -> Option<u64> {
+        self.sending = None;
+        self.posted.iter_mut().find_map(Option::take).map(|op| op.cx)
+    }
+}
+
+fn number(id: u64) -> Result<usize, Violation> {
+    match usize::try_from(id) {
+        Ok(id) if id < STAGED => Ok(id),
+        _ => Err(Violation::Sequence),
+    }
+}
+
+/// Whether `len` bytes at `offset` lie inside `size` bytes.
+#[inline(always)]
+pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= size)
+}
+
+/// What a refusal of our own lane means for the peer.
+pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
+    match refused {
+        Refused::Full => None,
+        Refused::Corrupt => Some(PeerError::Protocol(Violation::Counter)),
+    }
+}

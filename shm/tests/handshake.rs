@@ -1,0 +1,470 @@
+//! Meeting, and everything that can go wrong with it: typed errors, within the deadline, and nothing left open.
+//!
+//! The raw peer speaks the protocol by its bytes, not through the crate, so the layout is checked as well.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate_core::error::PeerError;
+use fishplate_core::rail::Rail;
+use fishplate_shm::{
+    HandshakeError, Link, Listener, Role, Segment, SegmentError, ShmConfig, Users, connect, socket_pair,
+};
+
+mod support;
+use support::*;
+
+const CELLS: u32 = 64;
+const LANE: usize = 4096 + CELLS as usize * 64;
+const HELLO: u16 = 1;
+const OFFER: u16 = 2;
+const READY: u16 = 3;
+/// Where the nonce lies in a Hello.
+const NONCE: usize = 52;
+
+fn config() -> ShmConfig {
+    ShmConfig { lane_cells: CELLS, max_message: 1024, ..ShmConfig::default() }
+}
+
+/// A peer that is not this crate.
+struct Raw {
+    fd: OwnedFd,
+    theirs: [u8; 16],
+    ours: [u8; 16],
+}
+
+fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut bytes = b"fishplat".to_vec();
+    bytes.extend(1u16.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((16 + body.len() as u32).to_ne_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+impl Raw {
+    fn send(&self, bytes: &[u8], fds: &[i32]) {
+        let mut control = [0u64; 64];
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: a structure of plain numbers and null pointers.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        // SAFETY: the control buffer is larger than a header and the few descriptors used here.
+        unsafe {
+            if !fds.is_empty() {
+                let len = size_of_val(fds) as u32;
+                message.msg_control = control.as_mut_ptr().cast();
+                message.msg_controllen = libc::CMSG_SPACE(len) as usize;
+                let head = libc::CMSG_FIRSTHDR(&message);
+                (*head).cmsg_level = libc::SOL_SOCKET;
+                (*head).cmsg_type = libc::SCM_RIGHTS;
+                (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
+                std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(head), len as usize);
+            }
+            // The other side may have hung up already.
+            libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
+        }
+    }
+
+    /// Receives a packet; descriptors that come with it are not taken, and so close.
+    fn recv(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 70_000];
+        // SAFETY: the buffer is ours and as long as said.
+        let n = unsafe { libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        bytes.truncate(n.max(0) as usize);
+        bytes
+    }
+
+    /// Their Hello as ours, with the other role and another nonce.
+    fn hello(&mut self) -> Vec<u8> {
+        let mut hello = self.recv();
+        assert_eq!(hello.len(), NONCE + 16);
+        assert_eq!(hello[..16], packet(HELLO, &[0; NONCE])[..16]);
+        self.theirs.copy_from_slice(&hello[NONCE..]);
+        hello[16] = 3 - hello[16];
+        for byte in &mut hello[NONCE..] {
+            *byte = !*byte;
+        }
+        self.ours.copy_from_slice(&hello[NONCE..]);
+        hello
+    }
+
+    /// As far as the peer's Offer.
+    fn greet(&mut self) {
+        let hello = self.hello();
+        self.send(&hello, &[]);
+        assert_eq!(self.recv()[..12], packet(OFFER, &[])[..12]);
+    }
+
+    /// A correct Offer with these descriptors.
+    fn offer(&mut self, fds: &[&OwnedFd]) {
+        let fds: Vec<i32> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        self.send(&packet(OFFER, &self.theirs), &fds);
+    }
+
+    /// A lane segment for this conversation, changed by `spoil` before it is sealed.
+    fn lane(&self, spoil: impl FnOnce(&mut [u8])) -> OwnedFd {
+        let mut head = vec![0; 4096];
+        head[..8].copy_from_slice(b"fishplat");
+        let sizes = 1u64 << 48 | 64 << 32 | u64::from(CELLS);
+        head[8..16].copy_from_slice(&sizes.to_ne_bytes());
+        head[16..32].copy_from_slice(&self.ours);
+        head[32..48].copy_from_slice(&self.theirs);
+        spoil(&mut head);
+        memory(LANE, &head, SEALS)
+    }
+}
+
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// A memfd of that size and content, with those seals.
+fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
+    // SAFETY: calls with plain numbers, on a descriptor that is made here, and on bytes as long as said.
+    unsafe {
+        let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
+        assert_eq!(libc::pwrite(fd, content.as_ptr().cast(), content.len(), 0), content.len() as isize);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+fn doorbell() -> OwnedFd {
+    memory(4096, &[], SEALS)
+}
+
+/// Lets a raw peer play `script` against a handshake. Nothing may be left open afterwards, nor take long.
+fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, HandshakeError> {
+    let rail = rail(config());
+    let profile = rail.profile();
+    let before = held();
+    let (x, y) = socket_pair().unwrap();
+    let peer = thread::spawn(move || {
+        let mut raw = Raw { fd: y, theirs: [0; 16], ours: [0; 16] };
+        script(&mut raw);
+        raw
+    });
+    let began = Instant::now();
+    let result = Link::over(x, Role::Second, &profile, began + Duration::from_millis(300));
+    assert!(began.elapsed() < Duration::from_secs(3), "past its deadline");
+    drop(peer.join().unwrap());
+    if result.is_err() {
+        assert_eq!(held(), before, "left open");
+    }
+    result
+}
+
+#[track_caller]
+fn refused(want: HandshakeError, script: impl FnOnce(&mut Raw) + Send + 'static) {
+    assert_eq!(against(script).map(|_| "a link"), Err(want));
+}
+
+#[test]
+fn a_correct_raw_peer_is_met() {
+    let _alone = alone();
+    let link = against(|raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.send(&packet(READY, &raw.theirs), &[]);
+        assert_eq!(raw.recv(), packet(READY, &raw.ours));
+    });
+    let link = link.unwrap();
+    assert_eq!(link.pid(), std::process::id() as i32);
+    assert_eq!(link.nonces()[0].map(|byte| !byte), link.nonces()[1]);
+    assert!(link.common().is_none());
+}
+
+#[test]
+fn hanging_up_at_any_step_is_seen() {
+    let _alone = alone();
+    let gone = HandshakeError::HungUp;
+    let bye = |raw: &Raw| {
+        // SAFETY: a call on our descriptor.
+        unsafe { libc::shutdown(raw.fd.as_raw_fd(), libc::SHUT_RDWR) };
+    };
+    refused(gone, move |raw| bye(raw));
+    refused(gone, move |raw| {
+        raw.hello();
+        bye(raw);
+    });
+    refused(gone, move |raw| {
+        raw.greet();
+        bye(raw);
+    });
+    refused(gone, move |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.recv();
+        bye(raw);
+    });
+}
+
+#[test]
+fn silence_at_any_step_ends_at_the_deadline() {
+    let _alone = alone();
+    let late = HandshakeError::Deadline;
+    refused(late, |_| ());
+    refused(late, |raw| drop(raw.hello()));
+    refused(late, |raw| raw.greet());
+    refused(late, |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+    });
+}
+
+#[test]
+fn garbage_at_any_step_is_refused() {
+    let _alone = alone();
+    let bad = HandshakeError::BadPacket;
+    refused(bad, |raw| raw.send(&[0xee; 60_000], &[]));
+    refused(bad, |raw| raw.send(&[0xee; 68_000], &[]));
+    refused(bad, |raw| raw.send(b"f", &[]));
+    refused(bad, |raw| raw.send(&packet(HELLO, &[0; 7]), &[]));
+    refused(bad, |raw| raw.send(&packet(99, &[]), &[]));
+    refused(bad, |raw| raw.send(&packet(READY, &[0; 16]), &[]));
+    // A length that is not the packet's, a byte too many, the same role, the same nonce, a flag that is none.
+    for spoil in [
+        |hello: &mut Vec<u8>| hello[12] += 1,
+        |hello: &mut Vec<u8>| {
+            hello.push(0);
+            hello[12] += 1;
+        },
+        |hello: &mut Vec<u8>| hello[16] = 3 - hello[16],
+        |hello: &mut Vec<u8>| hello[NONCE..].iter_mut().for_each(|byte| *byte = !*byte),
+        |hello: &mut Vec<u8>| hello[17] = 2,
+    ] {
+        refused(bad, move |raw| {
+            let mut hello = raw.hello();
+            spoil(&mut hello);
+            raw.send(&hello, &[]);
+        });
+    }
+    refused(bad, |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.send(&[1; 100], &[]);
+    });
+}
+
+#[test]
+fn another_version_is_named_whatever_else_it_says() {
+    let _alone = alone();
+    refused(HandshakeError::Version { theirs: 7, ours: 1 }, |raw| {
+        let mut hello = raw.hello();
+        hello[8..10].copy_from_slice(&7u16.to_ne_bytes());
+        hello[16..].fill(0xff);
+        hello.truncate(40);
+        raw.send(&hello, &[]);
+    });
+}
+
+#[test]
+fn different_sizes_are_named() {
+    let _alone = alone();
+    for (at, what, ours) in [(20, "cell size", 64), (24, "lane cells", 64), (28, "max message", 1024)] {
+        refused(HandshakeError::Mismatch { what, theirs: ours + 1, ours }, move |raw| {
+            let mut hello = raw.hello();
+            hello[at] += 1;
+            raw.send(&hello, &[]);
+        });
+    }
+    refused(HandshakeError::Mismatch { what: "common length", theirs: 4096, ours: 0 }, |raw| {
+        let mut hello = raw.hello();
+        hello[37] = 16;
+        raw.send(&hello, &[]);
+    });
+}
+
+/// B9: whoever answers with anything but our own fresh nonce is not the one that we are talking to.
+#[test]
+fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
+    let _alone = alone();
+    refused(HandshakeError::Nonce, |raw| {
+        raw.greet();
+        let (lane, bell) = (raw.lane(|_| ()), doorbell());
+        raw.send(&packet(OFFER, &[5; 16]), &[lane.as_raw_fd(), bell.as_raw_fd()]);
+    });
+    refused(HandshakeError::Nonce, |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.send(&packet(READY, &raw.ours), &[]);
+    });
+    // Of an earlier run of ours, of an earlier run of theirs, and not finished.
+    for byte in [16, 32, 0, 8] {
+        refused(HandshakeError::Segment(SegmentError::Foreign), move |raw| {
+            raw.greet();
+            raw.offer(&[&raw.lane(|head| head[byte] ^= 1), &doorbell()]);
+        });
+    }
+}
+
+/// B10, B20: descriptors that must not be mapped are refused, and whatever came is closed.
+#[test]
+fn b10_b20_wrong_descriptors_are_refused_and_closed() {
+    let _alone = alone();
+    let bad = HandshakeError::BadPacket;
+    refused(bad, |raw| {
+        raw.greet();
+        raw.offer(&[]);
+    });
+    refused(bad, |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ())]);
+    });
+    refused(bad, |raw| {
+        raw.greet();
+        let bell = doorbell();
+        raw.offer(&[&raw.lane(|_| ()), &bell, &bell, &bell, &bell, &bell]);
+    });
+    refused(bad, |raw| {
+        let hello = raw.hello();
+        let bell = doorbell();
+        raw.send(&hello, &[bell.as_raw_fd(); 100]);
+    });
+    // Longer than any packet: what came with it closes all the same.
+    refused(bad, |raw| {
+        let bell = doorbell();
+        raw.send(&[0xee; 70_000], &[bell.as_raw_fd(); 3]);
+    });
+    let segment = HandshakeError::Segment;
+    refused(segment(SegmentError::Unsealed), |raw| {
+        raw.greet();
+        raw.offer(&[&memory(LANE, &[], libc::F_SEAL_GROW), &doorbell()]);
+    });
+    refused(segment(SegmentError::Unsealed), |raw| {
+        raw.greet();
+        raw.offer(&[&raw.lane(|_| ()), &memory(4096, &[], libc::F_SEAL_SHRINK)]);
+    });
+    refused(segment(SegmentError::Size { actual: 4096, expected: LANE as u64 }), |raw| {
+        raw.greet();
+        raw.offer(&[&doorbell(), &doorbell()]);
+    });
+    refused(segment(SegmentError::Unsealed), |raw| {
+        raw.greet();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        raw.offer(&[&file.into(), &doorbell()]);
+    });
+}
+
+#[test]
+fn a_user_who_is_not_listed_is_refused() {
+    let _alone = alone();
+    // SAFETY: the call has no arguments and cannot fail.
+    let me = unsafe { libc::geteuid() };
+    for (users, admitted) in [(vec![me + 1], false), (vec![], false), (vec![me + 1, me], true)] {
+        let picky = rail(ShmConfig { users: Users::Listed(users), ..config() });
+        let plain = rail(config());
+        let (x, y) = socket_pair().unwrap();
+        let profile = plain.profile();
+        let other = thread::spawn(move || Link::over(y, Role::First, &profile, soon()).map(drop));
+        let link = Link::over(x, Role::Second, &picky.profile(), soon()).map(drop);
+        assert_eq!(link, if admitted { Ok(()) } else { Err(HandshakeError::User(me)) });
+        assert_eq!(other.join().unwrap(), if admitted { Ok(()) } else { Err(HandshakeError::HungUp) });
+    }
+}
+
+/// B19: a path that exists is somebody's, and stays; ours goes with us.
+#[test]
+fn b19_a_path_in_use_is_left_alone() {
+    let _alone = alone();
+    let path = std::env::temp_dir().join(format!("fishplate-{}.sock", std::process::id()));
+    let listener = Listener::bind(&path).unwrap();
+    assert_eq!(Listener::bind(&path).map(drop), Err(HandshakeError::InUse));
+    let (first, second) = (rail(config()), rail(config()));
+    let profile = first.profile();
+    let there = path.clone();
+    let connecting = thread::spawn(move || connect(&there, &profile, soon()).map(drop));
+    listener.accept(&second.profile(), soon()).unwrap();
+    connecting.join().unwrap().unwrap();
+    drop(listener);
+    assert!(!path.exists());
+
+    std::fs::write(&path, b"somebody's").unwrap();
+    assert_eq!(Listener::bind(&path).map(drop), Err(HandshakeError::InUse));
+    assert_eq!(std::fs::read(&path).unwrap(), b"somebody's");
+    std::fs::remove_file(&path).unwrap();
+    let listener = Listener::bind(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, b"somebody else's").unwrap();
+    drop(listener);
+    assert!(path.exists(), "not the file that the listener made");
+    std::fs::remove_file(&path).unwrap();
+
+    let name = name();
+    let _named = Listener::bind(&name).unwrap();
+    assert_eq!(Listener::bind(&name).map(drop), Err(HandshakeError::InUse));
+    for address in ["", "@", "a\0b", &"x".repeat(108), &format!("@{}", "x".repeat(108))] {
+        assert_eq!(Listener::bind(address).map(drop), Err(HandshakeError::Address));
+    }
+}
+
+#[test]
+fn a_listener_outlasts_peers_that_fail_and_connecting_waits_for_it() {
+    let _alone = alone();
+    let address = name();
+    let mut near = rail(config());
+    assert_eq!(
+        connect(&address, &near.profile(), Instant::now() + Duration::from_millis(50)).map(drop),
+        Err(HandshakeError::System(libc::ECONNREFUSED))
+    );
+    let far = rail(config());
+    let profile = far.profile();
+    let there = address.clone();
+    let connecting = thread::spawn(move || connect(&there, &profile, soon()));
+    thread::sleep(Duration::from_millis(30));
+    let listener = Listener::bind(&address).unwrap();
+    let link = listener.accept(&near.profile(), soon()).unwrap();
+    let other = connecting.join().unwrap().unwrap();
+    assert_eq!(link.nonces(), [other.nonces()[1], other.nonces()[0]]);
+    near.attach(PEER, link).unwrap();
+    // Leaving without ever attaching is leaving, too.
+    drop(other);
+    let mut seen = Seen::default();
+    near.check_peers(&mut seen);
+    assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
+    let quick = || Instant::now() + Duration::from_millis(30);
+    assert_eq!(listener.accept(&near.profile(), quick()).map(drop), Err(HandshakeError::Deadline));
+}
+
+/// The descriptors that a program started from here would get.
+fn inherited() -> Vec<i32> {
+    // SAFETY: a call with plain numbers; whether the descriptor exists, it says.
+    let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    (0..1000).filter(|fd| flags(*fd) >= 0 && flags(*fd) & libc::FD_CLOEXEC == 0).collect()
+}
+
+/// B20: nothing is left of a peer that has come and gone, however often; everything closes on exec.
+#[test]
+fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
+    let _alone = alone();
+    let ours = inherited();
+    let config = ShmConfig { common_len: 8192, ..config() };
+    let mut near = rail(config.clone());
+    let segment = Segment::create(8192).unwrap();
+    // SAFETY: the segment outlives the rail.
+    let region = unsafe { segment.region(0, 8192) }.unwrap();
+    let (key, _) = near.register(&region).unwrap();
+    let mut far = rail(config);
+    let before = held();
+    for round in 0..1000 {
+        let (x, y) = socket_pair().unwrap();
+        let profile = far.profile();
+        let other = thread::spawn(move || Link::over(y, Role::First, &profile, soon()).unwrap());
+        let link = Link::over(x, Role::Second, &near.profile(), soon()).unwrap();
+        near.attach(PEER, link).unwrap();
+        far.attach(PEER, other.join().unwrap()).unwrap();
+        far.import(PEER, key, 8192).unwrap().unwrap();
+        if round == 0 {
+            assert!(held().0 > before.0 && held().1 > before.1);
+            assert_eq!(inherited(), ours);
+        }
+        if round % 3 == 0 {
+            far.release(PEER, key);
+        }
+        near.detach(PEER);
+        far.detach(PEER);
+        assert_eq!(held(), before, "round {round}");
+    }
+}

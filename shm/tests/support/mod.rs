@@ -1,0 +1,155 @@
+//! What the tests with real processes share: children that are this very test binary, a sink that remembers, and counts
+//! of what a process holds.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::ffi::OsString;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fishplate_core::error::{CompleteError, PeerError};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::{Rail, Sink};
+use fishplate_core::sync::event::Park;
+use fishplate_core::sync::host::Host;
+use fishplate_shm::{ShmConfig, ShmRail};
+use fishplate_sys::LinuxHost;
+
+/// The other end.
+pub const PEER: Peer = Peer(0);
+
+/// Far enough for anything that is expected to happen.
+pub fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// One test at a time: they count what the whole process holds.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A rail over Linux.
+pub type TestRail = ShmRail<LinuxHost>;
+
+/// Makes one.
+pub fn rail(config: ShmConfig) -> TestRail {
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let membarrier = host.sleeper_uses_membarrier();
+    ShmRail::new(host, ShmConfig { membarrier, ..config }).unwrap()
+}
+
+/// A name to meet at that no other test uses.
+pub fn name() -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("@fishplate-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Runs this test binary again, as a child that plays `role`: its test called `child` looks at [`role`].
+pub fn spawn(role: &str, address: &str) -> Killed {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env("FISHPLATE_ROLE", role)
+        .env("FISHPLATE_ADDRESS", address)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    Killed(child)
+}
+
+/// What this process is to play, and where to meet, if it is a child.
+pub fn role() -> Option<(String, OsString)> {
+    Some((std::env::var("FISHPLATE_ROLE").ok()?, std::env::var_os("FISHPLATE_ADDRESS")?))
+}
+
+/// A child that is killed and reaped on drop.
+pub struct Killed(pub Child);
+
+impl Killed {
+    /// Waits for the child to end by itself, well.
+    pub fn join(mut self) {
+        let status = self.0.wait().unwrap();
+        assert!(status.success(), "child: {status}");
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Descriptors and mappings of this process; of the mappings those of shared memory.
+pub fn held() -> (usize, usize) {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
+}
+
+/// What a rail has reported.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub messages: Vec<Vec<u8>>,
+    pub landed: Vec<u32>,
+    pub done: Vec<(u64, Result<(), CompleteError>)>,
+    pub down: Vec<(Peer, PeerError)>,
+}
+
+impl Sink for Seen {
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.done.push((cx, result));
+    }
+
+    fn landed(&mut self, _: Peer, data: u32) {
+        self.landed.push(data);
+    }
+
+    fn message(&mut self, _: Peer, bytes: Untrusted<'_>) {
+        let mut copy = vec![0; bytes.len()];
+        bytes.copy_out(&mut copy);
+        self.messages.push(copy);
+    }
+
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.down.push((peer, why));
+    }
+}
+
+/// Polls, and sleeps on the doorbell in between, until `enough`. Panics when nothing comes of it.
+pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
+    let host = LinuxHost::shared();
+    let bell = rail.bell();
+    let end = soon();
+    while !enough(seen) {
+        assert!(Instant::now() < end, "nothing more came: {seen:?}");
+        if rail.poll(32, seen) == 0 {
+            bell.park(&host, 100_000_000, || rail.poll(32, seen) > 0);
+            rail.check_peers(seen);
+        }
+    }
+}
+
+/// Posts again until there is room.
+pub fn insist<T>(
+    rail: &mut TestRail,
+    seen: &mut Seen,
+    mut post: impl FnMut(&mut TestRail) -> Result<T, fishplate_core::error::PostError>,
+) -> T {
+    let end = soon();
+    loop {
+        match post(rail) {
+            Ok(value) => return value,
+            Err(fishplate_core::error::PostError::Again) => {
+                assert!(Instant::now() < end, "no room came");
+                if rail.poll(32, seen) == 0 {
+                    rail.host().yield_now();
+                }
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
