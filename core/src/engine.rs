@@ -234,7 +234,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
             *max = (caps.max_rma as u64).min(1 << 31);
             room = room.min((caps.max_message - wire::HEAD_MAX) as u32);
-            inject = inject.min(caps.inject as u64);
+            inject = inject.min(caps.inject as u64).min(*max);
             ordered &= caps.ordered;
             native &= caps.native_atomics;
         }
@@ -314,7 +314,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Forgets a peer, alive or failed. Operations to it end as failed, its regions are released, its number is stale.
     /// Slow path.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
-        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        // One that was never connected may be attached to any rail.
+        let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
         self.state.fail_peer(peer.index, PeerError::Closed);
         for index in 0..self.state.remotes.len() {
             if self.state.remotes[index].peer == peer.index {
@@ -322,7 +324,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             }
         }
         for (i, rail) in self.rails.iter_mut().enumerate() {
-            if self.state.peers[peer.index as usize].rails & (1 << i) != 0 {
+            if rails & (1 << i) != 0 {
                 rail.detach(peer.peer());
             }
         }

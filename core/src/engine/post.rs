@@ -11,7 +11,7 @@ use crate::op::Fault;
 use crate::rail::{Local, Posted, Rail, Remote};
 
 use super::pending::{Kind, NONE};
-use super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
+use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::{Engine, RailPolicy, State};
 
 /// Why posting stopped.
@@ -120,7 +120,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut tried = 0;
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
-            let len = state.piece(left, rail);
+            let len = state.piece(left, rail, local_region == u16::MAX);
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
@@ -165,9 +165,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             && self.state.native_atomics
             && s.in_flight() == 0
             && s.ops.head == index
+            && self.post_native(stream, index, body)?
         {
-            return self.post_native(stream, index, body);
+            return Ok(());
         }
+        let s = &self.state.streams[stream as usize];
         let (peer, seq) = (s.peer, s.next);
         if s.in_flight() >= self.state.config.window as u64 {
             return Err(Blocked::Window);
@@ -193,9 +195,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Posts an atomic that the rail executes itself. Legal only when nothing before it is in flight and the one rail keeps order:
-    /// it has no number, and what is posted later arrives later.
-    fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
-        let Body::Amo { at, amo, .. } = body else { return Ok(()) };
+    /// it has no number, and what is posted later arrives later. `false`: the rail does not have this one.
+    fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<bool, Blocked> {
+        let Body::Amo { at, amo, .. } = body else { return Ok(false) };
         let peer = self.state.streams[stream as usize].peer;
         let slot = &mut self.state.pending.slots[index as usize];
         let remote = Remote { key: self.state.remotes[slot.remote as usize].keys[0], offset: at.offset };
@@ -213,18 +215,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     self.state.outstanding[0].0 += 1;
                     self.state.outstanding[0].1 += amo.width as u64;
                 }
-                Ok(())
+                Ok(true)
             }
+            Err(PostError::Unsupported) => Ok(false),
             Err(PostError::Again) => Err(self.state.no_room()),
             Err(error) => Err(self.state.hard_error(peer, 0, error)),
         }
     }
 
-    /// Sends a message that has no number. `false`: no rail has room.
+    /// Sends a message that has no number. `false`: no rail has room, or the peer is lost: it waits for this message, and a rail
+    /// that refuses it for good refuses the next one too.
     pub(super) fn post_control(&mut self, stream: u32, seq: u32, body: Body) -> bool {
         let peer = self.state.streams[stream as usize].peer;
-        let owner = Owner::Control(Peer(peer));
-        self.post_message(stream, peer, seq, body, Untrusted::from_slice(&[]), owner).is_ok()
+        let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
+        match self.post_message(stream, peer, seq, body, Untrusted::from_slice(&[]), owner) {
+            Ok(_) => true,
+            Err(Blocked::Refused(rail, _)) => {
+                self.state.fail_peer(peer, PeerError::Rail(rail));
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     /// Sends a message on any rail that has room, and with it the reverse stream's cursor.
@@ -302,10 +313,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// How much of `left` bytes goes into one post on `rail`.
+    /// How much of `left` bytes goes into one post on `rail`. An inject goes whole: it is posted at once or not at all.
     #[inline(always)]
-    fn piece(&self, left: u64, rail: usize) -> u64 {
-        let cut = if RAILS > 1 && left >= self.config.stripe_threshold { self.config.stripe_chunk } else { left };
+    fn piece(&self, left: u64, rail: usize, inject: bool) -> u64 {
+        let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
+        let cut = if stripe { self.config.stripe_chunk } else { left };
         left.min(cut).min(self.max_rma[rail])
     }
 

@@ -13,7 +13,7 @@ use crate::sync::seq::Seq;
 use super::State;
 use super::table::{PeerState, in_bounds};
 use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
-use super::wire::{Body, Message, NO_TOKEN, Owner, Place, PostTag, parse_write_word};
+use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, parse_write_word};
 
 /// Where one rail reports.
 pub(super) struct Reports<'s, 'm, const RAILS: usize> {
@@ -170,8 +170,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
             Body::Ack { asked: false } => {}
             Body::Ack { asked: true } => {
+                let window = self.config.window as u64;
                 let s = &mut self.streams[stream as usize];
                 let wanted = Seq::from_wire(message.seq, s.window.expected());
+                if !wanted.is_before(s.window.expected().plus(window + 1)) {
+                    return Err(Violation::Sequence);
+                }
                 if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
                 }
@@ -184,7 +188,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     /// A peer did what no correct peer does: it is not heard again.
     #[cold]
     pub(super) fn quarantine(&mut self, peer: u16, violation: Violation) {
-        self.fail_peer(peer, PeerError::Protocol(violation));
+        if (peer as usize) < self.peers.len() {
+            self.fail_peer(peer, PeerError::Protocol(violation));
+        }
     }
 }
 
@@ -197,11 +203,15 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
         outstanding.1 = outstanding.1.wrapping_sub(bytes as u64);
         match (owner, result) {
             (Owner::Op(index), result) => self.state.post_done(self.rail, index, result),
-            (Owner::Control(_), Ok(()) | Err(CompleteError::PeerDown)) => {}
+            (Owner::Control(..), Ok(()) | Err(CompleteError::PeerDown)) => {}
             // A lost acknowledgement is repaired by the next one, but a rail that loses messages cannot be trusted with it.
-            (Owner::Control(peer), Err(_)) => {
+            (Owner::Control(peer, generation), Err(_)) => {
                 self.state.stats.failed += 1;
-                self.state.fail_peer(peer.0, PeerError::Rail(RailId(self.rail as u8)));
+                // It may have been for the peer that had the slot before.
+                let slot = self.state.peers.get(peer.0 as usize);
+                if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
+                    self.state.fail_peer(peer.0, PeerError::Rail(RailId(self.rail as u8)));
+                }
             }
         }
     }

@@ -2,11 +2,13 @@
 //! on with operations that were not wholly posted. Bounded: at most a batch of streams, each for at most a batch of steps.
 
 use crate::error::Violation;
+use crate::mem::PeerId;
 use crate::op::AmoOp;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
 use super::pending::NONE;
+use super::stream::Stream;
 use super::table::PeerState;
 use super::window::{Next, Parcel, Parked};
 use super::wire::{Body, NO_TOKEN};
@@ -133,9 +135,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// The first number missing here in any stream with holes, for a diagnosis.
-    pub(super) fn first_hole(&self) -> Option<(u16, Seq)> {
-        let holed = self.streams.iter().find(|s| s.window.held() != 0)?;
+    /// The first number missing here in any stream with holes, or in those of one peer, for a diagnosis.
+    pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
+        let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
+        let holed = self.streams.iter().find(wanted)?;
         Some((holed.peer, holed.window.expected()))
     }
 }

@@ -359,7 +359,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<u64, WaitError> {
         let found = self.block(waiter, deadline_ns, |e| e.look(at, cmp, value, from).transpose());
         found.unwrap_or_else(|| {
-            let hole = self.state.first_hole();
+            let hole = self.state.first_hole(from);
             Err(WaitError::Deadline(Stuck {
                 peer: hole.map_or(from, |(peer, _)| Some(self.state.peer_id(peer))),
                 rail: None,
@@ -425,7 +425,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// What a stream is waiting for.
     fn stuck(&self, stream: u32) -> Stuck {
         let s = &self.state.streams[stream as usize];
-        let rail = self.state.outstanding.iter().position(|&(posts, _)| posts != 0);
+        // Rails are counted over all peers: of those that reach this one, the first with a post, if it has one anywhere.
+        let slots = &self.state.pending.slots;
+        let list = |head| core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.next as usize));
+        let posted = list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
+        let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
+        let mut outstanding = self.state.outstanding.iter().enumerate();
+        let rail = outstanding.find(|&(i, &(posts, _))| posts != 0 && rails & (1 << i) != 0).map(|(i, _)| i);
         Stuck {
             peer: Some(self.state.peer_id(s.peer)),
             rail: rail.map(|rail| RailId(rail as u8)),

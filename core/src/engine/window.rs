@@ -235,7 +235,7 @@ mod tests {
         /// Lets number `seq` arrive; odd numbers are messages that carry their own number.
         fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
             let (window, mut cells) = self.split();
-            if seq % 2 == 0 {
+            if seq.is_multiple_of(2) {
                 window.write(Seq(seq).to_wire(), &mut cells)
             } else {
                 let what = Parcel::Signal { op: SignalOp::Set, value: seq };

@@ -182,7 +182,11 @@ impl Message {
         if rest.len() != payload {
             return Err(Violation::Length);
         }
-        Ok((Message { context, seq: get32(&head, 4), ack: get32(&head, 8), body }, rest))
+        let (seq, ack) = (get32(&head, 4), get32(&head, 8));
+        if (seq | ack) >> WIRE_BITS != 0 {
+            return Err(if seq >> WIRE_BITS != 0 { Violation::Sequence } else { Violation::Ack });
+        }
+        Ok((Message { context, seq, ack, body }, rest))
     }
 }
 
@@ -218,22 +222,27 @@ pub(crate) struct PostTag {
     pub bytes: u32,
 }
 
+/// As much of a peer's generation as fits beside its number.
+pub(crate) const GENERATION_MASK: u16 = 0x7fff;
+
 /// Whose post it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// An operation, by its slot.
     Op(u32),
-    /// An acknowledgement or reply to this peer.
-    Control(Peer),
+    /// An acknowledgement or reply to this peer, in this generation of its slot, as far as [`GENERATION_MASK`] goes.
+    Control(Peer, u16),
 }
 
 impl PostTag {
-    /// As the context word of a post: bit 63 control, bits 32..63 slot or peer, bits 0..32 bytes.
+    /// As the context word of a post: bit 63 control, bits 32..63 slot, or peer and generation, bits 0..32 bytes.
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
         match self.owner {
             Owner::Op(slot) => ((slot as u64) << 32) | self.bytes as u64,
-            Owner::Control(peer) => (1 << 63) | ((peer.0 as u64) << 32) | self.bytes as u64,
+            Owner::Control(peer, generation) => {
+                (1 << 63) | ((generation as u64) << 48) | ((peer.0 as u64) << 32) | self.bytes as u64
+            }
         }
     }
 
@@ -241,7 +250,10 @@ impl PostTag {
     #[inline(always)]
     pub(crate) fn unpack(cx: u64) -> Self {
         let middle = ((cx >> 32) & 0x7fff_ffff) as u32;
-        let owner = if cx >> 63 == 0 { Owner::Op(middle) } else { Owner::Control(Peer(middle as u16)) };
+        let owner = match cx >> 63 {
+            0 => Owner::Op(middle),
+            _ => Owner::Control(Peer(middle as u16), (middle >> 16) as u16),
+        };
         PostTag { owner, bytes: cx as u32 }
     }
 }
@@ -323,7 +335,7 @@ mod tests {
             assert_eq!(parse_write_word(word), Ok((context, Seq(seq).to_wire())));
         }
         assert_eq!(parse_write_word(0x0010_0000), Err(Violation::Kind));
-        for owner in [Owner::Op(0), Owner::Op(0x7fff_ffff), Owner::Control(Peer(65535))] {
+        for owner in [Owner::Op(0), Owner::Op(0x7fff_ffff), Owner::Control(Peer(65535), 0), Owner::Control(Peer(1), 0x7fff)] {
             for bytes in [0, 1, u32::MAX] {
                 assert_eq!(PostTag::unpack(PostTag { owner, bytes }.pack()), PostTag { owner, bytes });
             }

@@ -74,7 +74,10 @@ unsafe impl<const DEPTH: usize> Send for Loopback<DEPTH> {}
 
 impl<const DEPTH: usize> Loopback<DEPTH> {
     const MASK: u32 = {
-        assert!(DEPTH.is_power_of_two() && DEPTH >= 4 && DEPTH <= 1 << 16, "DEPTH is a power of two from 4 to 65536");
+        assert!(
+            DEPTH.is_power_of_two() && DEPTH >= 4 && DEPTH <= 1 << 16,
+            "DEPTH is a power of two from 4 to 65536"
+        );
         DEPTH as u32 - 1
     };
 
@@ -214,7 +217,13 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     #[inline]
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         self.room(1)?;
         let source = self.resolve(remote, local.len)?;
         // SAFETY: the target is writable by this function's contract, the source was checked; `copy` allows overlap.
@@ -224,7 +233,13 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     #[inline]
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, _cx: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        _cx: u64,
+    ) -> Result<Posted, PostError> {
         self.room(1)?;
         let len = head.len() + body.len();
         if len > MESSAGE {
@@ -270,7 +285,9 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             match slot.event {
                 Event::Landed(data) => sink.landed(slot.peer, data),
                 Event::Gone => reported -= 1,
-                Event::Message(len) => sink.message(slot.peer, Untrusted::from_slice(&slot.bytes[..len as usize])),
+                Event::Message(len) => {
+                    sink.message(slot.peer, Untrusted::from_slice(&slot.bytes[..len as usize]))
+                }
                 Event::Done(cx) => sink.done(cx, Ok(())),
             }
         }

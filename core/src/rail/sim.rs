@@ -60,11 +60,22 @@ impl Dials {
 enum Kind {
     Free,
     /// At the target: copy, report the word if there is one, report the end to the origin. No source: the bytes are here.
-    Write { from: Option<NonNull<u8>>, len: usize, remote: Remote, data: Option<u32> },
+    Write {
+        from: Option<NonNull<u8>>,
+        len: usize,
+        remote: Remote,
+        data: Option<u32>,
+    },
     /// At the origin, which stands for the target's hardware: copy and report the end.
-    Read { into: *mut u8, len: usize, remote: Remote },
+    Read {
+        into: *mut u8,
+        len: usize,
+        remote: Remote,
+    },
     /// At the target.
-    Message { len: u16 },
+    Message {
+        len: u16,
+    },
     /// At the origin.
     Done(Result<(), CompleteError>),
 }
@@ -149,7 +160,8 @@ impl<'m> Sim<'m> {
         }
         let count = packets.len() as u16;
         for (i, packet) in packets.iter_mut().enumerate() {
-            *packet = Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
+            *packet =
+                Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
         }
         Ok(Sim {
             world: RefCell::new(World {
@@ -237,7 +249,8 @@ impl World<'_> {
     fn registered(&self, node: u16, key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
         let place = self.regions.get(index)?;
-        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == node)).then_some(index)
+        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == node))
+            .then_some(index)
     }
 
     /// The memory that a key of `node` names, if `len` bytes from the offset lie inside it.
@@ -321,7 +334,8 @@ impl SimRail<'_, '_> {
                     NONE => world.heads[endpoint] = packet.next,
                     last => world.packets[last as usize].next = packet.next,
                 }
-                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48)).wrapping_mul(0x100_0000_01b3) ^ world.now;
+                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48)).wrapping_mul(0x100_0000_01b3)
+                    ^ world.now;
                 return Some((link, packet));
             }
             (last, link) = (link, packet.next);
@@ -475,11 +489,23 @@ impl Rail for SimRail<'_, '_> {
         })
     }
 
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         self.post(peer, Kind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
     }
 
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let len = head.len() + body.len();
         if len > MESSAGE {
             return Err(PostError::TooLong { len, max: MESSAGE });

@@ -84,7 +84,10 @@ impl<R: Rail> Link<R> {
             let told = rail.poll(budget, seen);
             let reported = seen.events - before;
             assert!(reported <= budget, "a poll of {budget} reported {reported} events");
-            assert!(told >= reported && told <= budget, "a poll reported {reported} of {budget} events and said {told}");
+            assert!(
+                told >= reported && told <= budget,
+                "a poll reported {reported} of {budget} events and said {told}"
+            );
             most = most.max(reported);
         }
         most
@@ -182,7 +185,9 @@ impl Field {
         let whole = F::memory(link, len + 2 * PAD);
         fill(&whole, CANARY);
         let kind = match whole.kind() {
-            RegionKind::Shared { segment, offset } => RegionKind::Shared { segment, offset: offset + PAD as u64 },
+            RegionKind::Shared { segment, offset } => {
+                RegionKind::Shared { segment, offset: offset + PAD as u64 }
+            }
             RegionKind::Common { peer, offset } => RegionKind::Common { peer, offset: offset + PAD as u64 },
             kind => kind,
         };
@@ -254,7 +259,14 @@ fn accept<R: Rail>(
     panic!("Again did not go away by polling");
 }
 
-fn write<R: Rail>(link: &mut Link<R>, seen: &mut Seen, local: Local, remote: Remote, data: Option<u32>, cx: u64) -> Posted {
+fn write<R: Rail>(
+    link: &mut Link<R>,
+    seen: &mut Seen,
+    local: Local,
+    remote: Remote,
+    data: Option<u32>,
+    cx: u64,
+) -> Posted {
     let to = link.to;
     // SAFETY: the sources of these tests are never freed, and unchanged until the post is done.
     accept(link, seen, |rail| unsafe { rail.post_write(to, local, remote, data, cx) })
@@ -291,8 +303,9 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                 }
                 let word = Some(n as u32);
                 // SAFETY: the source is never freed, and a part of it is set once.
-                let result =
-                    unsafe { link.origin().post_write(to, field.local(at, 8), field.remote(at as u64), word, n) };
+                let result = unsafe {
+                    link.origin().post_write(to, field.local(at, 8), field.remote(at as u64), word, n)
+                };
                 match result {
                     Ok(posted) => {
                         accepted.push(n);
@@ -310,7 +323,9 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
             link.linger(&mut seen);
         }
         let all = accepted.len();
-        link.until(&mut seen, "what was accepted", |seen| seen.landed.len() >= all && seen.done.len() >= pending.len());
+        link.until(&mut seen, "what was accepted", |seen| {
+            seen.landed.len() >= all && seen.done.len() >= pending.len()
+        });
         let mut landed: Vec<u64> = seen.landed.iter().map(|&(_, data)| data as u64).collect();
         landed.sort_unstable();
         assert_eq!(landed, accepted, "seed {seed}: what was refused arrived, or what was accepted did not");
@@ -338,7 +353,14 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
             let at = n as usize * 32;
             let posted = match n % 4 {
                 0 => write(&mut link, &mut seen, field.local(at, 32), field.remote(at as u64), None, n),
-                1 => write(&mut link, &mut seen, field.local(at, 32), field.remote(at as u64), Some(n as u32), n),
+                1 => write(
+                    &mut link,
+                    &mut seen,
+                    field.local(at, 32),
+                    field.remote(at as u64),
+                    Some(n as u32),
+                    n,
+                ),
                 2 => message(&mut link, &mut seen, &n.to_le_bytes(), b"body", n),
                 _ => {
                     let to = link.to;
@@ -365,12 +387,15 @@ pub fn c2_a_read_brings_what_was_there<F: Fixture>() {
         let bytes: Vec<u8> = (0..=255).collect();
         set(&field.whole, PAD, &bytes);
         let mut seen = Seen::default();
-        for (n, (offset, len)) in [(0usize, 256usize), (1, 7), (255, 1), (256, 0), (64, 128)].into_iter().enumerate() {
+        for (n, (offset, len)) in
+            [(0usize, 256usize), (1, 7), (255, 1), (256, 0), (64, 128)].into_iter().enumerate()
+        {
             fill(&field.source, 0);
             let to = link.to;
             let (local, remote) = (field.local(0, len), field.remote(offset as u64));
             // SAFETY: the source is never freed, and not read before the end.
-            let posted = accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n as u64) });
+            let posted =
+                accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n as u64) });
             if posted == Posted::Pending {
                 link.until(&mut seen, "read", |seen| seen.done.iter().any(|&(cx, _)| cx == n as u64));
             }
@@ -389,7 +414,11 @@ pub fn c3_the_data_is_there_when_its_word_is_reported<F: Fixture>() {
         let mut seen = Seen {
             on_landed: Some(Box::new(move |data| {
                 let at = PAD + data as usize * 64;
-                assert_eq!(look(&whole)[at..at + 64], [data as u8 + 1; 64], "seed {seed}: word {data} before its data");
+                assert_eq!(
+                    look(&whole)[at..at + 64],
+                    [data as u8 + 1; 64],
+                    "seed {seed}: word {data} before its data"
+                );
             })),
             ..Seen::default()
         };
@@ -413,7 +442,14 @@ pub fn c4_everything_arrives_once_from_the_right_peer<F: Fixture>() {
         for n in 0..200u32 {
             match n % 2 {
                 0 => {
-                    write(&mut link, &mut seen, field.local(0, 8), field.remote(0), Some(n | 0xffff_0000), n as u64);
+                    write(
+                        &mut link,
+                        &mut seen,
+                        field.local(0, 8),
+                        field.remote(0),
+                        Some(n | 0xffff_0000),
+                        n as u64,
+                    );
                 }
                 _ => {
                     let mut bytes = n.to_le_bytes().to_vec();
@@ -485,7 +521,14 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
             if inject != 0 {
                 let mut bytes = vec![n + 1; inject];
                 let local = Local { ptr: NonNull::new(bytes.as_mut_ptr()).unwrap(), len: inject, desc: 0 };
-                write(&mut link, &mut seen, local, field.remote(n as u64 * 64), Some(n as u32), 100 + n as u64);
+                write(
+                    &mut link,
+                    &mut seen,
+                    local,
+                    field.remote(n as u64 * 64),
+                    Some(n as u32),
+                    100 + n as u64,
+                );
                 bytes.fill(0xee);
                 std::hint::black_box(&bytes);
             }
@@ -494,11 +537,17 @@ pub fn c5_messages_and_injects_are_copied_before_the_post_returns<F: Fixture>() 
         link.until(&mut seen, "messages", |seen| seen.messages.len() >= 40 && seen.landed.len() >= writes);
         for (_, bytes) in &seen.messages {
             let n = bytes[0];
-            assert!(bytes.len() == 50 && bytes[..20] == [n; 20] && bytes[20..] == [n ^ 0xff; 30], "seed {seed}");
+            assert!(
+                bytes.len() == 50 && bytes[..20] == [n; 20] && bytes[20..] == [n ^ 0xff; 30],
+                "seed {seed}"
+            );
         }
         for n in 0..writes {
             let inside = field.inside();
-            assert!(inside[n * 64..n * 64 + inject].iter().all(|&b| b == n as u8 + 1), "seed {seed}: inject {n}");
+            assert!(
+                inside[n * 64..n * 64 + inject].iter().all(|&b| b == n as u8 + 1),
+                "seed {seed}: inject {n}"
+            );
         }
     }
 }
@@ -527,7 +576,9 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
         let RailKey { key, base } = field.key;
         fill(&field.source, 0x11);
         let mut bad = vec![];
-        for (offset, len) in [(128u64, 1usize), (127, 2), (121, 8), (129, 0), (u64::MAX, 1), (u64::MAX - 7, 8), (1, 128)] {
+        for (offset, len) in
+            [(128u64, 1usize), (127, 2), (121, 8), (129, 0), (u64::MAX, 1), (u64::MAX - 7, 8), (1, 128)]
+        {
             bad.push((field.remote(offset), len));
         }
         for wrong in [0, key ^ 1, key.wrapping_add(1 << 20), u64::MAX, key | 1 << 63] {
@@ -558,7 +609,9 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
                 match result {
                     Ok(Posted::Done) => panic!("seed {seed}: {remote:?} for {len} bytes was done at once"),
                     Ok(Posted::Pending) => pending += 1,
-                    Err(error) => assert_eq!(error, PostError::BadKey, "seed {seed}: {remote:?} for {len} bytes"),
+                    Err(error) => {
+                        assert_eq!(error, PostError::BadKey, "seed {seed}: {remote:?} for {len} bytes")
+                    }
                 }
             }
         }
@@ -667,11 +720,16 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
                 }
                 Err(PostError::Again) => {}
                 Err(error) => {
-                    assert!(matches!(error, PostError::TooLong { .. } | PostError::BadKey), "seed {seed}: {error:?}");
+                    assert!(
+                        matches!(error, PostError::TooLong { .. } | PostError::BadKey),
+                        "seed {seed}: {error:?}"
+                    );
                 }
             }
             let mut seen = Seen::default();
-            link.until(&mut seen, "end", |seen| !pending || seen.done.iter().any(|&(cx, r)| cx == 77 && r.is_err()));
+            link.until(&mut seen, "end", |seen| {
+                !pending || seen.done.iter().any(|&(cx, r)| cx == 77 && r.is_err())
+            });
             assert_eq!(field.inside(), [CANARY; 64]);
             field.check_canaries("too long");
             if max_rma <= 1 << 20 {
@@ -730,14 +788,21 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         assert!(after.ends().into_values().all(|n| n == 1), "seed {seed}: {after:?}");
-        assert!(after.landed.is_empty() && after.messages.is_empty() && after.down.is_empty(), "seed {seed}: {after:?}");
+        assert!(
+            after.landed.is_empty() && after.messages.is_empty() && after.down.is_empty(),
+            "seed {seed}: {after:?}"
+        );
         // What ended as failed does not land later.
         let failed: Vec<u64> = after.done.iter().filter(|(_, r)| r.is_err()).map(|&(cx, _)| cx).collect();
         let then = last.unwrap();
         link.linger(&mut Seen::default());
         for n in failed.into_iter().filter(|n| n % 3 == 0) {
             let place = n as usize * 64..n as usize * 64 + 64;
-            assert_eq!(field.inside()[place.clone()], then[place], "seed {seed}: write {n} landed after its end");
+            assert_eq!(
+                field.inside()[place.clone()],
+                then[place],
+                "seed {seed}: write {n} landed after its end"
+            );
         }
         // Once more is harmless, and so is a peer that never was.
         link.origin().detach(to);
@@ -779,13 +844,18 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         let ok = after.done.iter().filter(|(_, result)| result.is_ok()).count();
-        assert!(after.done.iter().all(|&(cx, result)| cx % 3 != 2 || result.is_err()), "seed {seed}: read from the dead");
+        assert!(
+            after.done.iter().all(|&(cx, result)| cx % 3 != 2 || result.is_err()),
+            "seed {seed}: read from the dead"
+        );
         assert!(ok < after.done.len() || pending.is_empty(), "seed {seed}: {after:?}");
         assert_eq!(after.down, [(to, PeerError::Died)], "seed {seed}");
         // SAFETY: the source is never freed.
         let late = unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), None, 99) };
         match late {
-            Err(error) => assert!(matches!(error, PostError::PeerDown | PostError::Again), "seed {seed}: {error:?}"),
+            Err(error) => {
+                assert!(matches!(error, PostError::PeerDown | PostError::Again), "seed {seed}: {error:?}")
+            }
             Ok(posted) => {
                 assert_eq!(posted, Posted::Pending, "seed {seed}");
                 for _ in 0..400 {
@@ -821,13 +891,21 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
         if let Some(done) = link.origin().copy_to(to, field.local(0, 16), field.remote(48)) {
             assert_eq!(done, Ok(()));
             assert_eq!(field.inside()[48..], [0x77; 16]);
-            assert!(link.origin().copy_to(to, field.local(0, 17), field.remote(48)).is_none_or(|done| done.is_err()));
+            assert!(
+                link.origin()
+                    .copy_to(to, field.local(0, 17), field.remote(48))
+                    .is_none_or(|done| done.is_err())
+            );
             field.check_canaries("copy_to");
         }
         if let Some(done) = link.origin().copy_from(to, field.local(16, 16), field.remote(0)) {
             assert_eq!(done, Ok(()));
             assert_eq!(look(&field.source)[16..32], [CANARY; 16]);
-            assert!(link.origin().copy_from(to, field.local(0, 17), field.remote(48)).is_none_or(|done| done.is_err()));
+            assert!(
+                link.origin()
+                    .copy_from(to, field.local(0, 17), field.remote(48))
+                    .is_none_or(|done| done.is_err())
+            );
             assert_eq!(look(&field.source)[..16], [0x77; 16]);
         }
     }
@@ -839,11 +917,14 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     let field = Field::new::<F>(&mut link, 64);
     set(&field.whole, PAD, &[0; 64]);
     let (mut seen, to) = (Seen::default(), link.to);
-    for (n, (op, width)) in [(AmoOp::Add, 8u8), (AmoOp::Inc, 1), (AmoOp::Xor, 4), (AmoOp::Swap, 2)].into_iter().enumerate() {
+    for (n, (op, width)) in
+        [(AmoOp::Add, 8u8), (AmoOp::Inc, 1), (AmoOp::Xor, 4), (AmoOp::Swap, 2)].into_iter().enumerate()
+    {
         let amo = Amo { op, width, operand: 0x55, compare: 0 };
         let fetch = field.source.ptr().cast();
         // SAFETY: the source is never freed and aligned.
-        let result = unsafe { link.origin().post_atomic(to, amo, field.remote(n as u64 * 8), Some(fetch), n as u64) };
+        let result =
+            unsafe { link.origin().post_atomic(to, amo, field.remote(n as u64 * 8), Some(fetch), n as u64) };
         if !native {
             assert_eq!(result, Err(PostError::Unsupported));
             continue;

@@ -120,7 +120,8 @@ fn a_fetch_is_executed_once_although_its_reply_finds_no_room() {
         let first = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
         let second = pending(own.engine.fetch(CX, own.remote.at(0), amo, n));
         own.engine.signal(CX, add(own.remote, 8, 1), Notice::Silent).unwrap();
-        let values = [first, second].map(|token| own.engine.wait(token, &mut own.waiter, SOON).unwrap().value);
+        let values =
+            [first, second].map(|token| own.engine.wait(token, &mut own.waiter, SOON).unwrap().value);
         assert_eq!(values, [6 * n, 6 * n + 3]);
     }
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -130,8 +131,9 @@ fn a_fetch_is_executed_once_although_its_reply_finds_no_room() {
 #[test]
 fn a_fetch_reads_what_the_stream_wrote_before_it() {
     for seed in seeds(60) {
-        let rails: [_; 3] =
-            std::array::from_fn(|i| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 3 + i as u64));
+        let rails: [_; 3] = std::array::from_fn(|i| {
+            Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 3 + i as u64)
+        });
         let mut own = own(Config { window: 8, ..Config::DEFAULT }, rails, 4096);
         let fetch = Amo { op: AmoOp::Fetch, width: 8, operand: 0, compare: 0 };
         let tokens: Vec<_> = (0..20u64)
@@ -191,7 +193,10 @@ fn native_atomics_keep_their_place_in_the_order() {
         }
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
         assert_eq!(word(&own.engine, own.target.at(0)), value, "seed {seed}");
-        assert!(control.borrow().posts.iter().any(|post| post.verb == Verb::Atomic), "seed {seed}: none was native");
+        assert!(
+            control.borrow().posts.iter().any(|post| post.verb == Verb::Atomic),
+            "seed {seed}: none was native"
+        );
     }
 }
 
@@ -199,9 +204,8 @@ fn native_atomics_keep_their_place_in_the_order() {
 fn an_atomic_that_the_rail_does_not_have_goes_as_a_message() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new().with_native_atomics(), &control), 4096);
-    control.borrow_mut().refuse = Some(Box::new(|post| {
-        (post.verb == Verb::Atomic && post.len < 4).then_some(PostError::Unsupported)
-    }));
+    control.borrow_mut().refuse =
+        Some(Box::new(|post| (post.verb == Verb::Atomic && post.len < 4).then_some(PostError::Unsupported)));
     for width in [1u8, 2, 4, 8] {
         let amo = Amo { op: AmoOp::Add, width, operand: 5, compare: 0 };
         for n in 0..3 {

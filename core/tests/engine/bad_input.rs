@@ -36,7 +36,10 @@ fn operations_asked_wrongly_are_refused_by_name() {
             if len <= 4096 {
                 assert_eq!(e.put(CX, from, len, own.remote.at(offset), silent), want);
                 assert_eq!(e.get(CX, from, len, own.remote.at(offset), silent), want);
-                assert_eq!(e.put_signal(CX, from, len, own.remote.at(offset), set(own.remote, 0, 1), silent), want);
+                assert_eq!(
+                    e.put_signal(CX, from, len, own.remote.at(offset), set(own.remote, 0, 1), silent),
+                    want
+                );
             }
             assert_eq!(e.get(CX, from.region.at(offset), len, to, silent), want);
         }
@@ -71,7 +74,10 @@ fn operations_asked_wrongly_are_refused_by_name() {
         }
         for width in [2u8, 4, 8] {
             let offset = width as u64 / 2;
-            assert_eq!(e.amo(CX, own.remote.at(offset), amo(width), silent), Err(OpError::Misaligned { offset, width }));
+            assert_eq!(
+                e.amo(CX, own.remote.at(offset), amo(width), silent),
+                Err(OpError::Misaligned { offset, width })
+            );
         }
         for width in [0, 3, 5, 6, 7, 9, 16, 255] {
             assert_eq!(e.amo(CX, to, amo(width), silent), Err(OpError::BadWidth(width)));
@@ -99,7 +105,8 @@ fn peers_asked_for_wrongly_are_refused_by_name() {
     // A name of another engine with more peers.
     let mut more = Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
     let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
-    for unknown in [foreign] {
+    {
+        let unknown = foreign;
         assert_eq!(own.engine.connect_peer(unknown, 1), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.remove_peer(unknown), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.peer_error(unknown), Err(AttachError::UnknownPeer));
@@ -116,7 +123,10 @@ fn peers_asked_for_wrongly_are_refused_by_name() {
     assert_eq!(own.engine.import(reserved, &handle[..len]), Err(AttachError::UnknownPeer), "not connected");
     assert_eq!(own.engine.fence(CX, reserved), Err(OpError::UnknownPeer));
     for rails in [0, 0b100, 0b111, u16::MAX] {
-        assert!(matches!(own.engine.connect_peer(reserved, rails), Err(AttachError::Config(_))), "{rails:#b}");
+        assert!(
+            matches!(own.engine.connect_peer(reserved, rails), Err(AttachError::Config(_))),
+            "{rails:#b}"
+        );
     }
     own.engine.connect_peer(reserved, 0b10).unwrap();
     assert_eq!(own.engine.connect_peer(reserved, 0b10), Err(AttachError::UnknownPeer), "twice");
@@ -173,12 +183,13 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
 #[test]
 fn configurations_out_of_range_are_refused_by_name() {
     let ok = Config::DEFAULT;
-    let refused = |config: Config, memory: Memory<'static, 1>| {
-        match Engine::new(config, [Network::new()], memory).map(|_| ()) {
+    let refused =
+        |config: Config, memory: Memory<'static, 1>| match Engine::new(config, [Network::new()], memory)
+            .map(|_| ())
+        {
             Err(AttachError::Config(what)) => what,
             other => panic!("{config:?}: {other:?}"),
-        }
-    };
+        };
     let with = |config: Config| refused(config, memory(&ok, 2, 4));
     assert_eq!(with(Config { contexts: 0, ..ok }), "contexts: 1 to 256");
     assert_eq!(with(Config { contexts: 257, ..ok }), "contexts: 1 to 256");
@@ -195,7 +206,10 @@ fn configurations_out_of_range_are_refused_by_name() {
         refused(ok, tables)
     };
     assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65534");
-    assert_eq!(short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0), "memory.streams: peers x contexts");
+    assert_eq!(
+        short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0),
+        "memory.streams: peers x contexts"
+    );
     assert_eq!(
         short(|m| m.parked = std::mem::take(&mut m.parked).split_at_mut(255).0),
         "memory.parked: peers x contexts x window"
@@ -208,5 +222,12 @@ fn configurations_out_of_range_are_refused_by_name() {
     assert!(Engine::<Network, 0>::new(ok, [], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Network, 17>::new(ok, [const { Network::new() }; 17], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Network, 16>::new(ok, [const { Network::new() }; 16], memory(&ok, 1, 1)).is_ok());
-    assert!(Engine::new(Config { contexts: 256, window: 1, ..ok }, [Network::new()], memory(&Config { contexts: 256, window: 1, ..ok }, 1, 1)).is_ok());
+    assert!(
+        Engine::new(
+            Config { contexts: 256, window: 1, ..ok },
+            [Network::new()],
+            memory(&Config { contexts: 256, window: 1, ..ok }, 1, 1)
+        )
+        .is_ok()
+    );
 }

@@ -22,7 +22,16 @@ fn traffic<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>, count: u64, see
             let e = &mut own.engine;
             let result = match n % 6 {
                 0 => e.put(CX, from, 300, to, Notice::Silent).map(drop),
-                1 => e.put_signal(CX, from, random.below(400) as usize, to, add(own.remote, 0, 1), Notice::Silent).map(drop),
+                1 => e
+                    .put_signal(
+                        CX,
+                        from,
+                        random.below(400) as usize,
+                        to,
+                        add(own.remote, 0, 1),
+                        Notice::Silent,
+                    )
+                    .map(drop),
                 2 => e.fetch(CX, own.remote.at(8), amo, n).map(drop),
                 3 => e.get(CX, from, 64, to, Notice::Silent).map(drop),
                 4 => e.inject(CX, &[7; 24], own.remote.at(1024)),
@@ -70,7 +79,8 @@ fn i9_the_smallest_rails_windows_and_batches_get_everything_through() {
 #[test]
 fn i9_and_so_does_a_pool_of_one_operation() {
     let config = Config { window: 1, batch: 1, ..Config::DEFAULT };
-    let mut engine = fishplate_core::engine::Engine::new(config, [Loopback::<4>::new()], memory(&config, 1, 1)).unwrap();
+    let mut engine =
+        fishplate_core::engine::Engine::new(config, [Loopback::<4>::new()], memory(&config, 1, 1)).unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let source = engine.register(region(4096)).unwrap();
@@ -123,9 +133,11 @@ fn i10_one_busy_stream_does_not_starve_another() {
     let mut own = own(config, [Loopback::<4>::new()], 4096);
     let context = fishplate_core::engine::ContextId;
     let mut done = [0u64; 4];
-    for _ in 0..4000 {
-        for n in 0..4u8 {
-            done[n as usize] += own.engine.signal(context(n), add(own.remote, n as u64 * 8, 1), Notice::Silent).is_ok() as u64;
+    for turn in 0..4000u32 {
+        for n in (0..4).map(|i| ((turn + i) % 4) as u8) {
+            done[n as usize] +=
+                own.engine.signal(context(n), add(own.remote, n as u64 * 8, 1), Notice::Silent).is_ok()
+                    as u64;
         }
         own.engine.progress();
     }
@@ -147,7 +159,10 @@ fn a_put_in_many_pieces_is_posted_over_several_passes() {
     }
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!(control.borrow().posts.iter().filter(|post| post.data.is_some()).count(), 50);
-    assert!(control.borrow().posts.iter().any(|p| p.rail == 0) && control.borrow().posts.iter().any(|p| p.rail == 1));
+    assert!(
+        control.borrow().posts.iter().any(|p| p.rail == 0)
+            && control.borrow().posts.iter().any(|p| p.rail == 1)
+    );
 }
 
 #[test]
@@ -188,5 +203,5 @@ fn an_inject_that_finds_no_room_has_changed_nothing() {
     assert_eq!(read(&own.engine, own.target.at(64), 64), [2; 64]);
     assert_eq!(read(&own.engine, own.target.at(128), 64), [0; 64]);
     own.engine.inject(CX, &[3; 64], own.remote.at(128)).unwrap();
-    assert_eq!(own.engine.inject(CX, &[4; 64], own.remote.at(4033)).is_err(), true);
+    assert!(own.engine.inject(CX, &[4; 64], own.remote.at(4033)).is_err());
 }

@@ -58,7 +58,10 @@ fn a_dead_peer_ends_what_is_outstanding_to_it_and_others_go_on() {
         let why = nodes[0].engine.peer_error(dead).unwrap().unwrap();
         assert!(matches!(why, PeerError::Died | PeerError::Rail(_)), "seed {seed}: {why:?}");
         let node = &mut nodes[0];
-        assert_eq!(node.engine.signal(CX, set(node.remotes[1], 0, 1), Notice::Silent), Err(OpError::PeerFailed(why)));
+        assert_eq!(
+            node.engine.signal(CX, set(node.remotes[1], 0, 1), Notice::Silent),
+            Err(OpError::PeerFailed(why))
+        );
         assert_eq!(node.engine.fence(CX, dead), Err(OpError::PeerFailed(why)));
         assert_eq!(node.engine.quiet(CX, dead, &mut waiter(), SOON), Err(WaitError::PeerFailed(dead, why)));
         // The third node is not concerned.
@@ -83,7 +86,8 @@ fn a_peer_reported_down_fails_what_was_never_posted_as_over() {
     let why = PeerError::Rail(RailId(0));
     control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), why));
     own.engine.progress();
-    let outcomes: Vec<_> = tokens.iter().map(|&token| own.engine.test(token).unwrap().unwrap().outcome).collect();
+    let outcomes: Vec<_> =
+        tokens.iter().map(|&token| own.engine.test(token).unwrap().unwrap().outcome).collect();
     let fault = Fault::Peer(why);
     assert_eq!(outcomes, [Outcome::Unknown(fault), Outcome::Failed(fault), Outcome::Failed(fault)]);
     assert_eq!(own.engine.quiet_all(CX, &mut own.waiter, SOON), Err(WaitError::PeerFailed(own.peer, why)));
@@ -122,7 +126,12 @@ fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
 
 #[test]
 fn late_completions_of_a_removed_peer_do_its_successor_no_harm() {
-    for result in [Ok(()), Err(CompleteError::PeerDown), Err(CompleteError::Failed(-5)), Err(CompleteError::Unknown(-6))] {
+    for result in [
+        Ok(()),
+        Err(CompleteError::PeerDown),
+        Err(CompleteError::Failed(-5)),
+        Err(CompleteError::Unknown(-6)),
+    ] {
         let control = shared();
         let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
         let mut own = own(Config { window: 8, ack_age: 1, ..Config::DEFAULT }, tap(later, &control), 4096);
@@ -158,11 +167,19 @@ fn late_completions_of_a_removed_peer_do_its_successor_no_harm() {
 fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
     for verb in [Verb::Write, Verb::Message] {
         let control = shared();
-        let later = Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, fail: 1000, ..Faults::NONE }, 1);
+        let later =
+            Faulty::<_, 32>::new(Network::new(), Faults { hold: 1000, fail: 1000, ..Faults::NONE }, 1);
         let mut own = own(Config::DEFAULT, tap(later, &control), 4096);
         let len = if verb == Verb::Write { 300 } else { 0 };
         let signal = set(own.remote, 0, 1);
-        let token = pending(own.engine.put_signal(CX, own.source.at(0), len, own.remote.at(64), signal, Notice::Report(1)));
+        let token = pending(own.engine.put_signal(
+            CX,
+            own.source.at(0),
+            len,
+            own.remote.at(64),
+            signal,
+            Notice::Report(1),
+        ));
         let done = own.engine.wait(token, &mut own.waiter, SOON).unwrap();
         assert!(matches!(done.outcome, Outcome::Unknown(Fault::Rail(..))), "{done:?}");
         assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(RailId(0)))));
@@ -236,9 +253,8 @@ fn e20_peers_can_be_removed_in_the_midst_of_traffic() {
         let (_, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
         let mut random = Random(seed);
         for n in 0..60u64 {
-            for me in 0..3 {
+            for node in &mut nodes {
                 for to in 0..3 {
-                    let node = &mut nodes[me];
                     let signal = add(node.remotes[to], 0, 1);
                     let (from, place) = (node.source.at(0), node.remotes[to].at(64));
                     let len = random.below(400) as usize;
@@ -278,4 +294,32 @@ fn a_peer_that_was_only_reserved_is_detached_too() {
     assert_eq!(peer.peer(), Peer(0));
     engine.remove_peer(peer).unwrap();
     assert_eq!(control.borrow().detached, [Peer(0)]);
+}
+
+#[test]
+fn what_waited_from_a_removed_peer_is_forgotten() {
+    for first_sequence in STARTS {
+        let control = shared();
+        let mut own =
+            own(Config { window: 8, first_sequence, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        for round in 0..4u64 {
+            // Numbers 1 and 2 wait for number 0, which never lands for the peers of even rounds.
+            let held = hold(&control, |event| matches!(event, Event::Landed(..)));
+            own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
+            own.engine.signal(CX, add(own.remote, 0, 1), Notice::Silent).unwrap();
+            own.engine.signal(CX, add(own.remote, 8, 1), Notice::Silent).unwrap();
+            passes(&mut own.engine, 10);
+            assert_eq!(word(&own.engine, own.target.at(8)), round / 2);
+            control.borrow_mut().edit = None;
+            if round % 2 == 1 {
+                control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
+                own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+                assert_eq!(word(&own.engine, own.target.at(8)), round / 2 + 1);
+            }
+            own.engine.remove_peer(own.peer).unwrap();
+            own.peer = own.engine.reserve_peer().unwrap();
+            own.engine.connect_peer(own.peer, 1).unwrap();
+            own.remote = import(&mut own.engine, own.peer, own.target);
+        }
+    }
 }

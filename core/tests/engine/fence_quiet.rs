@@ -33,7 +33,11 @@ fn a_write_after_a_fence_never_lands_before_one_from_before_it() {
                 let (to, word) = (node.remotes[1].at(place), node.remotes[1]);
                 match random.below(3) {
                     0 => drop(node.engine.put(CX, from, len, to, Notice::Silent).unwrap()),
-                    1 => drop(node.engine.put_signal(CX, from, len, to, set(word, 8000, 1), Notice::Silent).unwrap()),
+                    1 => drop(
+                        node.engine
+                            .put_signal(CX, from, len, to, set(word, 8000, 1), Notice::Silent)
+                            .unwrap(),
+                    ),
                     _ => {
                         // What lies between must not lift the fence.
                         node.engine.signal(CX, set(word, 8000, 2), Notice::Silent).unwrap();
@@ -47,7 +51,10 @@ fn a_write_after_a_fence_never_lands_before_one_from_before_it() {
             let mut last = vec![0u8; len];
             fleet::turn_until(&mut nodes, "quiet", |nodes| {
                 let now = read(&nodes[1].engine, nodes[1].target.at(place), len);
-                assert!(now.iter().zip(&last).all(|(now, last)| now >= last), "seed {seed}: an earlier write landed later");
+                assert!(
+                    now.iter().zip(&last).all(|(now, last)| now >= last),
+                    "seed {seed}: an earlier write landed later"
+                );
                 last = now;
                 nodes[0].engine.is_quiet(CX, me) == Ok(true)
             });
@@ -83,7 +90,8 @@ fn a_fence_costs_nothing_on_one_ordered_rail_or_without_traffic() {
     ordered.engine.put(CX, ordered.source.at(0), 8, ordered.remote.at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 2);
     let control = shared();
-    let mut idle = own(Config::DEFAULT, tap(Faulty::<_, 32>::new(Network::new(), Faults::NONE, 1), &control), 4096);
+    let mut idle =
+        own(Config::DEFAULT, tap(Faulty::<_, 32>::new(Network::new(), Faults::NONE, 1), &control), 4096);
     idle.engine.fence(CX, idle.peer).unwrap();
     idle.engine.put(CX, idle.source.at(0), 8, idle.remote.at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 1);
@@ -108,11 +116,16 @@ fn a_fence_holds_only_its_own_context_and_peer() {
 fn an_inject_behind_a_fence_is_refused_and_the_fence_stands() {
     let control = shared();
     let sim = fleet::fabric(1, 1, 32, Dials { ordered: false, ..Dials::CALM }, 1);
-    let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| Tap::new(end, rail as usize, &control));
+    let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| {
+        Tap::new(end, rail as usize, &control)
+    });
     let node = &mut nodes[0];
     node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     node.engine.fence(CX, node.peers[0]).unwrap();
-    assert_eq!(node.engine.inject(CX, &[1; 8], node.remotes[0].at(64)), Err(fishplate_core::error::OpError::Again));
+    assert_eq!(
+        node.engine.inject(CX, &[1; 8], node.remotes[0].at(64)),
+        Err(fishplate_core::error::OpError::Again)
+    );
     node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 1, "the fence was lost");
     node.engine.quiet(CX, node.peers[0], &mut waiter(), SOON).unwrap();
@@ -140,8 +153,9 @@ fn e19_an_idle_quiet_makes_no_call_into_a_rail() {
 #[test]
 fn quiet_means_applied() {
     for seed in seeds(60) {
-        let rails: [_; 2] =
-            std::array::from_fn(|i| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 2 + i as u64));
+        let rails: [_; 2] = std::array::from_fn(|i| {
+            Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 2 + i as u64)
+        });
         let mut own = own(Config { window: 8, ..Config::DEFAULT }, rails, 4096);
         let mut random = Random(seed);
         for round in 1..20u64 {
@@ -166,7 +180,8 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
     for first_sequence in STARTS {
         let control = shared();
         let config = Config { first_sequence, ..Config::DEFAULT };
-        let rails: [_; 2] = std::array::from_fn(|i| Tap::new(Faulty::<_, 32>::new(Network::new(), LATER, 1), i, &control));
+        let rails: [_; 2] =
+            std::array::from_fn(|i| Tap::new(Faulty::<_, 32>::new(Network::new(), LATER, 1), i, &control));
         let mut own = own(config, rails, 4096);
         let second = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(second, 0b10).unwrap();

@@ -98,7 +98,7 @@ fn every_violation_has_its_name() {
         ("more data than said", data(0, 7, target, 8), Violation::Length),
         ("endless data", data(0, u32::MAX, target, 8), Violation::Length),
         ("kind 0", message([0, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
-        ("kind 6", message([6, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
+        ("kind 7", message([7, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("signal op 0", message([1, 0, 0, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("signal op 3", message([1, 0, 3, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("ack op 2", message([5, 0, 2, 0], 0, 0, (0, 0), &[]), Violation::Kind),
@@ -266,7 +266,8 @@ fn a_region_taken_back_while_a_signal_waits_is_not_written() {
 /// Damages what one node hears from another, on a wild fabric of three.
 fn damage(seed: u64) {
     let control = shared();
-    let config = Config { window: 8, contexts: 2, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
+    let config =
+        Config { window: 8, contexts: 2, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
     let sim = fleet::fabric(3, 2, 64, Dials::WILD, seed);
     let mut nodes = fleet::fleet::<_, 2>(sim, 3, config, SIZE, |node, rail, end| {
         let control = if node == 0 { control.clone() } else { shared() };
@@ -319,11 +320,21 @@ fn damage(seed: u64) {
             let region = node.remotes[to];
             let at = if me == 2 { 2048 } else { 0 };
             let done = match n % 4 {
-                0 => node.engine.put(context, node.source.at(0), 200, region.at(at + 64), Notice::Silent).is_ok(),
+                0 => node
+                    .engine
+                    .put(context, node.source.at(0), 200, region.at(at + 64), Notice::Silent)
+                    .is_ok(),
                 1 => node.engine.fetch(context, region.at(at + 8), inc, n).is_ok(),
                 2 => node
                     .engine
-                    .put_signal(context, node.source.at(0), 40, region.at(at + 64), add(region, at, 1), Notice::Silent)
+                    .put_signal(
+                        context,
+                        node.source.at(0),
+                        40,
+                        region.at(at + 64),
+                        add(region, at, 1),
+                        Notice::Silent,
+                    )
                     .is_ok(),
                 _ => node.engine.signal(context, add(region, at, 1), Notice::Silent).is_ok(),
             };
@@ -373,7 +384,7 @@ fn noise_is_refused_whatever_it_is() {
                     let len = [0, 16, 32, 48, 52, 100][random.below(6) as usize];
                     let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
                     if let Some(kind) = bytes.first_mut() {
-                        *kind %= 7;
+                        *kind %= 8;
                     }
                     Event::Message(peer.peer(), bytes)
                 }
@@ -385,4 +396,74 @@ fn noise_is_refused_whatever_it_is() {
         let why = engine.peer_error(peer).unwrap();
         assert!(matches!(why, Some(PeerError::Protocol(_))), "seed {seed}: {why:?}");
     }
+}
+
+#[test]
+fn numbers_repeated_while_they_wait_change_nothing() {
+    for batch in [1, 2, 32] {
+        for first_sequence in STARTS {
+            let control = shared();
+            let config = Config { window: 8, batch, first_sequence, ..Config::DEFAULT };
+            let mut own = own(config, tap(Network::new(), &control), SIZE);
+            let from = own.peer.peer();
+            // What is heard was made up here, so nothing may be said of it.
+            control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
+            let signal = |n: u32| {
+                let seq = (first_sequence.wrapping_add(n as u64) & 0xf_ffff) as u32;
+                Event::Message(
+                    from,
+                    message([1, 0, 2, 8], seq, (first_sequence & 0xf_ffff) as u32, (1, 0), &[0, 1]),
+                )
+            };
+            let all: Vec<Event> = (1..6).map(signal).collect();
+            // Each three times while number 0 is missing, and again in every pass while they are applied.
+            for _ in 0..3 {
+                control.borrow_mut().inject.extend(all.iter().cloned());
+                passes(&mut own.engine, 5);
+            }
+            passes(&mut own.engine, 20);
+            assert_eq!((word(&own.engine, own.target.at(0)), own.engine.stats().duplicates), (0, 10));
+            control.borrow_mut().inject.push_back(Event::Landed(from, (first_sequence & 0xf_ffff) as u32));
+            own.engine.progress();
+            for _ in 0..20 {
+                control.borrow_mut().inject.extend(all.iter().cloned());
+                passes(&mut own.engine, 1);
+            }
+            passes(&mut own.engine, 200);
+            assert_eq!(word(&own.engine, own.target.at(0)), 5, "from {first_sequence:#x}, batch {batch}");
+            // Places are free again, the whole window round.
+            for n in 6..40 {
+                control.borrow_mut().inject.push_back(signal(n));
+                passes(&mut own.engine, 3);
+                assert_eq!(
+                    word(&own.engine, own.target.at(0)),
+                    n as u64,
+                    "from {first_sequence:#x}, batch {batch}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn data_of_a_repeated_message_is_not_copied_again() {
+    let control = shared();
+    let mut own = own(Config { window: 8, ..Config::DEFAULT }, tap(Network::new(), &control), SIZE);
+    let from = own.peer.peer();
+    control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
+    // A put-signal with eight bytes of data, and a write that travels as a message.
+    let mut with_signal = message([2, 0, 1, 8], 0, 0, (1, 0), &[0, 7, 64, 8 | 1 << 32]);
+    with_signal.extend([0xaa; 8]);
+    let mut alone = message([6, 0, 0, 0], 1, 0, (1, 0), &[72]);
+    alone.extend([0xbb; 8]);
+    for (bytes, at, byte) in [(with_signal, 64, 0xaa), (alone, 72, 0xbb)] {
+        control.borrow_mut().inject.push_back(Event::Message(from, bytes.clone()));
+        passes(&mut own.engine, 3);
+        assert_eq!(read(&own.engine, own.target.at(at), 8), [byte; 8]);
+        write(&own.engine, own.target.at(at), &[0x11; 8]);
+        control.borrow_mut().inject.push_back(Event::Message(from, bytes));
+        passes(&mut own.engine, 3);
+        assert_eq!(read(&own.engine, own.target.at(at), 8), [0x11; 8], "copied again");
+    }
+    assert_eq!((own.engine.peer_error(own.peer), own.engine.stats().duplicates), (Ok(None), 2));
 }

@@ -25,7 +25,10 @@ fn everything_is_done_on_return_and_posts_nothing() {
     assert_eq!(own.engine.put(CX, own.source.at(0), 7, own.remote.at(64), Notice::Report(1)), DONE);
     assert_eq!(read(&own.engine, own.target.at(64), 7), b"at once");
     let signal = add(own.remote, 0, 3);
-    assert_eq!(own.engine.put_signal(CX, own.source.at(0), 300, own.remote.at(1000), signal, Notice::Report(1)), DONE);
+    assert_eq!(
+        own.engine.put_signal(CX, own.source.at(0), 300, own.remote.at(1000), signal, Notice::Report(1)),
+        DONE
+    );
     assert_eq!(own.engine.signal(CX, set(own.remote, 8, 9), Notice::Report(1)), DONE);
     own.engine.inject(CX, b"copied", own.remote.at(128)).unwrap();
     assert_eq!(own.engine.get(CX, own.source.at(512), 6, own.remote.at(128), Notice::Report(1)), DONE);
@@ -91,7 +94,14 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
                 1 => {
                     write(e, own.source.at(issued * 8), &issued.to_le_bytes());
                     let place = own.remote.at(64 + issued * 8);
-                    e.put_signal(CX, own.source.at(issued * 8), 8, place, set(direct, 0, value), Notice::Silent)
+                    e.put_signal(
+                        CX,
+                        own.source.at(issued * 8),
+                        8,
+                        place,
+                        set(direct, 0, value),
+                        Notice::Silent,
+                    )
                 }
                 2 => e.signal(CX, set(direct, 0, value), Notice::Silent),
                 3 => {
@@ -115,7 +125,10 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             for step in 1..=now {
                 let data = word(e, own.target.at(64 + step * 8));
                 let was_put = word(e, own.source.at(step * 8)) == step;
-                assert!(!was_put || data == step, "seed {seed}: step {now} is seen, the data of {step} is not");
+                assert!(
+                    !was_put || data == step,
+                    "seed {seed}: step {now} is seen, the data of {step} is not"
+                );
             }
         }
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -142,7 +155,11 @@ fn a_signal_on_mapped_memory_waits_for_a_write_that_has_not_landed() {
     assert_eq!(own.engine.wait(fetch, &mut own.waiter, SOON).unwrap().value, 1);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!((word(&own.engine, mapped.at(0)), word(&own.engine, mapped.at(8))), (2, 1));
-    assert_eq!(own.engine.signal(CX, set(direct, 16, 1), Notice::Silent), DONE, "and then it is direct again");
+    assert_eq!(
+        own.engine.signal(CX, set(direct, 16, 1), Notice::Silent),
+        DONE,
+        "and then it is direct again"
+    );
 }
 
 #[test]

@@ -43,14 +43,17 @@ struct Model {
     quiet: bool,
 }
 
-fn words<R: fishplate_core::rail::Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
+fn words<R: fishplate_core::rail::Rail, const RAILS: usize>(
+    node: &fleet::Node<R, RAILS>,
+    part: u64,
+) -> Words {
     std::array::from_fn(|n| word(&node.engine, node.target.at(part + n as u64 * 8)))
 }
 
 impl Model {
     fn issue<const RAILS: usize>(&mut self, node: &mut fleet::Node<fleet::End, RAILS>, random: &mut Random) {
         let remote = node.remotes[self.to];
-        let tag = (self.part << 32) | self.ops;
+        let tag = (self.part << 32) | (self.to as u64) << 16 | self.ops;
         let notice = if random.below(2) == 0 { Notice::Silent } else { Notice::Report(tag) };
         let last = self.states.last().unwrap().0;
         let e = &mut node.engine;
@@ -149,16 +152,27 @@ impl Model {
     fn check<const RAILS: usize>(&mut self, nodes: &[fleet::Node<fleet::End, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);
+        if now == self.states[self.seen].0 {
+            return;
+        }
         let ahead = self.states[self.seen..].iter().position(|(state, _)| *state == now);
         let Some(ahead) = ahead else {
-            panic!("seed {seed}: {now:x?} is no state of stream {:#x} from {} on: {:x?}", self.part, self.seen, self.states);
+            panic!(
+                "seed {seed}: {now:x?} is no state of stream {:#x} from {} on: {:x?}",
+                self.part, self.seen, self.states
+            );
         };
         self.seen += ahead;
         self.check_data(target, self.states[self.seen].1, seed);
     }
 
     /// The first `count` writes have landed; later ones to the same slots may have.
-    fn check_data<const RAILS: usize>(&self, target: &fleet::Node<fleet::End, RAILS>, count: usize, seed: u64) {
+    fn check_data<const RAILS: usize>(
+        &self,
+        target: &fleet::Node<fleet::End, RAILS>,
+        count: usize,
+        seed: u64,
+    ) {
         for slot in 0..SLOTS {
             let mut done = self.writes[..count].iter().rev().filter(|write| write.0 == slot);
             let Some(&(_, byte, len)) = done.next() else { continue };
@@ -183,14 +197,16 @@ fn run<const RAILS: usize>(seed: u64) {
         eager: [0, 32, 192][random.below(3) as usize],
         stripe_threshold: [16, 1 << 20][random.below(2) as usize],
         stripe_chunk: 8 + random.below(24),
-        policy: [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed][random.below(3) as usize],
+        policy: [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed]
+            [random.below(3) as usize],
         ack_age: [0, 4, 1000][random.below(3) as usize],
         first_sequence: STARTS[random.below(4) as usize].wrapping_sub(random.below(40)),
         seed,
     };
     let dials = if random.below(8) == 0 { Dials::CALM } else { Dials::WILD };
     let parts = (nodes * contexts as usize) as u64;
-    let (_, mut fleet) = fleet::plain::<RAILS>(nodes as u16, dials, config, (parts * PART * 9) as usize, seed);
+    let (_, mut fleet) =
+        fleet::plain::<RAILS>(nodes as u16, dials, config, (parts * PART * 9) as usize, seed);
     for node in &fleet {
         for part in 0..parts {
             write(&node.engine, node.target.at(part * PART + CONSTANT_AT), b"constant");
@@ -223,7 +239,11 @@ fn run<const RAILS: usize>(seed: u64) {
     }
     let issue_until = 60 + random.below(60);
     for turn in 0.. {
-        assert!(turn < 100_000, "seed {seed}: not over; {:?}", fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>());
+        assert!(
+            turn < 100_000,
+            "seed {seed}: not over; {:?}",
+            fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>()
+        );
         for (me, stream) in &mut streams {
             let node = &mut fleet[*me];
             if stream.quiet {
@@ -260,7 +280,8 @@ fn run<const RAILS: usize>(seed: u64) {
                 stream.check(&fleet, seed);
             }
         }
-        let over = streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len());
+        let over =
+            streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len());
         if turn > issue_until && over {
             break;
         }
@@ -273,8 +294,7 @@ fn run<const RAILS: usize>(seed: u64) {
 
 #[test]
 fn streams_are_what_the_model_says() {
-    let count = std::env::var("FISHPLATE_SEEDS").map_or(600, |n| n.parse().expect("FISHPLATE_SEEDS is a number"));
-    for seed in seeds(count) {
+    for seed in seeds(400) {
         match seed % 4 {
             0 => run::<1>(seed),
             1 => run::<2>(seed),

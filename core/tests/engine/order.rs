@@ -22,7 +22,10 @@ pub fn add(region: RemoteId, offset: u64, value: u64) -> Signal {
 }
 
 /// Holds back, in a list, what `which` says; everything else passes.
-pub fn hold(control: &Shared, mut which: impl FnMut(&Event) -> bool + 'static) -> std::rc::Rc<std::cell::RefCell<Vec<Event>>> {
+pub fn hold(
+    control: &Shared,
+    mut which: impl FnMut(&Event) -> bool + 'static,
+) -> std::rc::Rc<std::cell::RefCell<Vec<Event>>> {
     let held = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
     let list = held.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| {
@@ -50,7 +53,11 @@ fn i4_a_signal_waits_for_earlier_numbers() {
             own.engine.put(CX, own.source.at(0), 16, own.remote.at(64), Notice::Silent).unwrap();
             own.engine.signal(CX, set(own.remote, 0, round + 1), Notice::Silent).unwrap();
             passes(&mut own.engine, 40);
-            assert_eq!(word(&own.engine, own.target.at(0)), round, "from {first_sequence:#x}: applied before its write");
+            assert_eq!(
+                word(&own.engine, own.target.at(0)),
+                round,
+                "from {first_sequence:#x}: applied before its write"
+            );
             control.borrow_mut().edit = None;
             control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
             own.engine.progress();
@@ -72,7 +79,9 @@ fn i4_a_put_signal_waits_for_each_of_its_own_writes() {
             count += matches!(event, Event::Landed(..)) as i32;
             matches!(event, Event::Landed(..)) && count == late + 1
         });
-        own.engine.put_signal(CX, own.source.at(0), 32, own.remote.at(64), set(own.remote, 0, 1), Notice::Silent).unwrap();
+        own.engine
+            .put_signal(CX, own.source.at(0), 32, own.remote.at(64), set(own.remote, 0, 1), Notice::Silent)
+            .unwrap();
         passes(&mut own.engine, 40);
         assert_eq!(held.borrow().len(), 1);
         assert_eq!(word(&own.engine, own.target.at(0)), 0, "applied without write {late}");
@@ -105,7 +114,11 @@ fn i5_arrivals_may_come_in_every_order() {
                 passes(&mut own.engine, 3);
                 let reached = here.iter().position(|here| !here).unwrap_or(5);
                 let want = [0, 0, 1, 11, 11, 3][reached];
-                assert_eq!(word(&own.engine, own.target.at(0)), want, "from {first_sequence:#x} in order {order:?}");
+                assert_eq!(
+                    word(&own.engine, own.target.at(0)),
+                    want,
+                    "from {first_sequence:#x} in order {order:?}"
+                );
             }
             own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
         }
@@ -162,7 +175,9 @@ fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, ra
     for i in 0..30u64 {
         let len = random.below(300) as usize;
         let at = random.below(256);
-        own.engine.quiet(CX, own.peer, &mut own.waiter, u64::MAX).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+        own.engine
+            .quiet(CX, own.peer, &mut own.waiter, u64::MAX)
+            .unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
         let bytes = vec![i as u8 + 1; len];
         write(&own.engine, own.source.at(0), &bytes);
         let signal = set(own.remote, 2048, i + 1);
@@ -173,7 +188,11 @@ fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, ra
             turns += 1;
             assert!(turns < 100_000, "seed {seed}: {:?}", own.engine.stats());
         }
-        assert_eq!(read(&own.engine, own.target.at(at), len), bytes, "seed {seed}, {RAILS} rails, put-signal {i}");
+        assert_eq!(
+            read(&own.engine, own.target.at(at), len),
+            bytes,
+            "seed {seed}, {RAILS} rails, put-signal {i}"
+        );
     }
 }
 
@@ -194,7 +213,8 @@ fn e2_a_signal_never_overtakes_its_data_on_another_rail() {
             ][seed as usize % 3],
             ..Config::DEFAULT
         };
-        let faulty = |i: usize| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 4 + i as u64);
+        let faulty =
+            |i: usize| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, seed * 4 + i as u64);
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 1, _>(faulty), seed);
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 2, _>(faulty), seed);
         data_is_there_with_its_signal(config, std::array::from_fn::<_, 3, _>(faulty), seed);
@@ -234,21 +254,43 @@ fn e2_nor_between_two_nodes_of_a_wild_fabric() {
 fn e3_a_put_signal_has_any_number_of_segments() {
     for window in [1, 2, 4, 8, 64] {
         for rails in 1..=2 {
-            let config = Config { window, eager: 16, stripe_threshold: 17, stripe_chunk: 8, ..Config::DEFAULT };
+            let config =
+                Config { window, eager: 16, stripe_threshold: 17, stripe_chunk: 8, ..Config::DEFAULT };
             for len in [0usize, 1, 15, 16, 17, 24, 25, 200, 1000] {
                 macro_rules! run {
                     ($n:literal) => {{
-                        let faulty = |i| Faulty::<_, 16>::new(Loopback::<16>::new(), Faults::DISORDER, i as u64 + len as u64);
+                        let faulty = |i| {
+                            Faulty::<_, 16>::new(
+                                Loopback::<16>::new(),
+                                Faults::DISORDER,
+                                i as u64 + len as u64,
+                            )
+                        };
                         let mut own = own(config, std::array::from_fn::<_, $n, _>(faulty), 4096);
                         let bytes: Vec<u8> = (0..len).map(|n| n as u8 ^ 0x5a).collect();
                         write(&own.engine, own.source.at(0), &bytes);
                         let signal = add(own.remote, 2048, 1);
-                        let issued = own.engine.put_signal(CX, own.source.at(0), len, own.remote.at(0), signal, Notice::Report(9));
+                        let issued = own.engine.put_signal(
+                            CX,
+                            own.source.at(0),
+                            len,
+                            own.remote.at(0),
+                            signal,
+                            Notice::Report(9),
+                        );
                         let done = own.engine.wait(pending(issued), &mut own.waiter, SOON).unwrap();
                         assert_eq!((done.tag, done.outcome), (9, fishplate_core::op::Outcome::Done));
-                        assert_eq!(read(&own.engine, own.target.at(0), len), bytes, "window {window}, {len} bytes");
+                        assert_eq!(
+                            read(&own.engine, own.target.at(0), len),
+                            bytes,
+                            "window {window}, {len} bytes"
+                        );
                         assert_eq!(word(&own.engine, own.target.at(2048)), 1);
-                        assert_eq!(read(&own.engine, own.target.at(len as u64), 8), [0; 8], "written too much");
+                        assert_eq!(
+                            read(&own.engine, own.target.at(len as u64), 8),
+                            [0; 8],
+                            "written too much"
+                        );
                     }};
                 }
                 if rails == 1 { run!(1) } else { run!(2) }
@@ -285,8 +327,9 @@ fn i6_numbers_follow_each_other_across_the_wrap_and_none_is_left_out() {
         let (control, mut own) = tapped(Config { first_sequence, window: 4, ..Config::DEFAULT });
         let mut random = Random(first_sequence);
         // Refusals in between must not use numbers up.
-        control.borrow_mut().refuse =
-            Some(Box::new(move |_| (random.below(3) == 0).then_some(fishplate_core::error::PostError::Again)));
+        control.borrow_mut().refuse = Some(Box::new(move |_| {
+            (random.below(3) == 0).then_some(fishplate_core::error::PostError::Again)
+        }));
         for _ in 0..40 {
             own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
             own.engine.progress();

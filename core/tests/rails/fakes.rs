@@ -118,7 +118,9 @@ fn a_faulty_rail_without_faults_is_the_rail_inside() {
         assert_eq!(rail.post_message(Peer(2), &[n], Untrusted::from_slice(&[]), 0), Ok(Posted::Done));
     }
     assert_eq!(rail.poll(64, &mut seen), 50);
-    assert!(seen.messages.iter().enumerate().all(|(n, (peer, bytes))| *peer == Peer(2) && *bytes == [n as u8]));
+    assert!(
+        seen.messages.iter().enumerate().all(|(n, (peer, bytes))| *peer == Peer(2) && *bytes == [n as u8])
+    );
 }
 
 #[test]

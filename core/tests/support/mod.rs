@@ -8,10 +8,11 @@ pub mod tap;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot,
+    Stream, Waiter,
 };
-use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::error::OpError;
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Token;
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::host::SpinHost;
@@ -90,7 +91,11 @@ pub fn import<R: Rail, const RAILS: usize>(
 }
 
 /// Reads registered memory.
-pub fn read<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr, len: usize) -> Vec<u8> {
+pub fn read<R: Rail, const RAILS: usize>(
+    engine: &Engine<'_, R, RAILS>,
+    at: LocalAddr,
+    len: usize,
+) -> Vec<u8> {
     let ptr = engine.local_ptr(at, len).unwrap();
     let mut bytes = vec![0; len];
     // SAFETY: `local_ptr` checked the range.
@@ -107,7 +112,9 @@ pub fn write<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: Loc
 
 /// Reads a 64-bit word of registered memory.
 pub fn word<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr) -> u64 {
-    u64::from_ne_bytes(read(engine, at, 8).try_into().unwrap())
+    let ptr = engine.local_ptr(at, 8).unwrap().cast::<u64>();
+    // SAFETY: `local_ptr` checked the range; one thread drives all engines of a test.
+    unsafe { ptr.as_ptr().read_unaligned() }
 }
 
 /// Makes passes until `ready`, or says what did not happen.
@@ -161,10 +168,14 @@ impl Random {
     }
 }
 
-/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `count` from a fixed start. Printed on failure by the tests.
+/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or `count` of them. Printed on failure by the tests.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("FISHPLATE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FISHPLATE_SEED is a number")],
-        Err(_) => (1..=count).collect(),
+        Err(_) => {
+            let count = std::env::var("FISHPLATE_SEEDS")
+                .map_or(count, |n| n.parse().expect("FISHPLATE_SEEDS is a number"));
+            (1..=count).collect()
+        }
     }
 }

@@ -93,7 +93,15 @@ impl<R> Tap<R> {
         Tap { inner, rail, control: control.clone(), backlog: VecDeque::new() }
     }
 
-    fn look(&self, verb: Verb, peer: Peer, len: usize, data: Option<u32>, bytes: Vec<u8>, cx: u64) -> Result<Post, PostError> {
+    fn look(
+        &self,
+        verb: Verb,
+        peer: Peer,
+        len: usize,
+        data: Option<u32>,
+        bytes: Vec<u8>,
+        cx: u64,
+    ) -> Result<Post, PostError> {
         let post = Post { rail: self.rail, verb, peer, len, data, bytes, cx };
         let mut control = self.control.borrow_mut();
         assert!(!control.inside, "posted from inside a report");
@@ -182,14 +190,26 @@ impl<R: Rail> Rail for Tap<R> {
         self.note(post, result)
     }
 
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Read, peer, local.len, None, vec![], cx)?;
         // SAFETY: passed on.
         let result = unsafe { self.inner.post_read(peer, local, remote, cx) };
         self.note(post, result)
     }
 
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let mut bytes = head.to_vec();
         bytes.resize(head.len() + body.len(), 0);
         body.copy_out(&mut bytes[head.len()..]);
@@ -268,7 +288,12 @@ impl<R: Rail> Rail for Tap<R> {
     }
 
     // SAFETY: passed on.
-    unsafe fn copy_from(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: passed on.
         unsafe { self.inner.copy_from(peer, local, remote) }
     }
