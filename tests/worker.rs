@@ -62,10 +62,17 @@ fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
 }
 
 /// Runs `user` on a thread per context, while a worker serves them with a disordered engine that talks to itself.
-fn with_worker(seed: u64, contexts: u8, policy: Policy, user: impl Fn(usize, &mut Context<'static, LinuxHost>, Peers) + Sync) {
-    let rails: [_; 2] =
-        std::array::from_fn(|i| Faulty::<_, 32>::new(Loopback::<64>::new(), Faults::DISORDER, seed * 2 + i as u64));
-    let config = Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
+fn with_worker(
+    seed: u64,
+    contexts: u8,
+    policy: Policy,
+    user: impl Fn(usize, &mut Context<'static, LinuxHost>, Peers) + Sync,
+) {
+    let rails: [_; 2] = std::array::from_fn(|i| {
+        Faulty::<_, 32>::new(Loopback::<64>::new(), Faults::DISORDER, seed * 2 + i as u64)
+    });
+    let config =
+        Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
     let Own { engine, peer, source, target, remote, .. } = own(config, rails, 4096);
     let Rig { host, send, contexts, mut desks } = rig(contexts, 8, policy);
     let stop = AtomicBool::new(false);
@@ -114,7 +121,8 @@ fn every_context_gets_the_answers_to_its_own_requests() {
                     if waiting.len() == 8 {
                         // All seats are taken; the answers may be fetched in any order.
                         while !waiting.is_empty() {
-                            let (ticket, before) = waiting.swap_remove(random.below(waiting.len() as u64) as usize);
+                            let (ticket, before) =
+                                waiting.swap_remove(random.below(waiting.len() as u64) as usize);
                             assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(before)), "seed {seed}");
                             assert_eq!(context.test(ticket), Err(OpError::StaleToken));
                         }
@@ -136,8 +144,10 @@ fn a_signal_wakes_the_context_that_watches_it() {
             let (mine, theirs) = (64 * i as u64, 64 * (1 - i as u64));
             for round in 1..=50 {
                 let signal = Signal { at: at.remote.at(theirs), op: SignalOp::Set, value: round };
-                let ticket = patiently(|| context.put_signal(at.source.at(0), 40, at.remote.at(theirs + 8), signal));
-                let seen = context.wait_signal(at.target.at(mine), Cmp::Ge, round, Some(at.peer), NEVER).unwrap();
+                let ticket =
+                    patiently(|| context.put_signal(at.source.at(0), 40, at.remote.at(theirs + 8), signal));
+                let seen =
+                    context.wait_signal(at.target.at(mine), Cmp::Ge, round, Some(at.peer), NEVER).unwrap();
                 assert!(seen == round || seen == round + 1, "seed {seed}");
                 assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
             }
@@ -152,7 +162,8 @@ fn what_was_submitted_before_the_stop_is_done() {
         with_worker(seed, 2, Policy::BALANCED, |i, context, at| {
             let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
             for _ in 0..100 {
-                let command = fishplate_core::engine::worker::Command::Amo { at: at.remote.at(0), amo, fetch: false };
+                let command =
+                    fishplate_core::engine::worker::Command::Amo { at: at.remote.at(0), amo, fetch: false };
                 while context.submit_silent(command) == Err(OpError::Again) {
                     thread::yield_now();
                 }
@@ -173,7 +184,9 @@ fn what_was_submitted_before_the_stop_is_done() {
 fn refusals_and_deadlines_come_back_as_such() {
     with_worker(1, 1, Policy::BALANCED, |_, context, at| {
         let ticket = patiently(|| context.put(at.source.at(0), 5000, at.remote.at(0)));
-        let Ok(Reply::Refused(OpError::OutOfBounds { len: 5000, size: 4096, .. })) = context.wait(ticket, NEVER) else {
+        let Ok(Reply::Refused(OpError::OutOfBounds { len: 5000, size: 4096, .. })) =
+            context.wait(ticket, NEVER)
+        else {
             panic!("not refused");
         };
         let soon = 1;

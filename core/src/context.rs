@@ -78,7 +78,8 @@ impl<'m, H: Host> Context<'m, H> {
         let (requests, to_worker) = ring::split(requests.0, requests.1).map_err(capacity)?;
         let (from_worker, answers) = ring::split(answers.0, answers.1).map_err(capacity)?;
         seats.fill(Seat::Free);
-        let context = Context { host, send, recv, requests, answers, seats, next: 0, idle: Idle::new(policy) };
+        let context =
+            Context { host, send, recv, requests, answers, seats, next: 0, idle: Idle::new(policy) };
         Ok((context, Desk::new(id, to_worker, from_worker, recv)))
     }
 

@@ -33,7 +33,6 @@ mod window;
 mod wire;
 pub mod worker;
 
-
 use core::ptr::NonNull;
 
 pub use pending::PendingSlot;
@@ -308,6 +307,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         slot.state = PeerState::Connected;
         slot.rails = rails;
         slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
+        for context in 0..self.state.config.contexts {
+            let stream = self.state.stream_of(context as u8, peer.index);
+            self.state.streams[stream as usize].live = true;
+        }
         Ok(())
     }
 
@@ -461,10 +464,16 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         if self.state.due.len != 0 {
             self.service();
         }
+        self.flush();
+        events
+    }
+
+    /// Sends off what rails held back: nothing stays behind between two calls.
+    #[inline(always)]
+    fn flush(&mut self) {
         for rail in &mut self.rails {
             rail.flush();
         }
-        events
     }
 
     /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits call it.

@@ -142,10 +142,22 @@ pub trait Rail {
     ///
     /// # Safety
     /// `local` stays writable, and unread, until the post is done.
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError>;
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError>;
 
     /// Posts a message of `head` followed by `body`. Both are copied before the return.
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError>;
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError>;
 
     /// Posts an atomic executed by the rail itself. A fetched value is stored at `fetch` as a native `u64`.
     ///
@@ -175,7 +187,12 @@ pub trait Rail {
     /// # Safety
     /// `local` is readable.
     #[inline(always)]
-    unsafe fn copy_to(&mut self, _peer: Peer, _local: Local, _remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(
+        &mut self,
+        _peer: Peer,
+        _local: Local,
+        _remote: Remote,
+    ) -> Option<Result<(), PostError>> {
         None
     }
 
@@ -184,7 +201,12 @@ pub trait Rail {
     /// # Safety
     /// `local` is writable.
     #[inline(always)]
-    unsafe fn copy_from(&mut self, _peer: Peer, _local: Local, _remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        _peer: Peer,
+        _local: Local,
+        _remote: Remote,
+    ) -> Option<Result<(), PostError>> {
         None
     }
 

@@ -311,6 +311,13 @@ impl Attached {
         Ok(ptr)
     }
 
+    /// Ends every import of a key of our own that names nothing any more.
+    pub(crate) fn forget(&mut self, key: u64) {
+        for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
+            *place = None;
+        }
+    }
+
     /// Gives up one import.
     pub(crate) fn release(&mut self, key: u64) {
         let Some(place) = self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))

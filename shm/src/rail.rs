@@ -48,6 +48,10 @@ const MAX_ENDED: usize = 64;
 /// `check_peers`, which reports what it had still sent, then that it is down, then the end of every post to it. Its memory
 /// stays mapped until it is detached, so pointers into it stay good until then.
 ///
+/// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to ourselves. A peer that
+/// has it mapped, or has the kernel copy, asks nobody: it must be done with it before. Likewise, what lies in the lane of a
+/// peer when that is [detached](Rail::detach) may still be carried out there, though its post has ended as failed.
+///
 /// The host may leave out the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`): the rail knows from
 /// the handshake which peers need it, and runs it for those.
 #[derive(Debug)]
@@ -271,6 +275,10 @@ impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn deregister(&mut self, key: RailKey) {
+        // Ourselves we need not ask to be done with it.
+        for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
+            attached.forget(key.key);
+        }
         let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return };
         if self.regions.segments().any(|known| known.number() == segment.number()) {
             return;

@@ -3,7 +3,7 @@
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::op::{Completion, Fault, Outcome, Token};
 use crate::rail::Rail;
-use crate::sync::seq::Seq;
+use crate::sync::seq::{Seq, expand, truncate};
 
 use super::pending::{List, NONE, State as Stage};
 use super::table::PeerState;
@@ -44,14 +44,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         completion
     }
 
-    /// The peer says that everything below the wire form `ack` is applied there.
+    /// The peer says that everything below the number whose low 32 bits are `ack` is applied there.
     #[inline]
     pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
         let s = &mut self.streams[stream as usize];
-        if ack == s.acked.to_wire() {
+        if ack == truncate::<32>(s.acked.0) {
             return Ok(());
         }
-        let cursor = Seq::from_wire(ack, s.acked);
+        let cursor = Seq(expand::<32>(ack, s.acked.0));
         if cursor.is_before(s.acked) {
             // An older message that was overtaken: what it says is known.
             return Ok(());
@@ -158,6 +158,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             let s = &mut self.streams[stream];
+            s.live = false;
             let (ops, closing) = (s.ops, s.closing);
             (s.ops, s.closing, s.unposted) = (List::EMPTY, List::EMPTY, NONE);
             for list in [ops, closing] {

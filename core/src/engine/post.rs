@@ -10,6 +10,8 @@ use crate::mem::{Peer, RailId, Untrusted};
 use crate::op::Fault;
 use crate::rail::{Local, Posted, Rail, Remote};
 
+use crate::sync::seq::truncate;
+
 use super::pending::{Kind, NONE};
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::{Engine, RailPolicy, State};
@@ -43,7 +45,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Ok(()) => self.state.all_posted(stream, index),
                 Err(Blocked::Window) => return,
                 Err(Blocked::Fence) => return self.state.ask(stream),
-                Err(Blocked::Rail | Blocked::Budget) => return self.state.due.push(self.state.streams, stream),
+                Err(Blocked::Rail | Blocked::Budget) => {
+                    return self.state.due.push(self.state.streams, stream);
+                }
                 Err(Blocked::Refused(rail, error)) => {
                     let slot = &mut self.state.pending.slots[index as usize];
                     let quiescent = !slot.numbered && slot.posts == 0;
@@ -254,12 +258,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // A reply acknowledges the atomic that it answers, whose turn is over once the reply is on its way.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
-        let len = Message { context: s.context, seq, ack: cursor.to_wire(), body }.encode(&mut head);
+        let len = Message { context: s.context, seq, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
         let bytes = (len + payload.len()) as u32;
         let mut tried = 0;
         loop {
             let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
-            match self.rails[rail].post_message(Peer(peer), &head[..len], payload, PostTag { owner, bytes }.pack()) {
+            match self.rails[rail].post_message(
+                Peer(peer),
+                &head[..len],
+                payload,
+                PostTag { owner, bytes }.pack(),
+            ) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
                         state.outstanding[rail].0 += 1;

@@ -90,11 +90,18 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(Some(self.stream_of(context, peer.0)))
     }
 
+    /// Something has arrived and was applied at once.
     #[inline(always)]
-    fn count(&mut self, stream: u32, arrival: Arrival) {
+    fn in_order(&mut self, stream: u32) {
+        self.stats.arrived += 1;
+        self.due.push(self.streams, stream);
+    }
+
+    /// Something has arrived that was held for its turn, or was here before.
+    fn held(&mut self, stream: u32, arrival: Arrival) {
         self.stats.arrived += 1;
         match arrival {
-            Arrival::InOrder | Arrival::Due => {}
+            Arrival::Due => {}
             Arrival::Early => {
                 self.stats.arrivals_out_of_order += 1;
                 return;
@@ -104,14 +111,42 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    #[inline]
+    /// A write has landed; `false` if it is not simply the next one.
+    #[inline(always)]
+    fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
+        if peer.0 as usize >= self.peers.len() {
+            return false;
+        }
+        // Streams of contexts that are not configured are not there, or not live.
+        let stream = self.stream_of((data >> 24) as u8, peer.0);
+        let next = match self.streams.get_mut(stream as usize) {
+            // The flags are part of the comparison: a word with flags names no number.
+            Some(s) if s.live => s.window.take_in_order(data & 0x00ff_ffff),
+            _ => false,
+        };
+        if next {
+            self.in_order(stream);
+        }
+        next
+    }
+
+    #[inline(never)]
     fn write_landed(&mut self, peer: Peer, data: u32) -> Result<(), Violation> {
         let (context, wire) = parse_write_word(data)?;
         let Some(stream) = self.arrival_stream(peer, context)? else { return Ok(()) };
         let (window, mut cells) = self.window(stream);
         let arrival = window.write(wire, &mut cells)?;
-        self.count(stream, arrival);
+        self.held(stream, arrival);
         Ok(())
+    }
+
+    /// Holds a message for its turn. `true`: it is new, and so is the payload that came with it.
+    #[inline(never)]
+    fn park(&mut self, stream: u32, wire: u32, parked: Parked) -> Result<bool, Violation> {
+        let (window, mut cells) = self.window(stream);
+        let arrival = window.message(wire, parked, &mut cells)?;
+        self.held(stream, arrival);
+        Ok(arrival != Arrival::Duplicate)
     }
 
     #[inline]
@@ -122,49 +157,49 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         match message.body {
             Body::Signal { at, op, value, data } => {
                 self.word(at, 8)?;
-                let (window, cells) = self.window(stream);
-                let fresh = window.check(message.seq, &cells)?;
-                if let Some((place, len)) = data {
-                    let target = self.place(place, len as u64)?;
-                    if fresh {
-                        // Data lands in any order; only the signal has to wait for its turn.
-                        // SAFETY: the target was checked against its region, the payload against the message's length.
-                        unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
-                    }
+                let target = match data {
+                    Some((place, len)) => self.place(place, len as u64)?,
+                    None => core::ptr::null_mut(),
+                };
+                let next = self.streams[stream as usize].window.take_in_order(message.seq);
+                let parked = Parked { at, what: Parcel::Signal { op, value } };
+                if next || self.park(stream, message.seq, parked)? {
+                    // Data lands in any order, at once; only the signal waits for its turn.
+                    // SAFETY: the target was checked against its region, the payload against the message's length: it is
+                    // empty where there is no target.
+                    unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
-                let (window, mut cells) = self.window(stream);
-                if window.message_in_order(message.seq) {
+                if next {
                     self.apply_signal(at, op, value)?;
-                    self.count(stream, Arrival::InOrder);
-                } else {
-                    let parked = Parked { at, what: Parcel::Signal { op, value } };
-                    let arrival = window.message(message.seq, parked, &mut cells)?;
-                    self.count(stream, arrival);
+                    self.in_order(stream);
                 }
             }
             Body::Data { at } => {
                 let target = self.place(at, payload.len() as u64)?;
-                let (window, cells) = self.window(stream);
-                if window.check(message.seq, &cells)? {
+                let next = self.streams[stream as usize].window.take_in_order(message.seq);
+                let mut fresh = next;
+                if next {
+                    self.in_order(stream);
+                } else {
+                    let (window, mut cells) = self.window(stream);
+                    let arrival = window.write(message.seq, &mut cells)?;
+                    self.held(stream, arrival);
+                    fresh = arrival != Arrival::Duplicate;
+                }
+                if fresh {
                     // SAFETY: the target was checked against its region.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
-                let (window, mut cells) = self.window(stream);
-                let arrival = window.write(message.seq, &mut cells)?;
-                self.count(stream, arrival);
             }
             Body::Amo { at, amo, token } => {
                 let word = self.word(at, amo.width)?;
-                let (window, mut cells) = self.window(stream);
-                if token == NO_TOKEN && window.message_in_order(message.seq) {
+                if token == NO_TOKEN && self.streams[stream as usize].window.take_in_order(message.seq) {
                     // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
                     unsafe { amo.apply(word) };
                     self.stats.applied += 1;
-                    self.count(stream, Arrival::InOrder);
+                    self.in_order(stream);
                 } else {
-                    let parked = Parked { at, what: Parcel::Amo { amo, token } };
-                    let arrival = window.message(message.seq, parked, &mut cells)?;
-                    self.count(stream, arrival);
+                    self.park(stream, message.seq, Parked { at, what: Parcel::Amo { amo, token } })?;
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
@@ -218,6 +253,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
 
     #[inline]
     fn landed(&mut self, peer: Peer, data: u32) {
+        if self.state.write_in_order(peer, data) {
+            return;
+        }
         if let Err(violation) = self.state.write_landed(peer, data) {
             self.state.quarantine(peer.0, violation);
         }

@@ -120,11 +120,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.streams[stream as usize].asked = upto;
         }
+        // What is not posted yet is asked for once it is: an acknowledgement, or room in a rail, makes the stream due again.
         let s = &mut self.state.streams[stream as usize];
         s.ask = s.unposted != NONE;
-        if s.ask {
-            self.state.due.push(self.state.streams, stream);
-        }
     }
 }
 

@@ -10,6 +10,8 @@ use super::window::Window;
 pub struct Stream {
     pub(crate) peer: u16,
     pub(crate) context: u8,
+    /// The peer is connected: what arrives counts.
+    pub(crate) live: bool,
     /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
     pub(crate) open: u32,
     /// The first operation that is not wholly posted.
@@ -53,6 +55,7 @@ impl Stream {
         Stream {
             peer,
             context,
+            live: false,
             open: 0,
             unposted: NONE,
             ops: List::EMPTY,

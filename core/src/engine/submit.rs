@@ -551,6 +551,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let index = self.state.open_slot(stream, ask, notice)?;
         let token = self.state.pending.token(index);
         self.advance(stream);
+        self.flush();
         Ok(Issued::Pending(token))
     }
 
@@ -591,6 +592,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let fenced = state.fence;
         let index = self.state.open_slot(stream, ask, Notice::Silent)?;
         let posted = self.post_inject(stream, index);
+        self.flush();
         if posted.is_err() {
             self.state.cancel_slot(stream, index);
             self.state.streams[stream as usize].fence = fenced;

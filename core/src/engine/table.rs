@@ -255,7 +255,9 @@ pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Res
 }
 
 /// The next free slot for an imported region.
-pub(crate) fn free_remote<const RAILS: usize>(remotes: &[RemoteSlot<RAILS>]) -> Result<RemoteId, AttachError> {
+pub(crate) fn free_remote<const RAILS: usize>(
+    remotes: &[RemoteSlot<RAILS>],
+) -> Result<RemoteId, AttachError> {
     let index = remotes.iter().position(|r| r.peer == RemoteSlot::<RAILS>::FREE).ok_or(AttachError::Full)?;
     Ok(RemoteId { index: index as u16, generation: remotes[index].generation })
 }
@@ -287,7 +289,10 @@ mod tests {
         }
         assert_eq!(Handle::<2>::decode(&bytes), Err(AttachError::Rails { theirs: 3, ours: 2 }));
         bytes[2] = 9;
-        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
+        assert_eq!(
+            Handle::<3>::decode(&bytes),
+            Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION })
+        );
         bytes[0] = 0;
         assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
         assert_eq!(handle().encode(&mut bytes[..len - 1]), Err(AttachError::BadHandle));

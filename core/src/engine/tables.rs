@@ -8,7 +8,13 @@ const WORDS: usize = 16;
 /// Memory for `PEERS` peers, one context, a window of `WINDOW` (at most 512), `REGIONS` regions of each kind and `OPS`
 /// operations in flight.
 #[derive(Debug)]
-pub struct Tables<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize> {
+pub struct Tables<
+    const RAILS: usize,
+    const PEERS: usize,
+    const WINDOW: usize,
+    const REGIONS: usize,
+    const OPS: usize,
+> {
     peers: [PeerSlot; PEERS],
     streams: [Stream; PEERS],
     parked: [[Parked; WINDOW]; PEERS],
@@ -48,8 +54,8 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
     }
 }
 
-impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize> Default
-    for Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
+impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize>
+    Default for Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
 {
     fn default() -> Self {
         Self::new()

@@ -63,7 +63,12 @@ impl Pulse {
 pub struct Asleep(EventCount);
 
 impl Park for Asleep {
-    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
         self.0.park(host, timeout_ns, work)
     }
 }
@@ -112,7 +117,12 @@ pub(super) struct Noted<'a, P: ?Sized> {
 }
 
 impl<P: Park + ?Sized> Park for Noted<'_, P> {
-    fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
         let woken = self.event.park(host, timeout_ns, work);
         self.slept.set(woken.is_some());
         woken
@@ -204,7 +214,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let stream = self.state.stream_of(context.0, peer);
             match self.state.peers[peer as usize].state {
                 PeerState::Connected => self.quiet_stream(stream, waiter, deadline_ns)?,
-                PeerState::Failed(_) if self.state.streams[stream as usize].lost != 0 => self.verdict(stream)?,
+                PeerState::Failed(_) if self.state.streams[stream as usize].lost != 0 => {
+                    self.verdict(stream)?
+                }
                 _ => {}
             }
         }
@@ -269,8 +281,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<(), WaitError> {
         if self.state.streams[stream as usize].open != 0 {
             self.state.ask(stream);
-            let quiet =
-                self.block(waiter, deadline_ns, |e| (e.state.streams[stream as usize].open == 0).then_some(()));
+            let quiet = self
+                .block(waiter, deadline_ns, |e| (e.state.streams[stream as usize].open == 0).then_some(()));
             if quiet.is_none() {
                 return Err(WaitError::Deadline(self.stuck(stream)));
             }
@@ -312,7 +324,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         });
         match done {
             Some(()) => self.test(token)?.ok_or(WaitError::Op(OpError::StaleToken)),
-            None => Err(WaitError::Deadline(if stream == NONE { Stuck::default() } else { self.stuck(stream) })),
+            None => {
+                Err(WaitError::Deadline(if stream == NONE { Stuck::default() } else { self.stuck(stream) }))
+            }
         }
     }
 
@@ -427,7 +441,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let s = &self.state.streams[stream as usize];
         // Rails are counted over all peers: of those that reach this one, the first with a post, if it has one anywhere.
         let slots = &self.state.pending.slots;
-        let list = |head| core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.next as usize));
+        let list =
+            |head| core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.next as usize));
         let posted = list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
         let mut outstanding = self.state.outstanding.iter().enumerate();

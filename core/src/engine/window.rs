@@ -33,15 +33,15 @@ pub(crate) enum Parcel {
 
 impl Parked {
     /// What fills slots that were never used.
-    pub const EMPTY: Parked =
-        Parked { at: Place { region: 0, generation: 0, offset: 0 }, what: Parcel::Reply { token: 0, value: 0 } };
+    pub const EMPTY: Parked = Parked {
+        at: Place { region: 0, generation: 0, offset: 0 },
+        what: Parcel::Reply { token: 0, value: 0 },
+    };
 }
 
 /// What an arrival did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// It was the next one and nothing waits behind it: it is consumed.
-    InOrder,
     /// It is the next one, and must be taken with [`Window::next`].
     Due,
     /// It waits for an earlier one.
@@ -115,20 +115,10 @@ impl Window {
         }
     }
 
-    /// A write has landed.
+    /// Whether what has arrived is the next one and nothing waits behind it. Then it counts as consumed, and the caller applies it
+    /// at once: the usual case, and it needs no cell.
     #[inline(always)]
-    pub(crate) fn write(&mut self, wire: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
-        if wire == self.expected.to_wire() && self.held == 0 {
-            self.expected = self.expected.plus(1);
-            return Ok(Arrival::InOrder);
-        }
-        self.hold(wire, None, cells)
-    }
-
-    /// A message has arrived that may be applied at once: if it is next and nothing waits, it counts as consumed and the
-    /// caller applies it.
-    #[inline(always)]
-    pub(crate) fn message_in_order(&mut self, wire: u32) -> bool {
+    pub(crate) fn take_in_order(&mut self, wire: u32) -> bool {
         let next = wire == self.expected.to_wire() && self.held == 0;
         if next {
             self.expected = self.expected.plus(1);
@@ -136,13 +126,29 @@ impl Window {
         next
     }
 
-    /// A message has arrived: it is parked until its turn.
+    /// A write has landed out of order: it is noted until its turn.
     #[inline]
-    pub(crate) fn message(&mut self, wire: u32, parked: Parked, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+    pub(crate) fn write(&mut self, wire: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+        self.hold(wire, None, cells)
+    }
+
+    /// A message has arrived that cannot be applied at once: it is parked until its turn.
+    #[inline]
+    pub(crate) fn message(
+        &mut self,
+        wire: u32,
+        parked: Parked,
+        cells: &mut Cells<'_>,
+    ) -> Result<Arrival, Violation> {
         self.hold(wire, Some(parked), cells)
     }
 
-    fn hold(&mut self, wire: u32, parked: Option<Parked>, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+    fn hold(
+        &mut self,
+        wire: u32,
+        parked: Option<Parked>,
+        cells: &mut Cells<'_>,
+    ) -> Result<Arrival, Violation> {
         let Some(index) = self.place(wire)? else { return Ok(Arrival::Duplicate) };
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         if cells.arrived[word] & bit != 0 {
@@ -158,15 +164,6 @@ impl Window {
         }
         self.held += 1;
         Ok(if wire == self.expected.to_wire() { Arrival::Due } else { Arrival::Early })
-    }
-
-    /// Whether the message `wire` was here before, or lies where no correct sender can be.
-    #[inline]
-    pub(crate) fn check(&self, wire: u32, cells: &Cells<'_>) -> Result<bool, Violation> {
-        Ok(match self.place(wire)? {
-            Some(index) => cells.arrived[index as usize / 64] & (1 << (index % 64)) == 0,
-            None => false,
-        })
     }
 
     /// What is next in order. A write is consumed by this call.
@@ -236,6 +233,9 @@ mod tests {
         fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
             let (window, mut cells) = self.split();
             if seq.is_multiple_of(2) {
+                if window.take_in_order(Seq(seq).to_wire()) {
+                    return Ok(Arrival::Due);
+                }
                 window.write(Seq(seq).to_wire(), &mut cells)
             } else {
                 let what = Parcel::Signal { op: SignalOp::Set, value: seq };

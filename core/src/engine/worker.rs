@@ -307,7 +307,9 @@ fn carry_out<R: Rail, const RAILS: usize>(
     let notice = if request.report { Notice::Report(tag) } else { Notice::Silent };
     let issued = match request.command {
         Command::Put { from, len, to } => engine.put(context, from, len, to, notice),
-        Command::PutSignal { from, len, to, signal } => engine.put_signal(context, from, len, to, signal, notice),
+        Command::PutSignal { from, len, to, signal } => {
+            engine.put_signal(context, from, len, to, signal, notice)
+        }
         Command::Get { into, len, from } => engine.get(context, into, len, from, notice),
         Command::Signal(signal) => engine.signal(context, signal, notice),
         Command::Amo { at, amo, fetch: false } => engine.amo(context, at, amo, notice),

@@ -92,7 +92,13 @@ mod tests {
             AmoOp::And => old & x,
             AmoOp::Or => old | x,
             AmoOp::Xor => old ^ x,
-            AmoOp::CompareSwap => if old == c { x } else { old },
+            AmoOp::CompareSwap => {
+                if old == c {
+                    x
+                } else {
+                    old
+                }
+            }
             AmoOp::Fetch => old,
         }
     }

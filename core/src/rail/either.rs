@@ -65,13 +65,25 @@ impl<A: Rail, B: Rail> Rail for Either<A, B> {
     }
 
     #[inline(always)]
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
         each!(self, rail => unsafe { rail.post_read(peer, local, remote, cx) })
     }
 
     #[inline(always)]
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         each!(self, rail => rail.post_message(peer, head, body, cx))
     }
 
@@ -105,7 +117,12 @@ impl<A: Rail, B: Rail> Rail for Either<A, B> {
     }
 
     #[inline(always)]
-    unsafe fn copy_from(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
         // SAFETY: passed on.
         each!(self, rail => unsafe { rail.copy_from(peer, local, remote) })
     }

@@ -44,9 +44,18 @@ impl Faults {
 /// A post that is held back.
 #[derive(Clone, Copy)]
 enum Post {
-    Write { local: Local, remote: Remote, data: Option<u32> },
-    Read { local: Local, remote: Remote },
-    Message { len: u16 },
+    Write {
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+    },
+    Read {
+        local: Local,
+        remote: Remote,
+    },
+    Message {
+        len: u16,
+    },
     Fail,
     /// Posted, and over at once: only its end is to be reported.
     Over(Result<(), CompleteError>),
@@ -114,7 +123,13 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         self.hold_with(peer, cx, post, [0; MESSAGE])
     }
 
-    fn hold_with(&mut self, peer: Peer, cx: u64, post: Post, bytes: [u8; MESSAGE]) -> Result<Posted, PostError> {
+    fn hold_with(
+        &mut self,
+        peer: Peer,
+        cx: u64,
+        post: Post,
+        bytes: [u8; MESSAGE],
+    ) -> Result<Posted, PostError> {
         let free = self.held.iter_mut().find(|slot| slot.is_none()).ok_or(PostError::Again)?;
         *free = Some(Held { peer, cx, post, bytes });
         self.count += 1;
@@ -127,7 +142,9 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         // SAFETY: the memory stays as the caller of the held-back post promised until its end is reported, and it was not.
         let posted = unsafe {
             match post {
-                Post::Write { local, remote, data } => self.inner.post_write(*peer, *local, *remote, *data, *cx),
+                Post::Write { local, remote, data } => {
+                    self.inner.post_write(*peer, *local, *remote, *data, *cx)
+                }
                 Post::Read { local, remote } => self.inner.post_read(*peer, *local, *remote, *cx),
                 Post::Message { len } => {
                     self.inner.post_message(*peer, &bytes[..*len as usize], Untrusted::from_slice(&[]), *cx)
@@ -150,7 +167,13 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
 impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     fn caps(&self) -> Caps {
         let caps = self.inner.caps();
-        Caps { max_message: caps.max_message.min(MESSAGE), inject: 0, ordered: false, native_atomics: false, ..caps }
+        Caps {
+            max_message: caps.max_message.min(MESSAGE),
+            inject: 0,
+            ordered: false,
+            native_atomics: false,
+            ..caps
+        }
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
@@ -196,7 +219,13 @@ impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
     }
 
-    unsafe fn post_read(&mut self, peer: Peer, local: Local, remote: Remote, cx: u64) -> Result<Posted, PostError> {
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let hold = self.fate()?;
         if self.fails() {
             return self.hold(peer, cx, Post::Fail);
@@ -208,7 +237,13 @@ impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
     }
 
-    fn post_message(&mut self, peer: Peer, head: &[u8], body: Untrusted<'_>, cx: u64) -> Result<Posted, PostError> {
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let len = head.len() + body.len();
         if len > self.caps().max_message {
             return Err(PostError::TooLong { len, max: self.caps().max_message });

@@ -35,6 +35,13 @@ pub struct Link<R> {
 pub trait Fixture {
     type Rail: Rail;
 
+    /// Why an origin may still reach memory that it imported when that is taken back, if it may. A region registered
+    /// later is out of its reach all the same.
+    const REACHES_ON: Option<&'static str> = None;
+
+    /// Why a write whose end a detach reported as failed may land later, if it may.
+    const LANDS_LATE: Option<&'static str> = None;
+
     /// A fresh pair; randomness, if there is any, comes from `seed`.
     fn link(seed: u64) -> Link<Self::Rail>;
 
@@ -275,6 +282,14 @@ fn write<R: Rail>(
 fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: &[u8], cx: u64) -> Posted {
     let to = link.to;
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
+}
+
+/// Says what is not tested, if there is a reason not to.
+fn skipped(what: &str, why: Option<&str>) -> bool {
+    if let Some(why) = why {
+        println!("SKIPPED {what}: {why}");
+    }
+    why.is_some()
 }
 
 const SEEDS: std::ops::Range<u64> = 1..6;
@@ -641,16 +656,20 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
             // SAFETY: the source is never freed.
             match unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), Some(9), n) } {
                 Ok(Posted::Pending) => pending += 1,
-                Ok(Posted::Done) => panic!("seed {seed}: done"),
+                Ok(Posted::Done) => assert!(F::REACHES_ON.is_some(), "seed {seed}: done"),
                 Err(_) => {}
             }
             link.turn(8, &mut seen);
         }
         link.until(&mut seen, "ends", |seen| seen.done.len() >= pending);
         assert!(seen.done.iter().all(|(_, result)| result.is_err()), "seed {seed}: {seen:?}");
+        field.check_canaries("taken back");
+        assert_eq!(look(&next), [CANARY; 64], "seed {seed}: another region was written");
+        if skipped("that it is not written any more", F::REACHES_ON) {
+            continue;
+        }
         assert!(seen.landed.is_empty(), "seed {seed}: {seen:?}");
         assert_eq!(field.inside(), [CANARY; 64], "seed {seed}: the old region was written");
-        assert_eq!(look(&next), [CANARY; 64], "seed {seed}: another region was written");
     }
 }
 
@@ -792,7 +811,13 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             after.landed.is_empty() && after.messages.is_empty() && after.down.is_empty(),
             "seed {seed}: {after:?}"
         );
+        // Once more is harmless, and so is a peer that never was.
+        link.origin().detach(to);
+        link.origin().detach(Peer(9));
         // What ended as failed does not land later.
+        if skipped("that what failed does not land later", F::LANDS_LATE) {
+            continue;
+        }
         let failed: Vec<u64> = after.done.iter().filter(|(_, r)| r.is_err()).map(|&(cx, _)| cx).collect();
         let then = last.unwrap();
         link.linger(&mut Seen::default());
@@ -804,9 +829,6 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
                 "seed {seed}: write {n} landed after its end"
             );
         }
-        // Once more is harmless, and so is a peer that never was.
-        link.origin().detach(to);
-        link.origin().detach(Peer(9));
     }
 }
 
@@ -830,6 +852,7 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
         let ended: Vec<u64> = seen.done.iter().map(|&(cx, _)| cx).collect();
         pending.retain(|cx| !ended.contains(cx));
         if !F::kill_target(&mut link) {
+            skipped("all of it", Some("the target cannot be killed"));
             return;
         }
         let mut after = Seen::default();

@@ -410,10 +410,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
                 let seq = (first_sequence.wrapping_add(n as u64) & 0xf_ffff) as u32;
-                Event::Message(
-                    from,
-                    message([1, 0, 2, 8], seq, (first_sequence & 0xf_ffff) as u32, (1, 0), &[0, 1]),
-                )
+                Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
             // Each three times while number 0 is missing, and again in every pass while they are applied.

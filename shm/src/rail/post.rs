@@ -18,7 +18,7 @@ impl<H: Host> ShmRail<H> {
     /// Moves data between local memory and an import, with a completion word if `data` is given.
     ///
     /// # Safety
-    /// As for [`Rail::post_write`] or [`Rail::post_read`], by `way`.
+    /// As for `Rail::post_write` or `Rail::post_read`, by `way`.
     #[inline]
     pub(super) unsafe fn post(
         &mut self,
@@ -120,7 +120,7 @@ impl<H: Host> ShmRail<H> {
     /// Copies completely and at once, where that is possible.
     ///
     /// # Safety
-    /// As for [`Rail::copy_to`] or [`Rail::copy_from`], by `way`.
+    /// As for `Rail::copy_to` or `Rail::copy_from`, by `way`.
     pub(super) unsafe fn copy(
         &mut self,
         peer: Peer,

@@ -1,0 +1,275 @@
+//! Instruction counts of the engine: arrivals in the receive window, signals, a put-signal from post to completion, quiet,
+//! and the notification of a worker that is awake.
+//!
+//! Arrivals are what another engine posted, played from a [`Tape`] in order or not. Every count has its share of a bounded pass
+//! ([`Engine::progress`]) and of the acknowledgements in it.
+
+// The macros name the crate by the name it goes by now.
+extern crate iai_callgrind as gungraun;
+
+use std::hint::black_box;
+use std::ptr::NonNull;
+
+use fishplate_benches::tape::{Event, Tape};
+use fishplate_benches::{REPEATS, limit};
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot,
+    PendingSlot, RemoteSlot, Signal, Stream, Waiter,
+};
+use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
+use fishplate_core::op::{Cmp, SignalOp};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::host::SpinHost;
+use iai_callgrind::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+};
+
+/// Numbers that the streams here may have in flight: more than any benchmark sends.
+const WINDOW: usize = 2048;
+const CONTEXT: ContextId = ContextId(0);
+/// Of the region: the payload is at 0, the signal here.
+const SIGNAL: u64 = 64;
+
+fn budget(path: &str) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
+    LibraryBenchmarkConfig::default().tool(callgrind).clone()
+}
+
+/// An engine with one peer, a region of its own, and the peer's imported.
+struct Side<R: Rail + 'static> {
+    engine: Engine<'static, R, 1>,
+    peer: PeerId,
+    mine: LocalId,
+    theirs: RemoteId,
+}
+
+fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
+    Box::leak(vec![value; len].into_boxed_slice())
+}
+
+/// An engine on `rail`, connected to one that is set up in the same way, or to itself.
+fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
+    let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
+    let memory = Memory {
+        peers: leak(PeerSlot::EMPTY, 1),
+        streams: leak(Stream::EMPTY, 1),
+        parked: leak(Parked::EMPTY, WINDOW),
+        bitmap: leak(0, config.bitmap_words(1)),
+        locals: leak(LocalSlot::EMPTY, 1),
+        remotes: leak(RemoteSlot::EMPTY, 1),
+        pending: leak(PendingSlot::EMPTY, WINDOW),
+    };
+    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, 1).unwrap();
+    let words = leak(0u64, 64);
+    // SAFETY: leaked, so valid for ever; only the engine and atomics touch it from here on.
+    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) };
+    let mine = engine.register(region).unwrap();
+    let mut handle = [0; HANDLE_MAX];
+    let len = engine.export(mine, &mut handle).unwrap();
+    let theirs = engine.import(peer, &handle[..len]).unwrap();
+    Box::leak(Box::new(Side { engine, peer, mine, theirs }))
+}
+
+impl<R: Rail> Side<R> {
+    fn signal(&self) -> Signal {
+        Signal { at: self.theirs.at(SIGNAL), op: SignalOp::Add, value: 1 }
+    }
+
+    fn put_signal(&mut self, notice: Notice) -> Issued {
+        let (from, to) = (self.mine.at(0), self.theirs.at(0));
+        self.engine.put_signal(CONTEXT, from, 8, to, self.signal(), notice).unwrap()
+    }
+}
+
+/// A receiver whose tape holds what `send` posted as many times as there are repeats, in the order that `order` makes of it.
+fn receiver(
+    posts: u64,
+    send: impl Fn(&mut Side<Tape>),
+    order: impl Fn(&mut Vec<Event>),
+) -> &'static mut Side<Tape> {
+    let sender = side(Tape::recording());
+    for _ in 0..posts {
+        send(sender);
+        sender.engine.progress();
+    }
+    let mut arrivals = sender.engine.rail_mut(RailId(0)).unwrap().take();
+    order(&mut arrivals);
+    assert_eq!(arrivals.len() as u64, REPEATS);
+    side(Tape::playing(arrivals))
+}
+
+fn put(side: &mut Side<Tape>) {
+    side.engine.put(CONTEXT, side.mine.at(0), 8, side.theirs.at(0), Notice::Silent).unwrap();
+}
+
+/// Lets everything on the tape arrive.
+fn play(side: &mut Side<Tape>) {
+    while side.engine.progress() != 0 {}
+    assert_eq!(side.engine.stats().arrived, REPEATS);
+}
+
+#[library_benchmark(config = budget("window_in_order"))]
+#[bench::run(receiver(REPEATS, put, |_| ()))]
+fn window_in_order(side: &'static mut Side<Tape>) {
+    play(side);
+}
+
+// 1 0 3 2 5 4 ...: every second arrival fills the hole before it.
+#[library_benchmark(config = budget("window_swapped"))]
+#[bench::run(receiver(REPEATS, put, |all| all.chunks_mut(2).for_each(|two| two.reverse())))]
+fn window_swapped(side: &'static mut Side<Tape>) {
+    play(side);
+}
+
+#[library_benchmark(config = budget("window_one_hole"))]
+#[bench::run(receiver(REPEATS + 1, put, |all| { all.remove(0); }))]
+fn window_one_hole(side: &'static mut Side<Tape>) {
+    play(side);
+}
+
+#[library_benchmark(config = budget("window_1000_holes"))]
+#[bench::run(receiver(2 * REPEATS, put, |all| { let mut n = 0; all.retain(|_| { n += 1; n % 2 == 0 }); }))]
+fn window_1000_holes(side: &'static mut Side<Tape>) {
+    play(side);
+}
+
+fn signal(side: &mut Side<Tape>) {
+    side.engine.signal(CONTEXT, side.signal(), Notice::Silent).unwrap();
+}
+
+#[library_benchmark(config = budget("signal_apply"))]
+#[bench::run(receiver(REPEATS, signal, |_| ()))]
+fn signal_apply(side: &'static mut Side<Tape>) {
+    play(side);
+    assert_eq!(side.engine.stats().applied, REPEATS);
+}
+
+#[library_benchmark(config = budget("put_signal_apply"))]
+#[bench::run(receiver(REPEATS, |side| { side.put_signal(Notice::Silent); }, |_| ()))]
+fn put_signal_apply(side: &'static mut Side<Tape>) {
+    play(side);
+    assert_eq!(side.engine.stats().applied, REPEATS);
+}
+
+#[library_benchmark(config = budget("put_signal_post"))]
+#[bench::run(side(Tape::playing(vec![])))]
+fn put_signal_post(side: &'static mut Side<Tape>) {
+    for _ in 0..REPEATS {
+        black_box(side.put_signal(Notice::Silent));
+    }
+    assert_eq!(side.engine.stats().posted, REPEATS);
+}
+
+type Network = Loopback<256>;
+
+#[library_benchmark(config = budget("put_signal_to_completion"))]
+#[bench::run(side(Network::new()))]
+fn put_signal_to_completion(side: &'static mut Side<Network>) {
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &never);
+    for _ in 0..REPEATS {
+        let Issued::Pending(token) = side.put_signal(Notice::Report(0)) else { panic!("not by the queue") };
+        black_box(side.engine.wait(token, &mut waiter, u64::MAX).unwrap());
+    }
+}
+
+// As a stream: a pass after each, a quiet after 32.
+#[library_benchmark(config = budget("put_signal_32_and_quiet"))]
+#[bench::run(side(Network::new()))]
+fn put_signal_32_and_quiet(side: &'static mut Side<Network>) {
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &never);
+    for _ in 0..REPEATS {
+        for _ in 0..32 {
+            black_box(side.put_signal(Notice::Silent));
+            side.engine.progress();
+        }
+        side.engine.quiet(CONTEXT, side.peer, &mut waiter, u64::MAX).unwrap();
+    }
+}
+
+#[library_benchmark(config = budget("put_signal_mapped"))]
+#[bench::run(side(Network::mapped()))]
+fn put_signal_mapped(side: &'static mut Side<Network>) {
+    for _ in 0..REPEATS {
+        assert_eq!(side.put_signal(Notice::Silent), Issued::Done { value: 0 });
+    }
+}
+
+#[library_benchmark(config = budget("signal_mapped"))]
+#[bench::run(side(Network::mapped()))]
+fn signal_mapped(side: &'static mut Side<Network>) {
+    for _ in 0..REPEATS {
+        let side = black_box(&mut *side);
+        side.engine.signal(CONTEXT, side.signal(), Notice::Silent).unwrap();
+    }
+}
+
+#[library_benchmark(config = budget("wait_signal_arrived"))]
+#[bench::run(side(Network::mapped()))]
+fn wait_signal_arrived(side: &'static mut Side<Network>) {
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &never);
+    for _ in 0..REPEATS {
+        let at = side.mine.at(SIGNAL);
+        black_box(side.engine.wait_signal(at, Cmp::Ge, 0, None, &mut waiter, u64::MAX).unwrap());
+    }
+}
+
+#[library_benchmark(config = budget("quiet_idle_4"))]
+#[bench::run(side(Network::new()))]
+fn quiet_idle_4(side: &'static mut Side<Network>) {
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &never);
+    for _ in 0..REPEATS {
+        // Four, so that the loop around them weighs little.
+        for _ in 0..4 {
+            let side = black_box(&mut *side);
+            side.engine.quiet(CONTEXT, side.peer, &mut waiter, u64::MAX).unwrap();
+        }
+    }
+}
+
+#[library_benchmark(config = budget("progress_idle"))]
+#[bench::run(side(Network::new()))]
+fn progress_idle(side: &'static mut Side<Network>) {
+    for _ in 0..REPEATS {
+        black_box(side.engine.progress());
+    }
+}
+
+#[library_benchmark(config = budget("notify_awake"))]
+#[bench::run((SpinHost::new(1), EventCount::new()))]
+fn notify_awake((host, event): (SpinHost, EventCount)) {
+    for _ in 0..REPEATS {
+        black_box(event.notify(&host));
+    }
+}
+
+library_benchmark_group!(
+    name = engine,
+    benchmarks = [
+        window_in_order,
+        window_swapped,
+        window_one_hole,
+        window_1000_holes,
+        signal_apply,
+        put_signal_apply,
+        put_signal_post,
+        put_signal_to_completion,
+        put_signal_32_and_quiet,
+        put_signal_mapped,
+        signal_mapped,
+        wait_signal_arrived,
+        quiet_idle_4,
+        progress_idle,
+        notify_awake
+    ]
+);
+
+main!(library_benchmark_groups = engine);

@@ -1,0 +1,147 @@
+//! Instruction counts of the SPSC ring, and of four other queues doing the same.
+//!
+//! One thread does both sides, so a push and pop pair finds the ring empty each time: the consumer looks at the
+//! producer's counter on every pop, the producer at the consumer's once per lap. Queues are built, and dropped, outside
+//! of what is counted.
+
+// The macros name the crate by the name it goes by now.
+extern crate iai_callgrind as gungraun;
+
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+
+use fishplate_benches::{REPEATS, limit};
+use fishplate_core::sync::ring::{self, Consumer, Header, Producer};
+use iai_callgrind::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+};
+use ringbuf::traits::{Consumer as _, Producer as _, Split as _};
+
+/// Slots of every queue but those that hold all repeats at once.
+const SLOTS: usize = 64;
+
+fn budget(path: &str) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
+    LibraryBenchmarkConfig::default().tool(callgrind).clone()
+}
+
+type Ring = (Producer<'static, u64>, Consumer<'static, u64>);
+
+/// A ring of `slots` that holds `filled` values.
+fn ring_of(slots: usize, filled: u64) -> Ring {
+    let header = Box::leak(Box::new(Header::new()));
+    let slots = Box::leak(vec![MaybeUninit::uninit(); slots].into_boxed_slice());
+    let (mut tx, rx) = ring::split(header, slots).unwrap();
+    for value in 0..filled {
+        tx.push(value).unwrap();
+    }
+    (tx, rx)
+}
+
+#[library_benchmark(config = budget("ring_push"))]
+#[bench::run(ring_of(1024, 0))]
+fn ring_push((mut tx, rx): Ring) -> Ring {
+    for value in 0..REPEATS {
+        tx.push(black_box(value)).unwrap();
+    }
+    (tx, rx)
+}
+
+#[library_benchmark(config = budget("ring_pop"))]
+#[bench::run(ring_of(1024, 1024))]
+fn ring_pop((tx, mut rx): Ring) -> Ring {
+    for _ in 0..REPEATS {
+        black_box(rx.pop().unwrap());
+    }
+    (tx, rx)
+}
+
+#[library_benchmark(config = budget("ring_push_pop"))]
+#[bench::run(ring_of(SLOTS, 0))]
+fn ring_push_pop((mut tx, mut rx): Ring) -> Ring {
+    for value in 0..REPEATS {
+        tx.push(black_box(value)).unwrap();
+        black_box(rx.pop().unwrap());
+    }
+    (tx, rx)
+}
+
+#[library_benchmark(config = budget("ring_batch_32"))]
+#[bench::run(ring_of(SLOTS, 0))]
+fn ring_batch_32((mut tx, mut rx): Ring) -> Ring {
+    let mut values = [0; 32];
+    for _ in 0..REPEATS {
+        assert_eq!(tx.push_slice(black_box(&values)), 32);
+        assert_eq!(rx.pop_slice(black_box(&mut values)), 32);
+    }
+    (tx, rx)
+}
+
+type Rtrb = (rtrb::Producer<u64>, rtrb::Consumer<u64>);
+
+#[library_benchmark]
+#[bench::run(rtrb::RingBuffer::new(SLOTS))]
+fn rtrb_push_pop((mut tx, mut rx): Rtrb) -> Rtrb {
+    for value in 0..REPEATS {
+        tx.push(black_box(value)).unwrap();
+        black_box(rx.pop().unwrap());
+    }
+    (tx, rx)
+}
+
+type Array = crossbeam_queue::ArrayQueue<u64>;
+
+#[library_benchmark]
+#[bench::run(Array::new(SLOTS))]
+fn crossbeam_push_pop(queue: Array) -> Array {
+    for value in 0..REPEATS {
+        queue.push(black_box(value)).unwrap();
+        black_box(queue.pop().unwrap());
+    }
+    queue
+}
+
+type Ringbuf = (ringbuf::HeapProd<u64>, ringbuf::HeapCons<u64>);
+
+#[library_benchmark]
+#[bench::run(ringbuf::HeapRb::new(SLOTS).split())]
+fn ringbuf_push_pop((mut tx, mut rx): Ringbuf) -> Ringbuf {
+    for value in 0..REPEATS {
+        tx.try_push(black_box(value)).unwrap();
+        black_box(rx.try_pop().unwrap());
+    }
+    (tx, rx)
+}
+
+type Heapless = (heapless::spsc::Producer<'static, u64>, heapless::spsc::Consumer<'static, u64>);
+
+fn heapless_queue() -> Heapless {
+    Box::leak(Box::new(heapless::spsc::Queue::<u64, SLOTS>::new())).split()
+}
+
+#[library_benchmark]
+#[bench::run(heapless_queue())]
+fn heapless_push_pop((mut tx, mut rx): Heapless) -> Heapless {
+    for value in 0..REPEATS {
+        tx.enqueue(black_box(value)).unwrap();
+        black_box(rx.dequeue().unwrap());
+    }
+    (tx, rx)
+}
+
+library_benchmark_group!(
+    name = rings,
+    benchmarks = [
+        ring_push,
+        ring_pop,
+        ring_push_pop,
+        ring_batch_32,
+        rtrb_push_pop,
+        crossbeam_push_pop,
+        ringbuf_push_pop,
+        heapless_push_pop
+    ]
+);
+
+main!(library_benchmark_groups = rings);

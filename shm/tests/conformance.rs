@@ -1,0 +1,210 @@
+//! [`ShmRail`] against the contract of `Rail`: two ends in one process, by each kind of memory and each way to reach it,
+//! and a process that is its own peer.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate_core::mem::{Peer, Region, RegionKind};
+use fishplate_shm::{Link as Met, Role, Segment, ShmConfig, ShmRail, socket_pair};
+use fishplate_sys::LinuxHost;
+
+#[path = "../../core/tests/conformance/mod.rs"]
+mod conformance;
+use conformance::{Fixture, Link};
+
+type Ends = Link<ShmRail<LinuxHost>>;
+
+/// Another end, with memory in segments: mapped.
+struct Mapped;
+/// Another end, with memory in the segment that both have in common: mapped.
+struct Common;
+/// Another end, with private memory that the kernel copies.
+struct Private;
+/// Another end, with private memory that goes through the lane.
+struct Staged;
+/// Ourselves, with private memory.
+struct Own;
+/// Ourselves, with memory in segments.
+struct OwnMapped;
+
+const MAPPED: &str = "a peer writes what it has mapped without asking";
+const COPIED: &str = "the kernel copies without asking the target";
+const STAGED: &str = "what lies in the lane stays there for the target";
+
+/// The two ends, as they number each other.
+const TO: Peer = Peer(5);
+const FROM: Peer = Peer(2);
+
+/// What a test keeps beside its link.
+#[derive(Default)]
+struct Aside {
+    /// The target's socket.
+    socket: Option<OwnedFd>,
+    /// What is left of the common segment.
+    common: Option<Region>,
+}
+
+thread_local! {
+    static ASIDE: RefCell<Aside> = RefCell::default();
+}
+
+/// Lanes of several sizes, the smallest among them, so that they fill and wrap.
+fn config(seed: u64) -> ShmConfig {
+    ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
+}
+
+fn rail(config: &ShmConfig) -> ShmRail<LinuxHost> {
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let membarrier = host.sleeper_uses_membarrier();
+    ShmRail::new(host, ShmConfig { membarrier, ..config.clone() }).unwrap()
+}
+
+/// Two ends that met in two threads, and are driven by this one.
+fn pair(config: &ShmConfig) -> Ends {
+    let soon = Instant::now() + Duration::from_secs(20);
+    let (mut origin, mut target) = (rail(config), rail(config));
+    let (ours, theirs) = socket_pair().unwrap();
+    let socket = theirs.try_clone().unwrap();
+    let profile = target.profile();
+    let first = thread::spawn(move || Met::over(theirs, Role::First, &profile, soon).unwrap());
+    origin.attach(TO, Met::over(ours, Role::Second, &origin.profile(), soon).unwrap()).unwrap();
+    let first = first.join().unwrap();
+    let common = match config.common_len {
+        0 => None,
+        // SAFETY: the target stays attached to the end of the test, or is killed and its memory not touched again.
+        len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
+    };
+    target.attach(FROM, first).unwrap();
+    ASIDE.set(Aside { socket: Some(socket), common });
+    Link { rails: vec![origin, target], origin: 0, target: 1, to: TO, from: FROM }
+}
+
+fn own(seed: u64) -> Ends {
+    let mut rail = rail(&config(seed));
+    rail.attach_self(FROM).unwrap();
+    Link { rails: vec![rail], origin: 0, target: 0, to: FROM, from: FROM }
+}
+
+/// Memory in a segment that is never given back.
+fn segment(len: usize) -> Region {
+    let segment = Box::leak(Box::new(Segment::create(len + 64).unwrap()));
+    // SAFETY: the segment is never dropped, and the tests touch it through raw copies alone.
+    unsafe { segment.region(64, len) }.unwrap()
+}
+
+/// The next part of the segment that both ends have in common.
+fn common(len: usize) -> Region {
+    ASIDE.with_borrow_mut(|aside| {
+        let rest = aside.common.expect("a common segment");
+        let RegionKind::Common { peer, offset } = rest.kind() else { panic!("{rest:?}") };
+        let step = len.next_multiple_of(64);
+        assert!(step <= rest.len(), "the common segment is used up");
+        // SAFETY: two parts of what was described before, which do not overlap.
+        let part = |skip: usize, len: usize| unsafe {
+            let kind = RegionKind::Common { peer, offset: offset + skip as u64 };
+            Region::new(rest.ptr().add(skip), len, kind)
+        };
+        aside.common = Some(part(step, rest.len() - step));
+        part(0, len)
+    })
+}
+
+/// Ends the target without a good-bye: all that the origin sees of it is that its socket closes.
+fn kill(link: &mut Ends) -> bool {
+    let Some(socket) = ASIDE.take().socket else { return false };
+    // SAFETY: a call on our descriptor.
+    assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
+    link.rails.truncate(1);
+    true
+}
+
+impl Fixture for Mapped {
+    type Rail = ShmRail<LinuxHost>;
+    const REACHES_ON: Option<&'static str> = Some(MAPPED);
+
+    fn link(seed: u64) -> Ends {
+        pair(&config(seed))
+    }
+
+    fn memory(_: &mut Ends, len: usize) -> Region {
+        segment(len)
+    }
+
+    fn kill_target(link: &mut Ends) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for Common {
+    type Rail = ShmRail<LinuxHost>;
+    const REACHES_ON: Option<&'static str> = Some(MAPPED);
+
+    fn link(seed: u64) -> Ends {
+        pair(&ShmConfig { common_len: 1 << 16, ..config(seed) })
+    }
+
+    fn memory(_: &mut Ends, len: usize) -> Region {
+        common(len)
+    }
+
+    fn kill_target(link: &mut Ends) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for Private {
+    type Rail = ShmRail<LinuxHost>;
+    const REACHES_ON: Option<&'static str> = Some(COPIED);
+    // Where the kernel refuses to copy, this is `Staged`.
+    const LANDS_LATE: Option<&'static str> = Some(STAGED);
+
+    fn link(seed: u64) -> Ends {
+        pair(&config(seed))
+    }
+
+    fn kill_target(link: &mut Ends) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for Staged {
+    type Rail = ShmRail<LinuxHost>;
+    const LANDS_LATE: Option<&'static str> = Some(STAGED);
+
+    fn link(seed: u64) -> Ends {
+        pair(&ShmConfig { force_staging: true, ..config(seed) })
+    }
+
+    fn kill_target(link: &mut Ends) -> bool {
+        kill(link)
+    }
+}
+
+impl Fixture for Own {
+    type Rail = ShmRail<LinuxHost>;
+
+    fn link(seed: u64) -> Ends {
+        own(seed)
+    }
+}
+
+impl Fixture for OwnMapped {
+    type Rail = ShmRail<LinuxHost>;
+
+    fn link(seed: u64) -> Ends {
+        own(seed)
+    }
+
+    fn memory(_: &mut Ends, len: usize) -> Region {
+        segment(len)
+    }
+}
+
+rail_conformance!(mapped, Mapped);
+rail_conformance!(common_segment, Common);
+rail_conformance!(private, Private);
+rail_conformance!(staged, Staged);
+rail_conformance!(own_private, Own);
+rail_conformance!(own_mapped, OwnMapped);

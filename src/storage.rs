@@ -1,0 +1,99 @@
+//! The memory of an engine, taken from the heap once.
+
+use fishplate_core::engine::{
+    Config, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+};
+use fishplate_core::error::AttachError;
+use fishplate_core::rail::Rail;
+
+/// How much of everything an engine has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Peers at once.
+    pub peers: u16,
+    /// Regions registered at once.
+    pub locals: u16,
+    /// Regions imported at once.
+    pub remotes: u16,
+    /// Operations in flight at once.
+    pub operations: u32,
+}
+
+impl Limits {
+    /// 64 peers, 64 regions of our own and 256 of theirs, 1024 operations.
+    pub const DEFAULT: Limits = Limits { peers: 64, locals: 64, remotes: 256, operations: 1024 };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Owns what an [`Engine`] borrows. Allocates in [`Storage::new`] and never again.
+pub struct Storage<const RAILS: usize> {
+    peers: Vec<PeerSlot>,
+    streams: Vec<Stream>,
+    parked: Vec<Parked>,
+    bitmap: Vec<u64>,
+    locals: Vec<LocalSlot<RAILS>>,
+    remotes: Vec<RemoteSlot<RAILS>>,
+    pending: Vec<PendingSlot>,
+}
+
+impl<const RAILS: usize> Storage<RAILS> {
+    /// Memory for engines of that configuration.
+    pub fn new(config: &Config, limits: Limits) -> Self {
+        let streams = usize::from(limits.peers) * usize::from(config.contexts);
+        Storage {
+            peers: vec![PeerSlot::EMPTY; limits.peers.into()],
+            streams: vec![Stream::EMPTY; streams],
+            parked: vec![Parked::EMPTY; streams * config.window as usize],
+            bitmap: vec![0; config.bitmap_words(streams)],
+            locals: vec![LocalSlot::EMPTY; limits.locals.into()],
+            remotes: vec![RemoteSlot::EMPTY; limits.remotes.into()],
+            pending: vec![PendingSlot::EMPTY; limits.operations as usize],
+        }
+    }
+
+    /// An engine in this memory. The one before it, if there was one, is gone.
+    ///
+    /// # Errors
+    /// As [`Engine::new`]; among them [`AttachError::Config`] when `config` needs more than `new` was told.
+    pub fn engine<R: Rail>(
+        &mut self,
+        config: Config,
+        rails: [R; RAILS],
+    ) -> Result<Engine<'_, R, RAILS>, AttachError> {
+        let memory = Memory {
+            peers: &mut self.peers,
+            streams: &mut self.streams,
+            parked: &mut self.parked,
+            bitmap: &mut self.bitmap,
+            locals: &mut self.locals,
+            remotes: &mut self.remotes,
+            pending: &mut self.pending,
+        };
+        Engine::new(config, rails, memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fishplate_core::rail::loopback::Loopback;
+
+    #[test]
+    fn memory_can_be_used_again_and_one_too_small_is_refused() {
+        let config = Config { window: 8, ..Config::DEFAULT };
+        let mut storage = Storage::<2>::new(&config, Limits { peers: 2, ..Limits::DEFAULT });
+        let rails = || [Loopback::<16>::new(), Loopback::<16>::new()];
+        for _ in 0..2 {
+            let mut engine = storage.engine(config, rails()).unwrap();
+            assert!(engine.reserve_peer().is_ok() && engine.reserve_peer().is_ok());
+            assert_eq!(engine.reserve_peer(), Err(AttachError::Full));
+        }
+        let larger = Config { window: 16, ..config };
+        assert!(matches!(storage.engine(larger, rails()), Err(AttachError::Config(_))));
+    }
+}

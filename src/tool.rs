@@ -1,0 +1,44 @@
+//! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`), where it runs (`cpu`,
+//! `clock`), what it is measured with (`histogram`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
+//! (`report`, `info`, `demo`).
+
+mod args;
+mod clock;
+mod cpu;
+mod demo;
+mod failure;
+mod floor;
+mod histogram;
+mod info;
+mod layout;
+mod payload;
+mod perf;
+mod progress;
+mod report;
+mod sizes;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+/// Runs the command line and says how it went.
+pub fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    let speaker =
+        if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };
+    let outcome = match command {
+        None => demo::run(),
+        Some(Command::Perf(args)) => args.plan().and_then(|plan| perf::run(&plan)),
+        Some(Command::Info(args)) => info::run(&args),
+        Some(Command::Peer(args)) => perf::answer(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{speaker}: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}

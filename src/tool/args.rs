@@ -1,0 +1,501 @@
+//! The command line, and its translation into a [`Plan`] that is known to be possible.
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::cpu::{Pin, Places};
+use super::failure::{Failure, Outcome};
+use super::sizes;
+
+/// Ordered put, get, put-signal and atomics over several rails: measure them, check them.
+#[derive(Debug, Parser)]
+#[command(name = "fishplate", version, max_term_width = 110)]
+#[command(
+    after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
+    payload checked, then a latency and a bandwidth table.\n\nExit codes: 0 done; 1 the run failed or data was wrong; \
+    2 the command line was."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure and check one operation.
+    Perf(PerfArgs),
+    /// Tell what is known of this machine and this build.
+    Info(InfoArgs),
+    /// The process that `perf` starts to have somebody to talk to.
+    #[command(hide = true)]
+    Peer(PeerArgs),
+}
+
+/// Options of `fishplate info`.
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    /// One JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of the hidden second process.
+#[derive(Debug, Args)]
+pub struct PeerArgs {
+    /// Where the first process listens.
+    #[arg(long)]
+    pub connect: OsString,
+    /// Size of the region, in bytes.
+    #[arg(long)]
+    pub region: usize,
+    /// Seconds after which to give up.
+    #[arg(long)]
+    pub timeout: u64,
+}
+
+/// Operations that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// Ping-pong of put-signals; latency is half a round trip.
+    PutSignal,
+    /// Puts, as fast as the window allows, and a quiet at the end.
+    Put,
+    /// Gets, one after the other.
+    Get,
+    /// Fetch-adds on one word, one after the other.
+    Amo,
+    /// A stream of signals to one word; the other side waits for the last.
+    SignalRate,
+    /// The ring alone, without a transport: ping-pong latency, then throughput.
+    Ring,
+}
+
+/// Ways to reach the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// To oneself, in one process: the cost of the engine alone.
+    Loopback,
+    /// Shared memory between two processes.
+    Shm,
+    /// Two engines over a simulated fabric that delays and reorders, seeded, in one thread.
+    Sim,
+}
+
+/// Where signal and payload lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// The signal directly behind the payload.
+    Adjacent,
+    /// The signal in another cache line than the payload.
+    Split,
+}
+
+/// Who drives the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The thread that issues the operations.
+    Inline,
+    /// A thread of its own.
+    Worker,
+}
+
+/// What `signal-rate` does to the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SignalKind {
+    /// Adds one: nothing may get lost.
+    Add,
+    /// Stores the signal's number: it may never go back.
+    Set,
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// One object per line.
+    Json,
+    /// One header line, then one line per row.
+    Csv,
+}
+
+/// Options of `fishplate perf`.
+#[derive(Debug, Args)]
+#[command(after_long_help = LAYOUT_HELP)]
+pub struct PerfArgs {
+    /// What to measure.
+    #[arg(value_enum)]
+    pub test: Test,
+
+    /// Payload sizes in bytes, with K, M, G for powers of 1024 [default: 8].
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["begin", "end", "factor"])]
+    pub size: Vec<usize>,
+    /// First payload size of a range.
+    #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub begin: Option<usize>,
+    /// Last payload size of a range.
+    #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub end: Option<usize>,
+    /// Factor between the sizes of a range [default: 2].
+    #[arg(short, long, value_name = "N")]
+    pub factor: Option<usize>,
+
+    /// Measured iterations per size; by default one million, fewer for large payloads.
+    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
+    pub iters: Option<u64>,
+    /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
+    #[arg(short, long, value_name = "N", value_parser = sizes::parse_count)]
+    pub warmup: Option<u64>,
+
+    /// How to reach the other side.
+    #[arg(long, value_enum, default_value_t = Transport::Shm)]
+    pub transport: Transport,
+    /// Rails between the two sides.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub rails: usize,
+    /// Seed of payloads and of the simulated fabric.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// With --transport sim: run this many seeds, from --seed on.
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count)]
+    pub seeds: Option<u64>,
+    /// Verify the payload of every iteration.
+    #[arg(long)]
+    pub check: bool,
+    /// Operations in flight (put, signal-rate, ring).
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub window: u32,
+    /// Processors: auto, none, or A,B for this side and the other.
+    #[arg(long, value_name = "WHERE", default_value = "auto")]
+    pub pin: Pin,
+    /// Where the signal lies; by default adjacent for payloads up to 56 bytes, split above. See below.
+    #[arg(long, value_enum)]
+    pub layout: Option<Layout>,
+    /// What signal-rate does to the word.
+    #[arg(long, value_enum, default_value_t = SignalKind::Add)]
+    pub signal: SignalKind,
+    /// Who drives the engine.
+    #[arg(long, value_enum, default_value_t = Mode::Inline)]
+    pub mode: Mode,
+    /// How to write the results.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+
+    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket.
+    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    pub listen: Option<OsString>,
+    /// Be the side that measures, and find the other here.
+    #[arg(long, value_name = "ADDR")]
+    pub connect: Option<OsString>,
+    /// Memory for the payloads of one direction; the same on both sides.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
+    pub region: usize,
+    /// Give up after so many seconds: for the other side to appear, and for each measurement.
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
+}
+
+const LAYOUT_HELP: &str = "\
+Layouts:
+  adjacent  The signal lies directly behind the payload. Up to 24 bytes, payload and signal of both directions
+            share one cache line; up to 56 bytes each direction has a line of its own; above, the signal is in
+            the line where the payload ends or in the next.
+  split     Signals lie in one cache line, payloads in others (up to 32 bytes, both directions' in one).
+
+Latency:
+  put-signal  half of a round trip, measured from one post to the next. With --check both sides verify each
+              payload before they answer, and that time is included.
+  put         time per put, averaged over a window; with --check the other side verifies every window.
+  get, amo    from the call to its completion.
+  signal-rate time per signal, averaged over a window.
+  ring        half of a round trip through two rings; rates are of a stream through one.
+  floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
+  measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated.";
+
+/// Everything about a run, checked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What to measure.
+    pub test: Test,
+    /// How to reach the other side.
+    pub transport: Transport,
+    /// Rails between the two.
+    pub rails: usize,
+    /// Payload sizes, each at least 1 and within the region.
+    pub sizes: Vec<usize>,
+    /// Iterations, if given.
+    pub iters: Option<u64>,
+    /// Iterations before measuring, if given.
+    pub warmup: Option<u64>,
+    /// How much to do per row when iterations are not given.
+    pub effort: Effort,
+    /// First seed.
+    pub seed: u64,
+    /// Number of seeds, if given.
+    pub seeds: Option<u64>,
+    /// Verify payloads.
+    pub check: bool,
+    /// Operations in flight.
+    pub window: u32,
+    /// Where to run.
+    pub places: Places,
+    /// Where the signal lies, if given.
+    pub layout: Option<Layout>,
+    /// What `signal-rate` does.
+    pub signal: SignalKind,
+    /// Who drives the engine.
+    pub mode: Mode,
+    /// How to write the results.
+    pub format: Format,
+    /// How the two sides meet.
+    pub meeting: Meeting,
+    /// Memory of one direction, in bytes.
+    pub region: usize,
+    /// Seconds.
+    pub timeout: u64,
+}
+
+/// Bounds of one row: whichever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Iterations.
+    pub iters: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+}
+
+impl Effort {
+    /// What a measurement is worth.
+    pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
+    /// What fits into a demonstration, also where nothing is optimised.
+    pub const SHOW: Effort = if cfg!(debug_assertions) {
+        Effort { iters: 5_000, bytes: 8 << 20 }
+    } else {
+        Effort { iters: 200_000, bytes: 512 << 20 }
+    };
+}
+
+/// How the two sides of a run meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// The tool starts the other side itself.
+    Spawn,
+    /// The other side is started by somebody else and will connect here.
+    Listen(OsString),
+    /// The other side is started by somebody else and listens here.
+    Connect(OsString),
+}
+
+/// The largest region: beyond it, two of them and the page of signals may not fit an address.
+const REGION_MAX: usize = 64 << 30;
+/// The most rails an engine is compiled for.
+pub const RAILS_MAX: usize = 4;
+
+impl PerfArgs {
+    /// Checks everything that can be checked before anything is started.
+    pub fn plan(self) -> Outcome<Plan> {
+        let sizes = self.sizes()?;
+        self.check_numbers()?;
+        self.check_roles()?;
+        let meeting = match (self.listen, self.connect) {
+            (Some(at), _) => Meeting::Listen(at),
+            (_, Some(at)) => Meeting::Connect(at),
+            _ => Meeting::Spawn,
+        };
+        Ok(Plan {
+            test: self.test,
+            transport: self.transport,
+            rails: self.rails,
+            sizes,
+            iters: self.iters,
+            warmup: self.warmup,
+            effort: Effort::MEASURE,
+            seed: self.seed,
+            seeds: self.seeds,
+            check: self.check,
+            window: self.window,
+            places: self.pin.resolve()?,
+            layout: self.layout,
+            signal: self.signal,
+            mode: self.mode,
+            format: self.format,
+            meeting,
+            region: self.region,
+            timeout: self.timeout,
+        })
+    }
+
+    fn sizes(&self) -> Outcome<Vec<usize>> {
+        let ranged = self.begin.is_some() || self.end.is_some() || self.factor.is_some();
+        let sizes = if ranged {
+            let begin = self.begin.unwrap_or(8);
+            let end = self.end.unwrap_or(begin.max(4 << 20));
+            if begin == 0 {
+                return Err(zero_size());
+            }
+            sizes::range(begin, end, self.factor.unwrap_or(2)).map_err(Failure::usage)?
+        } else if self.size.is_empty() {
+            vec![8]
+        } else {
+            self.size.clone()
+        };
+        for &size in &sizes {
+            if size == 0 {
+                return Err(zero_size());
+            }
+            if size > self.region {
+                return Err(Failure::usage(format!(
+                    "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
+                    sizes::show(size),
+                    sizes::show(self.region)
+                )));
+            }
+        }
+        match self.test {
+            Test::Amo | Test::SignalRate if sizes != [8] => Err(Failure::usage(format!(
+                "{} works on one word of 8 bytes: leave --size out",
+                name(self.test)
+            ))),
+            Test::Ring if sizes.iter().any(|s| ![8, 16, 32, 64].contains(s)) => {
+                Err(Failure::usage("ring: slots are of 8, 16, 32 or 64 bytes; choose --size among these"))
+            }
+            _ => Ok(sizes),
+        }
+    }
+
+    fn check_numbers(&self) -> Outcome {
+        if self.region == 0 || self.region > REGION_MAX {
+            return Err(Failure::usage(format!(
+                "--region must be from 1 byte to {}",
+                sizes::show(REGION_MAX)
+            )));
+        }
+        if self.iters == Some(0) {
+            return Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration"));
+        }
+        if self.rails == 0 {
+            return Err(Failure::usage("--rails 0: there must be a way to the other side; use at least 1"));
+        }
+        if self.rails > RAILS_MAX {
+            return Err(Failure::usage(format!(
+                "--rails {}: this build knows at most {RAILS_MAX}",
+                self.rails
+            )));
+        }
+        if self.window == 0 || !self.window.is_power_of_two() || self.window > 1 << 16 {
+            return Err(Failure::usage(format!(
+                "--window {}: use a power of two from 1 to 65536",
+                self.window
+            )));
+        }
+        if self.timeout == 0 || self.timeout > 1_000_000 {
+            return Err(Failure::usage("--timeout must be from 1 to 1000000 seconds"));
+        }
+        if self.seeds == Some(0) {
+            return Err(Failure::usage("--seeds 0: nothing would be run; use at least 1"));
+        }
+        Ok(())
+    }
+
+    fn check_roles(&self) -> Outcome {
+        if self.transport != Transport::Shm && (self.listen.is_some() || self.connect.is_some()) {
+            return Err(Failure::usage(format!(
+                "--listen and --connect join two processes, and {} stays within one: use --transport shm",
+                name(self.transport)
+            )));
+        }
+        if self.transport == Transport::Shm && self.rails != 1 {
+            return Err(Failure::usage(format!(
+                "--rails {}: two processes share one memory, so shm has one rail; use --transport sim or loopback",
+                self.rails
+            )));
+        }
+        if self.seeds.is_some() && (self.transport != Transport::Sim || self.test != Test::PutSignal) {
+            return Err(Failure::usage(
+                "--seeds checks the order of signals: use it with put-signal --transport sim",
+            ));
+        }
+        if self.test == Test::Ring && self.transport != Transport::Shm {
+            return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
+        }
+        if self.mode == Mode::Worker {
+            return Err(Failure::usage("--mode worker is not built into the tool yet: use --mode inline"));
+        }
+        Ok(())
+    }
+}
+
+fn zero_size() -> Failure {
+    Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte")
+}
+
+/// The name of a choice as users write it.
+pub fn name<T: ValueEnum>(value: T) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn plan(line: &str) -> Outcome<Plan> {
+        let words = ["fishplate", "perf"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).map_err(|e| Failure::usage(e.to_string()))?.command {
+            Some(Command::Perf(args)) => args.plan(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_come_from_a_list_or_a_range() {
+        assert_eq!(plan("put -s 8,64,4K").unwrap().sizes, [8, 64, 4096]);
+        assert_eq!(plan("put -b 8 -e 64 -f 4").unwrap().sizes, [8, 32]);
+        assert_eq!(plan("put").unwrap().sizes, [8]);
+        assert!(plan("put -s 8 -b 8").is_err());
+    }
+
+    #[test]
+    fn mistakes_are_named_with_a_remedy() {
+        for (line, says) in [
+            ("put -s 0", "size 0"),
+            ("put -b 0", "size 0"),
+            ("put -s 65M", "larger --region"),
+            ("put -s 8X", "`8X`"),
+            ("put --rails 0", "--rails 0"),
+            ("put --rails 2", "sim or loopback"),
+            ("put --rails 99 --transport sim", "at most"),
+            ("put --window 3", "power of two"),
+            ("put -n 0", "-n 0"),
+            ("put -T 0", "--timeout"),
+            ("put --pin 0,100000", "100000"),
+            ("put --pin x", "`x`"),
+            ("put --transport sim --listen /tmp/x", "--transport shm"),
+            ("put --listen a --connect b", "cannot be used with"),
+            ("amo -s 16", "8 bytes"),
+            ("ring -s 24", "--size"),
+            ("put --transport loopback --seeds 3", "put-signal"),
+            ("put-signal --transport sim --seeds 0", "--seeds 0"),
+            ("steal", "steal"),
+            ("put --transport pigeon", "pigeon"),
+        ] {
+            let failure = plan(line).expect_err(line);
+            assert_eq!(failure.code(), 2, "{line}");
+            assert!(failure.to_string().contains(says), "{line}: {failure}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Time that costs next to nothing to read.
+//!
+//! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and `clock_gettime` elsewhere.
+//! Neither blocks nor allocates. The read is not ordered with the memory accesses around it, which is the point:
+//! placed after a post it overlaps the flight of what was posted.
+
+use std::time::{Duration, Instant};
+
+/// A tick counter and the length of its ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    ns_per_tick: f64,
+    /// The counter moves in steps of so many ticks: 1 on most processors, 10 ns worth of them on some.
+    step: u64,
+    tsc: bool,
+}
+
+/// What stands in where there is no usable counter: nanoseconds of the system's clock.
+const SYSTEM: Clock = Clock { ns_per_tick: 1.0, step: 1, tsc: false };
+
+impl Clock {
+    /// Measures the length of a tick against the monotonic clock, for 25 ms.
+    pub fn calibrate() -> Self {
+        if !constant_tsc() {
+            return SYSTEM;
+        }
+        let clock = Clock { tsc: true, ..SYSTEM };
+        let (ticks, instant) = (clock.now(), Instant::now());
+        std::thread::sleep(Duration::from_millis(25));
+        let (ticks, elapsed) = (clock.now().wrapping_sub(ticks), instant.elapsed());
+        if ticks == 0 {
+            return SYSTEM;
+        }
+        Clock { ns_per_tick: elapsed.as_nanos() as f64 / ticks as f64, step: clock.find_step(), tsc: true }
+    }
+
+    /// The greatest common divisor of many short times.
+    fn find_step(&self) -> u64 {
+        let mut step = 0;
+        let mut last = self.now();
+        for _ in 0..10_000 {
+            let now = self.now();
+            let (mut a, mut b) = (step, now.wrapping_sub(last));
+            while b != 0 {
+                (a, b) = (b, a % b);
+            }
+            (step, last) = (a, now);
+        }
+        step.max(1)
+    }
+
+    /// The steps in which the counter moves, in ticks.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// A clock of nanoseconds that moves in steps, for tests of what is made of its readings.
+    #[cfg(test)]
+    pub fn stepping(step: u64) -> Self {
+        Clock { step, ..SYSTEM }
+    }
+
+    /// The counter. Hot path.
+    #[inline(always)]
+    pub fn now(&self) -> u64 {
+        #[cfg(target_arch = "x86_64")]
+        if self.tsc {
+            // SAFETY: every x86_64 processor has the instruction; a kernel that forbids it to user code also hides the
+            // `constant_tsc` flag, without which `tsc` is false.
+            return unsafe { core::arch::x86_64::_rdtsc() };
+        }
+        monotonic_ns()
+    }
+
+    /// Nanoseconds in so many ticks.
+    pub fn ns(&self, ticks: u64) -> f64 {
+        ticks as f64 * self.ns_per_tick
+    }
+
+    /// What the ticks are, for the header of a report.
+    pub fn describe(&self) -> String {
+        if self.tsc {
+            format!("tsc {:.2} GHz in steps of {:.1} ns", 1.0 / self.ns_per_tick, self.ns(self.step))
+        } else {
+            "clock_gettime".into()
+        }
+    }
+}
+
+/// The monotonic clock in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the result; CLOCK_MONOTONIC exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Whether the time stamp counter runs at one rate in every power state.
+fn constant_tsc() -> bool {
+    if !cfg!(target_arch = "x86_64") {
+        return false;
+    }
+    let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return false };
+    text.lines().find(|line| line.starts_with("flags")).is_some_and(|flags| {
+        flags.split(' ').any(|f| f == "constant_tsc") && flags.split(' ').any(|f| f == "nonstop_tsc")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_agree_with_the_monotonic_clock() {
+        let clock = Clock::calibrate();
+        let (ticks, instant) = (clock.now(), Instant::now());
+        std::thread::sleep(Duration::from_millis(30));
+        let (ns, expected) = (clock.ns(clock.now() - ticks), instant.elapsed().as_nanos() as f64);
+        assert!((ns / expected - 1.0).abs() < 0.05, "{ns} against {expected}");
+    }
+}

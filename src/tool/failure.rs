@@ -1,0 +1,50 @@
+//! How the tool fails: what is wrong, what can be done about it, and which exit code says so.
+
+use std::fmt;
+
+/// A reason to stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The command line asks for what cannot be: exit code 2.
+    Usage(String),
+    /// The run failed, or found wrong data: exit code 1.
+    Run(String),
+    /// The other side went away: exit code 1.
+    Lost(String),
+}
+
+/// What most of the tool returns.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// A mistake in the command line.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure::Usage(message.into())
+    }
+
+    /// A run that failed.
+    pub fn run(message: impl Into<String>) -> Self {
+        Failure::Run(message.into())
+    }
+
+    /// A run that the other side left.
+    pub fn lost(who: &str, how: impl fmt::Debug) -> Self {
+        Failure::Lost(format!("lost {who}: {how:?}"))
+    }
+
+    /// What the process ends with.
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::Run(_) | Failure::Lost(_) => 1,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(message) | Failure::Run(message) | Failure::Lost(message) => f.write_str(message),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What is known of this machine and this build, as text or as one JSON object.
+
+use std::mem::{align_of, offset_of, size_of};
+
+use fishplate_core::engine::{Config, PeerSlot, PendingSlot, Stream};
+use fishplate_core::sync::ring;
+use fishplate_shm::{Segment, socket_pair};
+use fishplate_sys::LinuxHost;
+use serde_json::{Value, json};
+
+use super::args::InfoArgs;
+use super::clock::Clock;
+use super::cpu;
+use super::failure::{Failure, Outcome};
+use super::report::{self, SCHEMA_VERSION};
+
+/// Finds out and writes.
+pub fn run(args: &InfoArgs) -> Outcome {
+    let info = gather()?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&info)
+            .map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?;
+        return report::print(&format!("{text}\n"));
+    }
+    let mut text = format!("# fishplate {}\n", env!("CARGO_PKG_VERSION"));
+    flatten("", &info, &mut text);
+    report::print(&text)
+}
+
+fn gather() -> Outcome<Value> {
+    let allowed = cpu::allowed()?;
+    let host = LinuxHost::shared();
+    let config = Config::DEFAULT;
+    Ok(json!({
+        "schema_version": SCHEMA_VERSION,
+        "version": env!("CARGO_PKG_VERSION"),
+        "build": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "machine": {
+            "model": cpu::model(),
+            "arch": std::env::consts::ARCH,
+            "cpus": cpu::list(&allowed),
+            "cache_line_bytes": cpu::cache_line(),
+            "clock": Clock::calibrate().describe(),
+            "membarrier": host.is_registered(),
+            "futex_waitv": host.has_waitv(),
+        },
+        "transports": {
+            "loopback": "usable",
+            "sim": "usable",
+            "shm": shm_usable(),
+        },
+        "defaults": {
+            "contexts": config.contexts,
+            "window": config.window,
+            "batch": config.batch,
+            "eager_bytes": config.eager,
+            "stripe_threshold_bytes": config.stripe_threshold,
+            "stripe_chunk_bytes": config.stripe_chunk,
+            "rail_policy": format!("{:?}", config.policy),
+            "ack_age_passes": config.ack_age,
+        },
+        "layout_bytes": {
+            "ring_header": block::<ring::Header>(),
+            "ring_header_producer_line": 0,
+            "ring_header_consumer_line": size_of::<ring::Header>() / 2,
+            "stream": block::<Stream>(),
+            "peer_slot": block::<PeerSlot>(),
+            "pending_slot": block::<PendingSlot>(),
+            "latency_row": { "size": size_of::<super::histogram::Latency>(), "p50_at": offset_of!(super::histogram::Latency, p50) },
+        },
+    }))
+}
+
+fn block<T>() -> Value {
+    json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
+}
+
+/// Whether shared memory works here, found out by making some.
+fn shm_usable() -> String {
+    match (Segment::create(4096), socket_pair()) {
+        (Ok(_), Ok(_)) => "usable".into(),
+        (Err(error), _) => format!("no sealed memory: {error:?}"),
+        (_, Err(error)) => format!("no sockets: {error:?}"),
+    }
+}
+
+/// One line per value, its path before it.
+fn flatten(path: &str, value: &Value, into: &mut String) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(&path, value, into);
+            }
+        }
+        Value::String(text) => *into += &format!("{path:<40} {text}\n"),
+        value => *into += &format!("{path:<40} {value}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_told_with_their_path() {
+        let mut text = String::new();
+        flatten("", &json!({ "a": { "b": 1, "c": "x y" }, "d": null }), &mut text);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines, [vec!["a.b", "1"], vec!["a.c", "x", "y"], vec!["d", "null"]]);
+    }
+}

@@ -1,0 +1,104 @@
+//! What checked payloads contain: a function of the run's seed, the direction and the iteration.
+//!
+//! Nothing here blocks or allocates. Payloads are written and read through raw pointers, since a peer may be writing
+//! the same memory: a payload that does not hold still is a wrong payload, not undefined behaviour of the checker.
+
+/// The contents of one payload: word `k` is `base + k * STEP`, and the last bytes are the beginning of one more word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    base: u64,
+}
+
+/// Odd, so that no two words of a payload below 2^64 words are alike.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Pattern {
+    /// The payload number `iteration` in a direction (or of an object, when only one side sends).
+    #[inline(always)]
+    pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
+        // The finalizer of splitmix64: neighbours in, unrelated words out.
+        let mut z = seed ^ direction.wrapping_mul(0xd134_2543_de82_ef95) ^ iteration.wrapping_mul(STEP);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Pattern { base: z ^ (z >> 31) }
+    }
+
+    #[inline(always)]
+    fn word(self, k: usize) -> u64 {
+        self.base.wrapping_add((k as u64).wrapping_mul(STEP))
+    }
+
+    /// Writes the payload.
+    ///
+    /// # Safety
+    /// `at` is writable for `len` bytes.
+    #[inline(always)]
+    pub unsafe fn fill(self, at: *mut u8, len: usize) {
+        let words = len / 8;
+        for k in 0..words {
+            // SAFETY: `8 * words <= len`, which the caller vouches for.
+            unsafe { at.cast::<u64>().add(k).write_unaligned(self.word(k)) };
+        }
+        if !len.is_multiple_of(8) {
+            let rest = self.word(words).to_ne_bytes();
+            // SAFETY: the last `len % 8` bytes of the `len` that the caller vouches for.
+            unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), at.add(8 * words), len % 8) };
+        }
+    }
+
+    /// Whether the payload is there, whole.
+    ///
+    /// # Safety
+    /// `at` is readable for `len` bytes.
+    #[inline(always)]
+    pub unsafe fn verify(self, at: *const u8, len: usize) -> bool {
+        let words = len / 8;
+        let mut differing = 0;
+        for k in 0..words {
+            // SAFETY: `8 * words <= len`, which the caller vouches for. Each word is read once.
+            differing |= unsafe { at.cast::<u64>().add(k).read_unaligned() } ^ self.word(k);
+        }
+        if !len.is_multiple_of(8) {
+            let mut rest = [0; 8];
+            // SAFETY: the last `len % 8` bytes of the `len` that the caller vouches for.
+            unsafe { core::ptr::copy_nonoverlapping(at.add(8 * words), rest.as_mut_ptr(), len % 8) };
+            differing |= u64::from(rest[..len % 8] != self.word(words).to_ne_bytes()[..len % 8]);
+        }
+        differing == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_changed_byte_is_seen_and_no_byte_beyond_is_touched() {
+        for len in [1, 3, 7, 8, 9, 15, 16, 64, 100] {
+            let pattern = Pattern::new(1, 2, 3);
+            let mut bytes = vec![0xA5u8; len + 8];
+            // SAFETY: `bytes` has more than `len` bytes.
+            unsafe { pattern.fill(bytes.as_mut_ptr(), len) };
+            assert_eq!(&bytes[len..], [0xA5; 8]);
+            // SAFETY: as above.
+            let intact = |bytes: &[u8]| unsafe { pattern.verify(bytes.as_ptr(), len) };
+            assert!(intact(&bytes));
+            for i in 0..len {
+                bytes[i] ^= 0x10;
+                assert!(!intact(&bytes), "byte {i} of {len}");
+                bytes[i] ^= 0x10;
+            }
+            bytes[len] = 0;
+            assert!(intact(&bytes));
+        }
+    }
+
+    #[test]
+    fn payloads_differ_by_seed_direction_and_iteration() {
+        let all = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (1, 1, 1)]
+            .map(|(s, d, i)| Pattern::new(s, d, i).base);
+        for (k, a) in all.iter().enumerate() {
+            assert!(all[k + 1..].iter().all(|b| a != b));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Measuring. `pair` brings two processes together and has both run the same legs; `solo` plays both sides in one
+//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `ring`) do not know which.
+
+mod amo;
+mod get;
+mod leg;
+mod meet;
+mod pair;
+mod put;
+mod put_signal;
+mod ring;
+mod seat;
+mod signal_rate;
+mod solo;
+
+use fishplate_core::rail::Rail;
+
+use super::args::{Plan, Test, Transport, name};
+use super::clock::Clock;
+use super::failure::{Failure, Outcome};
+use super::histogram::Histogram;
+use super::report::{Report, Row};
+
+use leg::{Leg, Side, Tally};
+use seat::Seat;
+
+pub use pair::answer;
+
+/// Runs a plan and writes its rows.
+pub fn run(plan: &Plan) -> Outcome {
+    match plan.transport {
+        Transport::Shm => pair::run(plan),
+        Transport::Loopback | Transport::Sim => solo::run(plan),
+    }
+}
+
+/// Says what is measured, above the table.
+fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
+    report.comment(&format!(
+        "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} build={}",
+        env!("CARGO_PKG_VERSION"),
+        name(plan.test),
+        name(plan.transport),
+        plan.rails,
+        plan.seed,
+        plan.window,
+        plan.places.describe(),
+        if plan.check { "yes" } else { "no" },
+        clock.describe(),
+        if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
+    ))
+}
+
+/// Writes a row, and says whether it makes the run a failure.
+fn finish_row(report: &mut Report, row: &Row, check: bool) -> Outcome {
+    report.row(row)?;
+    row.fault(check).map_or(Ok(()), |fault| Err(Failure::run(fault)))
+}
+
+/// Whether the test verifies every iteration without being asked.
+fn always_checks(test: Test) -> bool {
+    matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
+}
+
+/// Gets a side's memory ready for a leg. The other side does nothing meanwhile but the same.
+fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
+    match leg.test {
+        Test::PutSignal => put_signal::prepare(seat, leg, side),
+        Test::Put => put::prepare(seat, leg, side),
+        Test::Get => get::prepare(seat, leg, side),
+        Test::Amo => amo::prepare(seat, leg, side),
+        Test::SignalRate => signal_rate::prepare(seat, leg, side),
+        Test::Ring => ring::prepare(seat, leg, side),
+    }
+}
+
+/// Runs a leg as the side that measures.
+fn start_leg<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
+    let before = seat.engine.stats().arrivals_out_of_order;
+    let mut tally = match leg.test {
+        Test::PutSignal => put_signal::start(seat, leg, histogram),
+        Test::Put => put::start(seat, leg, histogram),
+        Test::Get => get::start(seat, leg, histogram),
+        Test::Amo => amo::start(seat, leg, histogram),
+        Test::SignalRate => signal_rate::start(seat, leg, histogram),
+        Test::Ring => ring::start(seat, leg, histogram),
+    }?;
+    tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
+    Ok(tally)
+}
+
+/// Runs a leg as the side that answers.
+fn answer_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
+    let before = seat.engine.stats().arrivals_out_of_order;
+    let mut tally = match leg.test {
+        Test::PutSignal => put_signal::answer(seat, leg),
+        Test::Put => put::answer(seat, leg),
+        Test::Get => get::answer(seat, leg),
+        Test::Amo => amo::answer(seat, leg),
+        Test::SignalRate => signal_rate::answer(seat, leg),
+        Test::Ring => ring::answer(seat, leg),
+    }?;
+    tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
+    Ok(tally)
+}

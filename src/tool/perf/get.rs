@@ -1,0 +1,107 @@
+//! Gets, one after the other, each from the call to its completion. The other side only holds still.
+
+use fishplate_core::engine::{Issued, Notice};
+use fishplate_core::op::Cmp;
+use fishplate_core::rail::Rail;
+
+use super::leg::{Leg, SLOTS_AT, Side, Tally};
+use super::put;
+use super::seat::{CONTEXT, Seat, issue};
+use crate::tool::failure::{Failure, Outcome};
+use crate::tool::histogram::Histogram;
+use crate::tool::payload::Pattern;
+
+/// Clears this side's word, and writes what is to be got.
+pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
+    put::prepare(seat, leg, side)?;
+    if side == Side::Answers {
+        for slot in 0..leg.slots() {
+            // SAFETY: the slots lie inside the arena, which nobody reads before the leg begins.
+            unsafe {
+                let at = seat.arena.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
+                Pattern::new(leg.seed, 0, slot).fill(at, leg.size);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The side that gets.
+pub fn start<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
+    let deadline_ns = leg.deadline_ns();
+    let mut tally = Tally::default();
+    gets(seat, leg, leg.warmup, &mut Histogram::new(), &mut tally, deadline_ns)?;
+    tally = Tally { errors: tally.errors, ..Tally::default() };
+    tally.ticks = gets(seat, leg, leg.iters, histogram, &mut tally, deadline_ns)?;
+    tally.ops = leg.iters;
+    put::signal(seat, Side::Starts, 1, deadline_ns)?;
+    seat.quiet(deadline_ns)?;
+    Ok(tally)
+}
+
+#[inline(never)]
+fn gets<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    count: u64,
+    histogram: &mut Histogram,
+    tally: &mut Tally,
+    deadline_ns: u64,
+) -> Outcome<u64> {
+    let (len, stride, slots) = (leg.size, leg.stride(), leg.slots());
+    let clock = seat.clock;
+    let begun = clock.now();
+    let mut last = begun;
+    let mut slot = 0;
+    for _ in 0..count {
+        let offset = slot as usize * stride;
+        let (into, from) = (seat.buffer.at(offset as u64), seat.theirs.at((SLOTS_AT + offset) as u64));
+        let issued =
+            issue!(seat, deadline_ns, engine => engine.get(CONTEXT, into, len, from, Notice::Report(0)));
+        if let Issued::Pending(token) = issued {
+            finish(seat, token, deadline_ns)?;
+        }
+        let now = clock.now();
+        histogram.record(now.wrapping_sub(last));
+        last = now;
+        if leg.check {
+            // SAFETY: the slot lies inside the buffer, and the get that filled it is over.
+            let at = unsafe { seat.bytes.as_ptr().add(offset) };
+            // SAFETY: as above.
+            let whole = unsafe { Pattern::new(leg.seed, 0, slot).verify(at, len) };
+            tally.checked += u64::from(whole);
+            tally.errors += u64::from(!whole);
+            // So that the next get cannot pass for this one.
+            // SAFETY: as above.
+            unsafe { at.write(!at.read()) };
+            last = clock.now();
+        }
+        slot = if slot + 1 == slots { 0 } else { slot + 1 };
+    }
+    Ok(clock.now().wrapping_sub(begun))
+}
+
+/// Waits for an operation, and returns what it fetched.
+pub fn finish<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    token: fishplate_core::op::Token,
+    deadline_ns: u64,
+) -> Outcome<u64> {
+    match seat.engine.wait(token, &mut seat.waiter, deadline_ns) {
+        Ok(completion) if completion.outcome == fishplate_core::op::Outcome::Done => Ok(completion.value),
+        Ok(completion) => {
+            Err(Failure::run(format!("an operation to {} failed: {:?}", seat.name, completion.outcome)))
+        }
+        Err(error) => Err(seat.wait_failed(error)),
+    }
+}
+
+/// The side that holds still.
+pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
+    seat.wait(put::SIGNALS[0], Cmp::Eq, 1, leg.deadline_ns())?;
+    Ok(Tally::default())
+}

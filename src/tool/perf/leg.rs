@@ -1,0 +1,202 @@
+//! A [`Leg`]: one uninterrupted measurement, as the leading side orders it and both sides run it; and what they tell
+//! each other afterwards.
+
+use serde::{Deserialize, Serialize};
+
+use crate::tool::args::{Layout, Plan, SignalKind, Test};
+use crate::tool::clock::monotonic_ns;
+use crate::tool::layout::{self, Placement};
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leg {
+    /// What to measure.
+    pub test: Test,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Measured iterations.
+    pub iters: u64,
+    /// Iterations before them.
+    pub warmup: u64,
+    /// Verify every payload.
+    pub check: bool,
+    /// Operations in flight.
+    pub window: u64,
+    /// Where the signals lie.
+    pub layout: Layout,
+    /// What `signal-rate` does.
+    pub signal: SignalKind,
+    /// What payloads are made from.
+    pub seed: u64,
+    /// Time for it, in nanoseconds.
+    pub timeout_ns: u64,
+}
+
+/// Which side of a leg one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The side that starts, and measures.
+    Starts,
+    /// The side that answers.
+    Answers,
+}
+
+/// What a side found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Duration of the measured part in ticks, of the side that measures.
+    pub ticks: u64,
+    /// Operations in that time.
+    pub ops: u64,
+    /// Iterations verified.
+    pub checked: u64,
+    /// Iterations whose data was wrong.
+    pub errors: u64,
+    /// Signals seen before what they announce.
+    pub misordered: u64,
+    /// Arrivals out of order, as the engine counted.
+    pub out_of_order: u64,
+}
+
+impl Tally {
+    /// Both sides of one leg: an iteration counts as verified when both say so.
+    pub fn both(self, answer: Tally, two_way: bool) -> Tally {
+        Tally {
+            ticks: self.ticks,
+            ops: self.ops,
+            checked: if two_way { self.checked.min(answer.checked) } else { self.checked + answer.checked },
+            errors: self.errors + answer.errors,
+            misordered: self.misordered + answer.misordered,
+            out_of_order: self.out_of_order + answer.out_of_order,
+        }
+    }
+
+    /// This leg and another of the same row.
+    pub fn and(self, other: Tally) -> Tally {
+        Tally {
+            ticks: self.ticks + other.ticks,
+            ops: self.ops + other.ops,
+            checked: self.checked + other.checked,
+            errors: self.errors + other.errors,
+            misordered: self.misordered + other.misordered,
+            out_of_order: self.out_of_order + other.out_of_order,
+        }
+    }
+}
+
+/// Bytes that the slots of a stream of puts may take before they are used again sooner than the window asks: what a
+/// first-level cache holds.
+const SLOTS_BYTES: usize = 32 << 10;
+/// Where the payloads of a stream begin, behind its signals.
+pub const SLOTS_AT: usize = 256;
+
+impl Leg {
+    /// The legs of one row: both halves, alike.
+    pub fn half(plan: &Plan, size: usize) -> Leg {
+        let iters =
+            plan.iters.unwrap_or_else(|| (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters));
+        let warmup = plan.warmup.unwrap_or((iters / 10).min(10_000));
+        let mut leg = Leg {
+            test: plan.test,
+            size,
+            iters: iters.div_ceil(2),
+            warmup,
+            check: plan.check,
+            window: u64::from(plan.window).min(iters.div_ceil(2).next_power_of_two()),
+            layout: plan.layout.unwrap_or_else(|| layout::fitting(size)),
+            signal: plan.signal,
+            seed: plan.seed,
+            timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
+        };
+        if leg.is_windowed() {
+            leg.iters = leg.iters.next_multiple_of(leg.per_window());
+            leg.warmup = leg.warmup.next_multiple_of(leg.per_window());
+        }
+        leg
+    }
+
+    /// Whether samples are of whole windows.
+    pub fn is_windowed(&self) -> bool {
+        matches!(self.test, Test::Put | Test::SignalRate)
+    }
+
+    /// Whether both sides send payloads.
+    pub fn is_two_way(&self) -> bool {
+        self.test == Test::PutSignal
+    }
+
+    /// Bytes from one slot of a stream to the next.
+    pub fn stride(&self) -> usize {
+        if self.size <= 64 { self.size.next_multiple_of(8) } else { self.size.next_multiple_of(64) }
+    }
+
+    /// Slots that a stream of puts writes in turn.
+    pub fn slots(&self) -> u64 {
+        ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
+    }
+
+    /// Operations of one window: those after which the other side verifies, when it does.
+    pub fn per_window(&self) -> u64 {
+        if self.check && self.test == Test::Put { self.slots() } else { self.window }
+    }
+
+    /// Where payload and signal lie.
+    pub fn placement(&self) -> Placement {
+        Placement::of(self.layout, self.size)
+    }
+
+    /// When to give up, as the monotonic clock counts.
+    pub fn deadline_ns(&self) -> u64 {
+        monotonic_ns().saturating_add(self.timeout_ns)
+    }
+
+    /// What one sample of the histogram has to be divided by.
+    pub fn divisor(&self) -> f64 {
+        match self.test {
+            Test::PutSignal | Test::Ring => 2.0,
+            Test::Put | Test::SignalRate => self.per_window() as f64,
+            Test::Get | Test::Amo => 1.0,
+        }
+    }
+
+    /// Bytes of arena that payloads up to `region` bytes may need.
+    pub fn arena(region: usize) -> usize {
+        (Placement::arena(region) + SLOTS_AT + SLOTS_BYTES).max(RING_ARENA).next_multiple_of(4096)
+    }
+}
+
+/// What the ring test takes of the arena.
+pub const RING_ARENA: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leg(test: Test, size: usize, window: u64, check: bool) -> Leg {
+        Leg {
+            test,
+            size,
+            iters: 1,
+            warmup: 0,
+            check,
+            window,
+            layout: layout::fitting(size),
+            signal: SignalKind::Add,
+            seed: 0,
+            timeout_ns: 0,
+        }
+    }
+
+    #[test]
+    fn slots_fit_and_a_checked_window_uses_each_once() {
+        for size in [1, 8, 9, 63, 64, 65, 4096, 40_000, 1 << 20] {
+            for window in [1, 64, 65_536] {
+                let leg = leg(Test::Put, size, window, true);
+                assert!(leg.slots() >= 1 && leg.slots() <= window);
+                assert_eq!(leg.per_window(), leg.slots());
+                let end = SLOTS_AT + (leg.slots() as usize - 1) * leg.stride() + size;
+                assert!(end <= Leg::arena(size), "{size} {window}");
+            }
+        }
+    }
+}

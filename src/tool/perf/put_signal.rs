@@ -1,0 +1,202 @@
+//! Ping-pong of put-signals. An iteration goes from one post to the next; half of it is the latency.
+//!
+//! The clock is read right after a post, while the line is in flight, and so is the next payload made.
+
+use fishplate_core::engine::{Notice, Signal};
+use fishplate_core::op::{Cmp, SignalOp};
+use fishplate_core::rail::Rail;
+
+use super::leg::{Leg, Side, Tally};
+use super::seat::{CONTEXT, Seat, issue};
+use crate::tool::failure::Outcome;
+use crate::tool::histogram::Histogram;
+use crate::tool::payload::Pattern;
+
+/// Looks at a payload that should have been there before its signal.
+const SECOND_LOOKS: u32 = 1_000_000;
+
+/// Clears this side's words before the leg.
+pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
+    seat.set_word(leg.placement().signal[1 - side as usize], 0);
+    Ok(())
+}
+
+/// The side that measures.
+pub fn start<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
+    let mut play = Play::new(leg, Side::Starts);
+    match leg.check {
+        true => play.start::<R, RAILS, true>(seat, leg, histogram)?,
+        false => play.start::<R, RAILS, false>(seat, leg, histogram)?,
+    }
+    Ok(play.tally)
+}
+
+/// The side that answers.
+pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
+    let mut play = Play::new(leg, Side::Answers);
+    match leg.check {
+        true => play.answer::<R, RAILS, true>(seat, leg)?,
+        false => play.answer::<R, RAILS, false>(seat, leg)?,
+    }
+    Ok(play.tally)
+}
+
+/// What does not change from iteration to iteration.
+struct Play {
+    len: usize,
+    seed: u64,
+    /// Offsets: our payload and signal at the other side, theirs here.
+    out: (u64, u64),
+    inward: (usize, usize),
+    directions: (u64, u64),
+    /// From one source buffer to the other: the operation before may still read its own.
+    stride: usize,
+    deadline_ns: u64,
+    tally: Tally,
+}
+
+impl Play {
+    fn new(leg: &Leg, side: Side) -> Self {
+        let place = leg.placement();
+        let (mine, theirs) = (side as usize, 1 - side as usize);
+        Play {
+            len: leg.size,
+            seed: leg.seed,
+            out: (place.payload[mine] as u64, place.signal[mine] as u64),
+            inward: (place.payload[theirs], place.signal[theirs]),
+            directions: (mine as u64, theirs as u64),
+            stride: leg.size.next_multiple_of(64),
+            deadline_ns: leg.deadline_ns(),
+            tally: Tally::default(),
+        }
+    }
+
+    fn start<R: Rail, const RAILS: usize, const CHECK: bool>(
+        &mut self,
+        seat: &mut Seat<'_, R, RAILS>,
+        leg: &Leg,
+        histogram: &mut Histogram,
+    ) -> Outcome {
+        self.fill::<R, RAILS, CHECK>(seat, 1);
+        let mut discarded = Histogram::new();
+        self.run::<R, RAILS, CHECK>(seat, 1, leg.warmup, &mut discarded)?;
+        self.tally = Tally::default();
+        self.run::<R, RAILS, CHECK>(seat, leg.warmup + 1, leg.iters, histogram)?;
+        // One message each way.
+        self.tally.ops = 2 * leg.iters;
+        seat.quiet(self.deadline_ns)
+    }
+
+    /// Iterations from `first` on. The payload of the first is ready.
+    #[inline(never)]
+    fn run<R: Rail, const RAILS: usize, const CHECK: bool>(
+        &mut self,
+        seat: &mut Seat<'_, R, RAILS>,
+        first: u64,
+        count: u64,
+        histogram: &mut Histogram,
+    ) -> Outcome {
+        if count == 0 {
+            return Ok(());
+        }
+        let clock = seat.clock;
+        self.post(seat, first)?;
+        let begun = clock.now();
+        let mut last = begun;
+        for seq in first..first + count {
+            if seq != first {
+                self.post(seat, seq)?;
+                let now = clock.now();
+                histogram.record(now.wrapping_sub(last));
+                last = now;
+            }
+            // In flight.
+            self.fill::<R, RAILS, CHECK>(seat, seq + 1);
+            let expected = Pattern::new(self.seed, self.directions.1, seq);
+            seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
+            self.verify::<R, RAILS, CHECK>(seat, expected);
+        }
+        let now = clock.now();
+        histogram.record(now.wrapping_sub(last));
+        self.tally.ticks = now.wrapping_sub(begun);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn answer<R: Rail, const RAILS: usize, const CHECK: bool>(
+        &mut self,
+        seat: &mut Seat<'_, R, RAILS>,
+        leg: &Leg,
+    ) -> Outcome {
+        for seq in 1..=leg.warmup + leg.iters {
+            self.fill::<R, RAILS, CHECK>(seat, seq);
+            let expected = Pattern::new(self.seed, self.directions.1, seq);
+            seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
+            self.verify::<R, RAILS, CHECK>(seat, expected);
+            self.post(seat, seq)?;
+        }
+        self.tally.checked = self.tally.checked.saturating_sub(leg.warmup);
+        seat.quiet(self.deadline_ns)
+    }
+
+    #[inline(always)]
+    fn slot(&self, seq: u64) -> usize {
+        (seq & 1) as usize * self.stride
+    }
+
+    #[inline(always)]
+    fn post<R: Rail, const RAILS: usize>(&self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
+        let signal = Signal { at: seat.theirs.at(self.out.1), op: SignalOp::Set, value: seq };
+        let (from, to) = (seat.buffer.at(self.slot(seq) as u64), seat.theirs.at(self.out.0));
+        issue!(seat, self.deadline_ns, engine =>
+            engine.put_signal(CONTEXT, from, self.len, to, signal, Notice::Silent));
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn fill<R: Rail, const RAILS: usize, const CHECK: bool>(&self, seat: &Seat<'_, R, RAILS>, seq: u64) {
+        if CHECK {
+            // SAFETY: two slots of `stride` bytes lie inside the buffer. This one belonged to the operation before the
+            // last, which was answered and is over.
+            let at = unsafe { seat.bytes.as_ptr().add(self.slot(seq)) };
+            // SAFETY: as above; `len <= stride`.
+            unsafe { Pattern::new(self.seed, self.directions.0, seq).fill(at, self.len) };
+        }
+    }
+
+    #[inline(always)]
+    fn verify<R: Rail, const RAILS: usize, const CHECK: bool>(
+        &mut self,
+        seat: &Seat<'_, R, RAILS>,
+        expected: Pattern,
+    ) {
+        if CHECK {
+            // SAFETY: the placement of the payload lies inside the arena.
+            let at = unsafe { seat.arena.as_ptr().add(self.inward.0) };
+            // SAFETY: as above.
+            if unsafe { expected.verify(at, self.len) } {
+                self.tally.checked += 1;
+            } else {
+                self.wrong(at, expected);
+            }
+        }
+    }
+
+    /// Finds out whether the payload comes late or is wrong.
+    #[cold]
+    #[inline(never)]
+    fn wrong(&mut self, at: *const u8, expected: Pattern) {
+        for _ in 0..SECOND_LOOKS {
+            // SAFETY: as in `verify`.
+            if unsafe { expected.verify(core::hint::black_box(at), self.len) } {
+                self.tally.misordered += 1;
+                return;
+            }
+        }
+        self.tally.errors += 1;
+    }
+}

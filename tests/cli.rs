@@ -1,0 +1,261 @@
+//! What the binary does, as its users see it: output, exit codes, messages, and what is left behind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn fishplate(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn run(line: &str) -> Output {
+    fishplate(line).output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a line that must succeed, and returns its rows.
+fn rows(line: &str) -> Vec<Value> {
+    let output = run(&format!("{line} --format json"));
+    assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
+    assert!(!rows.is_empty(), "{line}");
+    rows
+}
+
+/// A path in the target's own temporary folder that nobody else uses.
+fn socket(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()))
+}
+
+#[test]
+fn every_test_runs_on_every_transport_and_verifies_everything() {
+    for transport in ["loopback", "loopback --rails 3", "sim", "sim --rails 4", "shm"] {
+        for test in ["put-signal", "put", "get", "amo", "signal-rate"] {
+            let line = format!("perf {test} --transport {transport} -n 300 -w 20 --window 16 --check");
+            for row in rows(&line) {
+                let [iters, checked, errors, misordered] =
+                    ["iters", "checked", "errors", "signals_misordered"]
+                        .map(|field| row[field].as_u64().unwrap());
+                assert!(iters >= 300, "{line}: {row}");
+                assert_eq!((checked, errors, misordered), (iters, 0, 0), "{line}: {row}");
+                assert!(row["msgs_per_s"].as_f64().unwrap() > 0.0, "{line}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_have_the_promised_fields() {
+    let row = &rows("perf put-signal -s 8 -n 2000 -w 100 --check")[0];
+    assert_eq!((&row["schema_version"], &row["test"]), (&1.into(), &"put-signal".into()));
+    assert_eq!((&row["transport"], &row["rails"], &row["size"]), (&"shm".into(), &1.into(), &8.into()));
+    let latency: Vec<f64> = ["min", "p50", "p90", "p99", "p999", "max"]
+        .map(|field| row["lat_ns"][field].as_f64().unwrap_or_else(|| panic!("{field}: {row}")))
+        .to_vec();
+    assert!(latency[1..].is_sorted() && latency[0] > 0.0, "{latency:?}");
+    assert!(row["floor_ns"].as_f64().unwrap() > 0.0);
+    for field in ["bytes_per_s", "arrivals_out_of_order"] {
+        assert!(row[field].is_number(), "{field}: {row}");
+    }
+}
+
+#[test]
+fn sizes_and_layouts_of_every_kind_arrive_intact() {
+    for layout in ["adjacent", "split"] {
+        let rows = rows(&format!(
+            "perf put-signal -s 1,7,24,25,56,57,4K,100K -n 100 -w 10 --check --layout {layout}"
+        ));
+        assert_eq!(rows.len(), 8);
+    }
+    rows("perf put -b 1 -e 64K -f 16 -n 200 -w 64 --check");
+    rows("perf get -s 3,5000 -n 100 -w 10 --check");
+    rows("perf signal-rate --signal set -n 1000");
+    rows("perf ring -s 8,16,32,64 -n 2000 -w 100");
+}
+
+#[test]
+fn large_puts_are_compared_with_memcpy() {
+    let row = &rows("perf put -s 1M -n 64 -w 8 --window 8")[0];
+    assert!(row["memcpy_bytes_per_s"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[test]
+fn many_seeds_show_disorder_below_and_order_above() {
+    let row = &rows("perf put-signal --transport sim --rails 4 --seeds 50 --seed 100")[0];
+    assert!(row["arrivals_out_of_order"].as_u64().unwrap() > 0, "{row}");
+    assert_eq!(row["signals_misordered"], 0);
+    let row = &rows("perf put-signal --transport sim --rails 3 --seeds 5 -s 5000 --window 8 -n 64")[0];
+    assert_eq!((&row["errors"], &row["checked"]), (&0.into(), &row["iters"]));
+}
+
+#[test]
+fn csv_and_table_have_headers() {
+    let csv = text(&run("perf amo --transport loopback -n 100 --format csv").stdout);
+    let lines: Vec<&str> = csv.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(lines.len(), 2, "{csv}");
+    assert!(lines[0].starts_with("schema_version,test,"), "{csv}");
+    assert_eq!(lines[0].split(',').count(), lines[1].split(',').count(), "{csv}");
+    let table = text(&run("perf amo --transport loopback -n 100").stdout);
+    assert_eq!(table.lines().filter(|line| line.starts_with('#')).count(), 2, "{table}");
+    assert!(!table.contains('\u{1b}'), "no colours where nobody sees them: {table}");
+}
+
+#[test]
+fn bad_input_is_told_with_a_remedy() {
+    for (line, code, says) in [
+        ("perf put -s 0", 2, "size 0"),
+        ("perf put -s 128M", 2, "--region"),
+        ("perf put -s 8Q", 2, "`8Q`"),
+        ("perf put --rails 0", 2, "--rails 0"),
+        ("perf put --rails 17 --transport sim", 2, "at most"),
+        ("perf put --window 0", 2, "--window 0"),
+        ("perf put -n 0", 2, "-n 0"),
+        ("perf put --pin 0,99999", 2, "99999"),
+        ("perf put --transport carrier-pigeon", 2, "carrier-pigeon"),
+        ("perf teleport", 2, "teleport"),
+        ("fly", 2, "fly"),
+        ("perf put --mode worker", 2, "inline"),
+        ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
+        ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
+        ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),
+    ] {
+        let output = run(line);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {told}");
+        assert!(told.contains(says), "{line}: {told}");
+        assert!(!told.contains("panicked"), "{line}: {told}");
+        assert!(output.stdout.is_empty(), "{line}: {}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_listening_path_that_exists_is_left_alone() {
+    let path = socket("exists");
+    std::fs::write(&path, "precious").unwrap();
+    let output = run(&format!("perf put --listen {} -T 1", path.display()));
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("exists already") && told.contains(path.to_str().unwrap()), "{told}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Starts a side that listens, and waits until it does.
+fn listen(line: &str, path: &Path) -> Child {
+    let child = fishplate(line)
+        .arg("--listen")
+        .arg(path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "nobody listens at {}", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+#[test]
+fn two_sides_started_apart_find_each_other_and_leave_nothing() {
+    let path = socket("apart");
+    let side = listen("perf put-signal", &path);
+    let rows = rows(&format!("perf put-signal -s 8,1K -n 500 -w 10 --check --connect {}", path.display()));
+    assert_eq!(rows.len(), 2);
+    let output = side.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!path.exists());
+}
+
+#[test]
+fn sides_that_do_not_match_say_so() {
+    let path = socket("mismatch");
+    for (theirs, ours, says) in
+        [("perf put", "perf get", "same test"), ("perf put --region 1M", "perf put", "--region")]
+    {
+        let side = listen(theirs, &path);
+        let output = run(&format!("{ours} -n 100 --connect {}", path.display()));
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(says), "{told}");
+        let output = side.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(!path.exists());
+    }
+}
+
+/// The process that a process has started.
+fn child_of(parent: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+fn kill(pid: u32) {
+    // SAFETY: a call with plain numbers, of a process that this test has started.
+    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
+}
+
+/// Waits for something that must come soon.
+fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
+    for (test, kill_second) in
+        [("put-signal", true), ("ring", true), ("signal-rate", true), ("put-signal", false)]
+    {
+        let line = format!("perf {test} -n 1e11 -T 3600");
+        let mut first =
+            fishplate(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let second = soon("a second process", || child_of(first.id()));
+        std::thread::sleep(Duration::from_millis(300));
+        if kill_second {
+            kill(second);
+            let output = first.wait_with_output().unwrap();
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{told}");
+            assert!(told.contains(&second.to_string()) && told.contains("killed by signal 9"), "{told}");
+        } else {
+            kill(first.id());
+            first.wait().unwrap();
+            soon("the second process follows the first", || {
+                let status = std::fs::read_to_string(format!("/proc/{second}/stat")).unwrap_or_default();
+                (status.is_empty() || status.contains(") Z ")).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn info_tells_the_same_as_text_and_as_json() {
+    let value: Value = serde_json::from_slice(&run("info --json").stdout).unwrap();
+    assert_eq!(value["schema_version"], 1);
+    assert_eq!(value["transports"]["shm"], "usable");
+    assert!(value["machine"]["cpus"].is_string() && value["layout_bytes"]["ring_header"]["size"] == 256);
+    let told = text(&run("info").stdout);
+    assert!(told.contains("machine.cpus") && told.contains("transports.shm"), "{told}");
+}
+
+#[test]
+fn without_arguments_it_demonstrates() {
+    let output = run("");
+    let told = text(&output.stdout);
+    assert!(output.status.success(), "{told}\n{}", text(&output.stderr));
+    assert!(told.contains("Latency") && told.contains("Bandwidth") && told.contains("memcpy"), "{told}");
+}

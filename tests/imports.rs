@@ -1,0 +1,265 @@
+//! The import rules of the tree, read from the sources: who may name whom.
+//!
+//! | rule                                                            | read from                   |
+//! |-----------------------------------------------------------------|-----------------------------|
+//! | core is `no_std`: no `std`, no `alloc`, no `libc`               | core/src                    |
+//! | `sync <- rail <- engine <- context` within core                 | core/src                    |
+//! | core <- sys, core <- shm; sys and shm never see each other      | the packages' Cargo.toml    |
+//! | nothing depends on benches or tests                             | the packages' Cargo.toml    |
+//! | core, sys and shm start no thread, read no environment, set no signal handler | their src     |
+//!
+//! What is compiled for tests only, and comments, may name anything.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A source file without comments and without what only tests see.
+struct Source {
+    path: PathBuf,
+    code: String,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(package: &str) -> Vec<Source> {
+    let top = root().join(package).join("src");
+    let mut sources = vec![];
+    let mut folders = vec![top.clone()];
+    let mut test_modules = vec![];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let modules = path.with_extension("");
+                let modules = if modules.ends_with("lib") { top.clone() } else { modules };
+                let (code, skipped) = product_code(&text);
+                test_modules.extend(skipped.iter().map(|module| modules.join(module)));
+                let path = path.strip_prefix(&top).unwrap().to_owned();
+                sources.push(Source { path, code });
+            }
+        }
+    }
+    assert!(!sources.is_empty(), "no sources under {}", top.display());
+    sources.retain(|source| {
+        !test_modules.iter().any(|module| top.join(&source.path).with_extension("").starts_with(module))
+    });
+    sources
+}
+
+/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]` or a `cfg(all(test, ..))`, and the
+/// names of the modules among those items that lie in files of their own.
+fn product_code(text: &str) -> (String, Vec<String>) {
+    let mut code = String::new();
+    let mut modules = vec![];
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let code_line = line.split("//").next().unwrap();
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let attribute = line.trim_start();
+        if !attribute.starts_with("#[cfg(test") && !attribute.starts_with("#[cfg(all(test") {
+            code.push_str(code_line);
+            code.push('\n');
+            continue;
+        }
+        // The item ends with a semicolon, or with the brace in the column of its attribute.
+        for line in lines.by_ref() {
+            let item = line.trim_start();
+            if let Some(module) = item.split("mod ").nth(1).and_then(|rest| rest.strip_suffix(';')) {
+                modules.push(module.to_owned());
+            }
+            if item.ends_with(';') && line.starts_with(indent) && !line[indent.len()..].starts_with(' ')
+                || line.trim_end() == format!("{indent}}}")
+            {
+                break;
+            }
+        }
+    }
+    (code, modules)
+}
+
+/// Identifiers and the punctuation that paths need.
+fn tokens(code: &str) -> Vec<&str> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens = vec![];
+    let mut rest = code;
+    while let Some(first) = rest.chars().next() {
+        let len = match first {
+            c if is_word(c) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
+            _ if rest.starts_with("::") => 2,
+            c => c.len_utf8(),
+        };
+        if !first.is_whitespace() {
+            tokens.push(&rest[..len]);
+        }
+        rest = &rest[len..];
+    }
+    tokens
+}
+
+/// What stands directly behind `prefix::`, the branches of a use tree included.
+fn named_behind<'a>(prefix: &str, tokens: &[&'a str]) -> Vec<&'a str> {
+    let mut named = vec![];
+    for at in 0..tokens.len().saturating_sub(2) {
+        if tokens[at] != prefix || tokens[at + 1] != "::" {
+            continue;
+        }
+        if tokens[at + 2] != "{" {
+            named.push(tokens[at + 2]);
+            continue;
+        }
+        let mut depth = 0;
+        for (&before, &token) in tokens[at + 2..].iter().zip(&tokens[at + 3..]) {
+            depth += i32::from(before == "{") - i32::from(before == "}");
+            if depth == 0 {
+                break;
+            }
+            if depth == 1 && (before == "{" || before == ",") {
+                named.push(token);
+            }
+        }
+    }
+    named
+}
+
+/// Modules of core that the module may not name.
+fn above(module: &str) -> &'static [&'static str] {
+    match module {
+        "sync" => &["rail", "engine", "context", "op", "mem", "error"],
+        "op" | "mem" | "error" => &["rail", "engine", "context"],
+        "rail" => &["engine", "context"],
+        "engine" => &["context"],
+        _ => &[],
+    }
+}
+
+fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
+    let module = path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
+    let tokens = tokens(code);
+    let named = named_behind("crate", &tokens).into_iter().chain(named_behind("super", &tokens));
+    named
+        .filter(|name| above(module).contains(name))
+        .map(|name| format!("{} names {name}", path.display()))
+        .collect()
+}
+
+/// The packages that a Cargo.toml depends on, tests apart.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let mut found = vec![];
+    let mut in_dependencies = false;
+    for line in manifest.lines().map(str::trim) {
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            let (_, last) = section.rsplit_once('.').unwrap_or(("", section));
+            in_dependencies = matches!(last, "dependencies" | "build-dependencies");
+            if let Some((_, package)) =
+                section.split_once("dependencies.").filter(|_| !section.contains("dev-"))
+            {
+                found.push(package.to_owned());
+            }
+        } else if in_dependencies && !line.starts_with('#') {
+            let name = line.split(['=', '.', ' ']).next().unwrap();
+            found.extend((!name.is_empty()).then(|| name.to_owned()));
+        }
+    }
+    found
+}
+
+fn manifest(package: &str) -> String {
+    fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap()
+}
+
+#[test]
+fn core_names_no_std_and_no_system() {
+    for source in sources("core") {
+        let tokens = tokens(&source.code);
+        for word in ["std", "alloc", "libc"] {
+            let named = tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
+            assert!(!named, "core/src/{} names {word}", source.path.display());
+        }
+    }
+    let lib = fs::read_to_string(root().join("core/src/lib.rs")).unwrap();
+    assert!(lib.lines().any(|line| line == "#![no_std]"), "core is not no_std");
+    for package in dependencies(&manifest("core")) {
+        let allowed = ["crossbeam-utils", "static_assertions", "memoffset", "loom"];
+        assert!(allowed.contains(&package.as_str()), "core depends on {package}");
+    }
+}
+
+#[test]
+fn layers_of_core_name_only_what_lies_below() {
+    let breaches: Vec<_> =
+        sources("core").iter().flat_map(|source| layer_breaches(&source.path, &source.code)).collect();
+    assert!(breaches.is_empty(), "{breaches:#?}");
+}
+
+#[test]
+fn packages_depend_on_core_alone() {
+    for package in ["sys", "shm"] {
+        for other in dependencies(&manifest(package)).iter().filter(|name| name.starts_with("fishplate")) {
+            assert_eq!(other, "fishplate-core", "{package} depends on {other}");
+        }
+    }
+    for package in ["core", "sys", "shm", "."] {
+        let manifest = manifest(package);
+        assert!(!manifest.contains("path = \"benches") && !manifest.contains("path = \"tests"), "{package}");
+        assert!(!dependencies(&manifest).iter().any(|name| name == "fishplate-benches"), "{package}");
+    }
+}
+
+#[test]
+fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
+    for package in ["core", "sys", "shm"] {
+        for source in sources(package) {
+            let tokens = tokens(&source.code);
+            for path in [
+                ["env", "var"],
+                ["env", "var_os"],
+                ["env", "vars"],
+                ["thread", "spawn"],
+                ["thread", "Builder"],
+            ] {
+                let named = tokens.windows(3).any(|three| three == [path[0], "::", path[1]]);
+                assert!(!named, "{package}/src/{} names {}::{}", source.path.display(), path[0], path[1]);
+            }
+            for word in ["getenv", "sigaction", "signal_hook", "pthread_create"] {
+                assert!(!tokens.contains(&word), "{package}/src/{} names {word}", source.path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_planted_breach_is_found() {
+    let breaches = |path: &str, code: &str| layer_breaches(Path::new(path), &product_code(code).0).len();
+    assert_eq!(breaches("sync/ring.rs", "use crate::rail::Rail;\n"), 1);
+    assert_eq!(breaches("sync.rs", "use crate::{sync::seq::Seq, rail};\n"), 1);
+    assert_eq!(
+        breaches("rail/loopback.rs", "use crate::{\n    sync::{ring, seq},\n    engine::Engine,\n};\n"),
+        1
+    );
+    assert_eq!(breaches("rail.rs", "fn f() -> super::engine::E {}\n"), 1);
+    assert_eq!(breaches("engine.rs", "use crate::{rail::{Rail, engine}, sync};\n"), 0);
+    assert_eq!(breaches("rail.rs", "//! [`Engine`](crate::engine::Engine)\nuse crate::sync;\n"), 0);
+    assert_eq!(
+        breaches("rail.rs", "#[cfg(test)]\nmod tests {\n    use crate::engine::E;\n}\nuse crate::sync;\n"),
+        0
+    );
+    assert_eq!(breaches("rail.rs", "#[cfg(test)]\nmod tests {\n    use a;\n}\nuse crate::engine;\n"), 1);
+    assert_eq!(
+        product_code("#[cfg(test)]\nmod races;\n#[cfg(test)]\npub(crate) mod testing;\n").1,
+        ["races", "testing"]
+    );
+    assert_eq!(
+        dependencies("[dependencies]\na = \"1\"\nb.workspace = true\n[dev-dependencies]\nc = \"1\"\n"),
+        ["a", "b"]
+    );
+    assert_eq!(
+        dependencies("[target.'cfg(x)'.dependencies]\nd = \"1\"\n[dependencies.e]\nversion = \"1\"\n"),
+        ["d", "e"]
+    );
+}

@@ -1,0 +1,14 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: finds a command, or installs the Debian package that has it and says so.
+
+# need COMMAND PACKAGE
+need() {
+    command -v "$1" >/dev/null && return
+    echo "$1 is missing: installing the package $2"
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    {
+        { [ -n "${APT_UPDATED:-}" ] || "${as_root[@]}" apt-get update -qq; } && APT_UPDATED=1 &&
+            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null
+    } </dev/null && command -v "$1" >/dev/null
+}

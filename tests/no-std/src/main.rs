@@ -1,0 +1,108 @@
+//! Uses the ring and the engine where there is no std, no allocator and no operating system to ask: all memory is on the
+//! stack, time is counted in calls. Exits 0, or with the number of the first check that failed.
+#![no_std]
+#![no_main]
+
+use core::mem::MaybeUninit;
+use core::panic::PanicInfo;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot,
+    RemoteSlot, Signal, Stream, Waiter,
+};
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::op::{Cmp, SignalOp};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::host::SpinHost;
+use fishplate_core::sync::ring::{self, Header};
+
+// The C library starts the program and brings memcpy; nothing else of it is used.
+#[link(name = "c")]
+unsafe extern "C" {
+    fn abort() -> !;
+}
+
+#[panic_handler]
+fn panic(_: &PanicInfo<'_>) -> ! {
+    // SAFETY: takes nothing and does not return.
+    unsafe { abort() }
+}
+
+/// What the C runtime calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn main() -> i32 {
+    if ring_past_its_wrap().is_none() {
+        return 1;
+    }
+    if put_signal_over(Loopback::<64>::new()).is_none() {
+        return 2;
+    }
+    if put_signal_over(Loopback::<64>::mapped()).is_none() {
+        return 3;
+    }
+    0
+}
+
+fn ensure(holds: bool) -> Option<()> {
+    holds.then_some(())
+}
+
+fn ring_past_its_wrap() -> Option<()> {
+    let mut header = Header::starting_at(u64::MAX - 5);
+    let mut slots = [MaybeUninit::uninit(); 4];
+    let (mut tx, mut rx) = ring::split(&mut header, &mut slots).ok()?;
+    for lap in 0..8u64 {
+        for n in 0..4 {
+            tx.push(4 * lap + n).ok()?;
+        }
+        ensure(tx.push(0).is_err())?;
+        for n in 0..4 {
+            ensure(rx.pop()? == 4 * lap + n)?;
+        }
+    }
+    ensure(rx.pop().is_none())
+}
+
+const WINDOW: usize = 16;
+const ROUNDS: u64 = 100;
+
+fn put_signal_over(rail: impl Rail) -> Option<()> {
+    let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
+    let memory = Memory {
+        peers: &mut [PeerSlot::EMPTY],
+        streams: &mut [Stream::EMPTY],
+        parked: &mut [Parked::EMPTY; WINDOW],
+        bitmap: &mut [0; 8],
+        locals: &mut [LocalSlot::EMPTY],
+        remotes: &mut [RemoteSlot::EMPTY],
+        pending: &mut [PendingSlot::EMPTY; 8],
+    };
+    // Bytes 0 to 7 are sent to bytes 8 to 15; the signal is at 16.
+    let words = [const { AtomicU64::new(0) }; 3];
+    let mut engine = Engine::new(config, [rail], memory).ok()?;
+    let peer = engine.reserve_peer().ok()?;
+    engine.connect_peer(peer, 1).ok()?;
+    // SAFETY: `words` outlives the engine's use of it and is accessed through atomics only.
+    let region = unsafe { Region::new(NonNull::from(&words).cast(), 24, RegionKind::Private) };
+    let local = engine.register(region).ok()?;
+    let mut handle = [0; HANDLE_MAX];
+    let len = engine.export(local, &mut handle).ok()?;
+    let remote = engine.import(peer, &handle[..len]).ok()?;
+
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    let mut waiter = Waiter::awake(&host, &never);
+    let context = ContextId(0);
+    for round in 1..=ROUNDS {
+        // Relaxed: one thread.
+        words[0].store(!round, Ordering::Relaxed);
+        let signal = Signal { at: remote.at(16), op: SignalOp::Add, value: 1 };
+        engine.put_signal(context, local.at(0), 8, remote.at(8), signal, Notice::Silent).ok()?;
+        let seen =
+            engine.wait_signal(local.at(16), Cmp::Ge, round, Some(peer), &mut waiter, u64::MAX).ok()?;
+        ensure(seen == round && words[1].load(Ordering::Relaxed) == !round)?;
+    }
+    engine.quiet(context, peer, &mut waiter, u64::MAX).ok()
+}

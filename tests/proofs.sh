@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# The long runs behind the promises: each prints its figures, and fails when one is not what was promised.
+#
+#   tests/proofs.sh            in full
+#   tests/proofs.sh --short    a tenth of it, as in .ci/run
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_KILLS, PROOF_PINGPONGS set the lengths one by one
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+share=1
+[ "${1:-}" = --short ] && share=10
+iters=${PROOF_ITERS:-$((10000000 / share))}
+seeds=${PROOF_SEEDS:-$((10000 / share))}
+kills=${PROOF_KILLS:-$((500 / share))}
+pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
+
+need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
+cargo build --release --locked --quiet || exit
+fishplate=${CARGO_TARGET_DIR:-target}/release/fishplate
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=()
+
+# proof NAME COMMAND...: says what came out, and how long it took
+proof() {
+    local name=$1 start=$SECONDS
+    shift
+    printf -- '-- %s\n' "$name"
+    "$@" || { failed+=("$name"); echo "FAILED $name"; }
+    echo "   $((SECONDS - start)) s"
+}
+
+put_signal_checked() {
+    "$fishplate" perf put-signal --transport shm -s 8 --check -n "$iters" --format json --timeout 600 >"$log" || return
+    jq -r '"   \(.checked) of \(.iters) payloads verified, \(.errors) errors, \(.signals_misordered) misordered, p50 \(.lat_ns.p50) ns, floor \(.floor_ns) ns"' "$log"
+    jq -e --argjson n "$iters" '.checked >= $n and .errors == 0 and .signals_misordered == 0' "$log" >/dev/null
+}
+
+simulated_seeds() {
+    "$fishplate" perf put-signal --transport sim --rails 4 --seed 1 --seeds "$seeds" --check --format json --timeout 1200 >"$log" || return
+    jq -rs '"   \(map(.iters) | add) put-signals, \(map(.arrivals_out_of_order) | add) arrivals out of order, \(map(.signals_misordered) | add) signals misordered, \(map(.errors) | add) errors"' "$log"
+    jq -es 'map(.errors + .signals_misordered) | add == 0' "$log" >/dev/null &&
+        jq -es 'map(.arrivals_out_of_order) | add > 0' "$log" >/dev/null
+}
+
+# Either side is killed at a random moment; the other must end with an error in less than 100 ms, and the next pair, under
+# the same name, must connect.
+kill_nine() {
+    local pair=@fishplate-proof-$$ before after victim survivor began us status worst=0 n
+    local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)
+    before=$(ls -A /dev/shm)
+    for ((n = 0; n < kills; n++)); do
+        "${run[@]}" --listen $pair >/dev/null 2>"$log" &
+        local one=$!
+        "${run[@]}" --connect $pair >/dev/null 2>>"$log" &
+        local two=$!
+        sleep "0.$(printf %03d $((100 + RANDOM % 200)))"
+        if ((RANDOM % 2)); then victim=$one survivor=$two; else victim=$two survivor=$one; fi
+        if ! kill -0 $victim 2>/dev/null || ! kill -0 $survivor 2>/dev/null; then
+            echo "   round $n: a side ended by itself:"
+            cat "$log"
+            return 1
+        fi
+        began=${EPOCHREALTIME/./}
+        kill -9 $victim
+        status=0
+        wait $survivor || status=$?
+        us=$((${EPOCHREALTIME/./} - began))
+        wait $victim 2>/dev/null
+        [ $status = 1 ] || { echo "   round $n: the survivor ended with status $status:"; cat "$log"; return 1; }
+        ((us > worst)) && worst=$us
+        ((us < 100000)) || { echo "   round $n: the survivor took $us us to end"; return 1; }
+    done
+    after=$(ls -A /dev/shm)
+    echo "   $kills kills: every survivor ended with an error, the slowest after $worst us; /dev/shm unchanged: $([ "$before" = "$after" ] && echo yes || echo no)"
+    [ "$before" = "$after" ]
+} 2>/dev/null # where bash reports each kill
+
+no_lost_wake_up() {
+    local kinds
+    kinds=$(grep -c '^fn no_wake_up_is_lost' sys/tests/linux/park.rs)
+    FISHPLATE_STRESS=$((pingpongs / kinds)) timeout 3000 cargo test --release --locked --quiet --package fishplate-sys --test linux -- \
+        no_wake_up_is_lost a_parked_thread_uses_no_processor --test-threads 1 --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'meetings|round trips|parks|test result|panicked|processor' "$log" | sed 's/^ */   /'
+    return $status
+}
+
+proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
+proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
+proof "kill -9 of either side: $kills" kill_nine
+proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "all proofs hold"

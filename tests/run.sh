@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Passes all tests on a Debian or Ubuntu machine that has Rust (rustup): the tests of every package, with the import
+# rules, the command-line tool and the processes that share memory among them; the program without std; and the
+# instruction budgets. What is missing is installed by package name; each installation is announced.
+#
+# The last line counts what ran. Of the full output, target/test.log keeps a copy.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+log=target/test.log
+mkdir -p target
+passed=0 failed=0 skipped=0
+
+# part NAME COMMAND...: one part that passes, fails or (status 77) is skipped as a whole
+part() {
+    local name=$1 status=0
+    shift
+    printf '\n== %s\n' "$name"
+    "$@" || status=$?
+    case $status in
+        0) passed=$((passed + 1)) ;;
+        77) skipped=$((skipped + 1)) ;;
+        *) failed=$((failed + 1)); echo "FAILED $name (status $status)" ;;
+    esac
+}
+
+command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
+need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
+
+printf '== cargo test --workspace\n'
+# Each test says ok or FAILED; of what passing tests print, only the lines that start with SKIPPED are shown.
+RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
+    cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
+    awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 } !quiet || /^SKIPPED/'
+status=${PIPESTATUS[0]}
+read -r passed failed skipped < <(awk '
+    # test result: ok. 12 passed; 0 failed; 1 ignored; ...
+    /^test result:/ { passed += $4; failed += $6; skipped += $8 }
+    /^SKIPPED/ { skipped++; passed-- }
+    END { print passed + 0, failed + 0, skipped + 0 }' "$log")
+# Not built, killed for time, or a test program that died: then the lines above do not tell.
+if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
+    failed=1
+    echo "FAILED cargo test (status $status)"
+fi
+
+part "no_std, no main, no allocator" tests/no-std/run.sh
+part "instruction budgets" benches/budgets.sh
+
+printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
+[ "$failed" = 0 ]
