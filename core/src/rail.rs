@@ -111,7 +111,8 @@ pub trait Rail {
     /// Makes memory reachable to peers. Returns its key and the local descriptor. Slow path.
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
 
-    /// Takes memory back. Operations of peers that name it fail from now on. Slow path.
+    /// Takes memory back. What peers post to it from now on is refused where this end carries it out; a peer that has the memory
+    /// mapped, or has it copied by the kernel, asks nobody and must be done with it before. Slow path.
     fn deregister(&mut self, key: RailKey);
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the

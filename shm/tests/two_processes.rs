@@ -1,6 +1,8 @@
 //! Two real processes: data by every path, waking up, and dying.
 
 use std::io::Read;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -339,6 +341,7 @@ fn bereaved(address: &std::ffi::OsStr) {
     let before = held();
     let link = connect(address, &rail.profile(), soon()).unwrap();
     rail.attach(PEER, link).unwrap();
+    drop(UnixStream::connect_addr(&met_at(address)).unwrap());
     let mut seen = Seen::default();
     until(&mut rail, &mut seen, |seen| !seen.down.is_empty());
     assert_eq!(seen.down, [(PEER, PeerError::Died)]);
@@ -346,6 +349,11 @@ fn bereaved(address: &std::ffi::OsStr) {
     assert_eq!(held(), before);
     let mut line = [0];
     assert_eq!(std::io::stdin().read(&mut line).unwrap(), 0);
+}
+
+/// Where the side that connected says that the two have met.
+fn met_at(address: &std::ffi::OsStr) -> SocketAddr {
+    SocketAddr::from_abstract_name([address.as_encoded_bytes(), b"-met"].concat()).unwrap()
 }
 
 /// Listens, accepts one peer, and then hangs until it is killed.
@@ -359,12 +367,13 @@ fn hang(address: &std::ffi::OsStr) {
 #[test]
 fn the_side_that_connected_sees_the_listening_side_die_too() {
     let _alone = alone();
-    for pause in [0, 5, 20] {
+    for _ in 0..3 {
         let address = name();
+        let met = UnixListener::bind_addr(&met_at(address.as_ref())).unwrap();
         let listening = spawn("hang", &address);
         let mut connected = spawn("bereaved", &address);
-        // Time to meet; killed while they have not yet, the connecting side fails, which is tested elsewhere.
-        std::thread::sleep(Duration::from_millis(300 + pause));
+        // Killed before they have met, the connecting side would fail to connect, which is tested elsewhere.
+        met.accept().unwrap();
         drop(listening);
         drop(connected.0.stdin.take());
         connected.join();
