@@ -173,13 +173,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         notice: Notice,
     ) -> Result<Issued, OpError> {
         if let Some(source) = self.here(from, len)
-            && let Some(target) = self.there(context, to, len)
-            && let Some(word) = self.there(context, signal.at, 8)
-            && target.peer == word.peer
-            && signal.at.offset & 7 == 0
+            && let Some((target, word)) = self.there_with_word(context, to, len, signal.at)
         {
             // SAFETY: as in `put`.
-            unsafe { copy_bytes(source, target.ptr, len) };
+            unsafe { copy_bytes(source, target, len) };
             self.signal_now(word, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
@@ -394,6 +391,45 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return None;
         }
         Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
+    }
+
+    /// [`there`](Self::there) for data and the word of the signal that follows it: of the same peer, and most often in the same
+    /// region, which is then looked up once. What stands between a signal seen and the answer to it counts twice per round trip.
+    #[inline(always)]
+    fn there_with_word(
+        &self,
+        context: ContextId,
+        to: RemoteAddr,
+        len: usize,
+        word: RemoteAddr,
+    ) -> Option<(*mut u8, Mapped)> {
+        let slot = self.state.remotes.get(to.region.index as usize)?;
+        let end = to.offset.checked_add(len as u64)?;
+        if slot.generation != to.region.generation
+            || end > slot.len
+            || slot.mapped.is_null()
+            || context.0 as u16 >= self.state.config.contexts
+            || self.state.open != 0
+            || word.offset & 7 != 0
+        {
+            return None;
+        }
+        let target = slot.mapped.wrapping_add(to.offset as usize);
+        let slot = if word.region == to.region {
+            slot
+        } else {
+            let other = self.state.remotes.get(word.region.index as usize)?;
+            if other.generation != word.region.generation || other.peer != slot.peer || other.mapped.is_null()
+            {
+                return None;
+            }
+            other
+        };
+        if word.offset.checked_add(8)? > slot.len {
+            return None;
+        }
+        let ptr = slot.mapped.wrapping_add(word.offset as usize);
+        Some((target, Mapped { ptr, peer: slot.peer, rail: slot.rail }))
     }
 
     /// The imported range, checked.

@@ -53,7 +53,10 @@ struct Play {
     out: (u64, u64),
     inward: (usize, usize),
     directions: (u64, u64),
-    /// From one source buffer to the other: the operation before may still read its own.
+    /// The source of the next post, and the distance to that of the one after: the operation before may still read its own.
+    /// Kept rather than computed from the number: a branch on an alternating bit, in the wake of a wait of random length,
+    /// is mispredicted half of the time.
+    from: usize,
     stride: usize,
     deadline_ns: u64,
     tally: Tally,
@@ -69,6 +72,7 @@ impl Play {
             out: (place.payload[mine] as u64, place.signal[mine] as u64),
             inward: (place.payload[theirs], place.signal[theirs]),
             directions: (mine as u64, theirs as u64),
+            from: 0,
             stride: leg.size.next_multiple_of(64),
             deadline_ns: leg.deadline_ns(),
             tally: Tally::default(),
@@ -144,25 +148,21 @@ impl Play {
     }
 
     #[inline(always)]
-    fn slot(&self, seq: u64) -> usize {
-        (seq & 1) as usize * self.stride
-    }
-
-    #[inline(always)]
-    fn post<R: Rail, const RAILS: usize>(&self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
+    fn post<R: Rail, const RAILS: usize>(&mut self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
         let signal = Signal { at: seat.theirs.at(self.out.1), op: SignalOp::Set, value: seq };
-        let (from, to) = (seat.buffer.at(self.slot(seq) as u64), seat.theirs.at(self.out.0));
+        let (from, to) = (seat.buffer.at(self.from as u64), seat.theirs.at(self.out.0));
         issue!(seat, self.deadline_ns, engine =>
             engine.put_signal(CONTEXT, from, self.len, to, signal, Notice::Silent));
+        self.from ^= self.stride;
         Ok(())
     }
 
     #[inline(always)]
     fn fill<R: Rail, const RAILS: usize, const CHECK: bool>(&self, seat: &Seat<'_, R, RAILS>, seq: u64) {
         if CHECK {
-            // SAFETY: two slots of `stride` bytes lie inside the buffer. This one belonged to the operation before the
+            // SAFETY: two sources of `stride` bytes lie inside the buffer. This one belonged to the operation before the
             // last, which was answered and is over.
-            let at = unsafe { seat.bytes.as_ptr().add(self.slot(seq)) };
+            let at = unsafe { seat.bytes.as_ptr().add(self.from) };
             // SAFETY: as above; `len <= stride`.
             unsafe { Pattern::new(self.seed, self.directions.0, seq).fill(at, self.len) };
         }
