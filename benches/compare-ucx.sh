@@ -48,7 +48,7 @@ theirs() {
     server=$!
     for _ in {1..40}; do
         sleep 0.05
-        row=$(ucx_perftest -p $port -c "${cpus%,*}" -v "$@" localhost 2>/dev/null | grep -E '^[0-9]+,' | tail -n 1) && break
+        row=$(ucx_perftest -p $port -c "${cpus%,*}" -v "$@" localhost 2>/dev/null | grep -E '^ *[0-9]+,' | tail -n 1) && break
     done
     wait "$server" || true
     keep "$name" "$(awk -F, -v c="$column" -v f="$factor" 'NF { print $c * f }' <<<"$row")"

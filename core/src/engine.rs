@@ -365,7 +365,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 }
             }
         }
-        slot.generation = id.generation;
+        slot.generation = id.generation as u16;
         self.state.locals[id.index as usize] = slot;
         Ok(id)
     }
@@ -379,14 +379,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             rail.deregister(key);
         }
         self.state.locals[region.index as usize] =
-            LocalSlot { generation: region.generation.wrapping_add(1), ..LocalSlot::EMPTY };
+            LocalSlot { generation: (region.generation as u16).wrapping_add(1), ..LocalSlot::EMPTY };
         Ok(())
     }
 
     /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        Handle { theirs: (region.index, region.generation), len: slot.len, keys: slot.keys }.encode(into)
+        Handle { theirs: (region.index as u16, region.generation as u16), len: slot.len, keys: slot.keys }
+            .encode(into)
     }
 
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
@@ -401,7 +402,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let mut remote = RemoteSlot {
             len: handle.len,
             peer: peer.index,
-            generation: id.generation,
+            generation: id.generation as u16,
             theirs: handle.theirs,
             rail: rails.trailing_zeros() as u8,
             keys: handle.keys,
@@ -428,7 +429,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Gives up an imported region. Operations to it must be over. Slow path.
     pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
         match self.state.remotes.get(region.index as usize) {
-            Some(slot) if slot.generation == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
+            Some(slot)
+                if slot.generation as u32 == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
             _ => return Err(AttachError::UnknownRegion),
         }
         self.release_slot(region.index as usize);
@@ -494,7 +496,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
         let slot = self.locals.get(region.index as usize)?;
-        (slot.generation == region.generation && !slot.ptr.is_null()).then_some(slot)
+        (slot.generation as u32 == region.generation && !slot.ptr.is_null()).then_some(slot)
     }
 
     /// The stream of a context and a peer, by index.

@@ -100,10 +100,12 @@ impl Region {
 }
 
 /// Registered memory of this process, by number.
+// Eight bytes: an address of eight and eight has no padding. With padding it is stored in one width and loaded in another, and such
+// a load waits for all earlier stores, those to memory of the peer included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LocalId {
-    pub(crate) index: u16,
-    pub(crate) generation: u16,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
 }
 
 impl LocalId {
@@ -117,8 +119,8 @@ impl LocalId {
 /// Imported memory of a peer, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteId {
-    pub(crate) index: u16,
-    pub(crate) generation: u16,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
 }
 
 impl RemoteId {

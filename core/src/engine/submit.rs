@@ -151,7 +151,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
-            local_region: from.region.index,
+            local_region: from.region.index as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -211,7 +211,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
-            local_region: from.region.index,
+            local_region: from.region.index as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -311,7 +311,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let ask = Ask {
             kind: Kind::Read,
             local: local.as_ptr(),
-            local_region: into.region.index,
+            local_region: into.region.index as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -370,7 +370,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index as usize)?;
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation != addr.region.generation || end > slot.len {
+        if slot.generation as u32 != addr.region.generation || end > slot.len {
             return None;
         }
         Some(slot.ptr.wrapping_add(addr.offset as usize))
@@ -382,7 +382,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index as usize)?;
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation != addr.region.generation
+        if slot.generation as u32 != addr.region.generation
             || end > slot.len
             || slot.mapped.is_null()
             || context.0 as u16 >= self.state.config.contexts
@@ -405,7 +405,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<(*mut u8, Mapped)> {
         let slot = self.state.remotes.get(to.region.index as usize)?;
         let end = to.offset.checked_add(len as u64)?;
-        if slot.generation != to.region.generation
+        if slot.generation as u32 != to.region.generation
             || end > slot.len
             || slot.mapped.is_null()
             || context.0 as u16 >= self.state.config.contexts
@@ -419,7 +419,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             slot
         } else {
             let other = self.state.remotes.get(word.region.index as usize)?;
-            if other.generation != word.region.generation || other.peer != slot.peer || other.mapped.is_null()
+            if other.generation as u32 != word.region.generation
+                || other.peer != slot.peer
+                || other.mapped.is_null()
             {
                 return None;
             }
@@ -440,7 +442,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if slot.mapped.is_null() { slot.mapped } else { slot.mapped.wrapping_add(addr.offset as usize) };
         Ok(Target {
             peer: slot.peer,
-            region: addr.region.index,
+            region: addr.region.index as u16,
             theirs: slot.theirs,
             rail: slot.rail,
             offset: addr.offset,

@@ -140,7 +140,7 @@ pub(crate) fn resolve_local<const RAILS: usize>(
 ) -> Result<NonNull<u8>, OpError> {
     let slot = locals.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
     let base = match NonNull::new(slot.ptr) {
-        Some(base) if slot.generation == addr.region.generation => base,
+        Some(base) if slot.generation as u32 == addr.region.generation => base,
         _ => return Err(OpError::UnknownRegion),
     };
     if !in_bounds(addr.offset, len, slot.len) {
@@ -158,7 +158,7 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     len: u64,
 ) -> Result<&RemoteSlot<RAILS>, OpError> {
     let slot = remotes.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
-    if slot.generation != addr.region.generation || slot.peer == RemoteSlot::<RAILS>::FREE {
+    if slot.generation as u32 != addr.region.generation || slot.peer == RemoteSlot::<RAILS>::FREE {
         return Err(OpError::UnknownRegion);
     }
     if !in_bounds(addr.offset, len, slot.len) {
@@ -251,7 +251,7 @@ pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
 /// The next free slot for a registered region.
 pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Result<LocalId, AttachError> {
     let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
-    Ok(LocalId { index: index as u16, generation: locals[index].generation })
+    Ok(LocalId { index: index as u32, generation: locals[index].generation as u32 })
 }
 
 /// The next free slot for an imported region.
@@ -259,7 +259,7 @@ pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
 ) -> Result<RemoteId, AttachError> {
     let index = remotes.iter().position(|r| r.peer == RemoteSlot::<RAILS>::FREE).ok_or(AttachError::Full)?;
-    Ok(RemoteId { index: index as u16, generation: remotes[index].generation })
+    Ok(RemoteId { index: index as u32, generation: remotes[index].generation as u32 })
 }
 
 #[cfg(test)]
