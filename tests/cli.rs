@@ -52,6 +52,22 @@ fn every_test_runs_on_every_transport_and_verifies_everything() {
 }
 
 #[test]
+fn a_worker_drives_the_engine_and_everything_is_verified() {
+    for transport in ["loopback", "loopback --rails 2", "shm"] {
+        for test in ["put-signal", "put-signal -s 5K", "put", "get", "amo"] {
+            let line = format!("perf {test} --transport {transport} -n 64 -w 16 --window 16 --mode worker");
+            for row in rows(&format!("{line} --check")) {
+                let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
+                assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
+                assert_eq!(row["mode"], "worker", "{line}: {row}");
+                assert!(row["lat_ns"]["p50"].as_f64().unwrap() > 0.0, "{line}: {row}");
+            }
+        }
+        rows(&format!("perf put --transport {transport} -n 64 -w 16 --window 16 --mode worker"));
+    }
+}
+
+#[test]
 fn rows_have_the_promised_fields() {
     let row = &rows("perf put-signal -s 8 -n 2000 -w 100 --check")[0];
     assert_eq!((&row["schema_version"], &row["test"]), (&1.into(), &"put-signal".into()));
@@ -121,7 +137,8 @@ fn bad_input_is_told_with_a_remedy() {
         ("perf put --transport carrier-pigeon", 2, "carrier-pigeon"),
         ("perf teleport", 2, "teleport"),
         ("fly", 2, "fly"),
-        ("perf put --mode worker", 2, "inline"),
+        ("perf ring --mode worker", 2, "put-signal, put, get and amo"),
+        ("perf put-signal --mode worker --transport sim", 2, "shm or loopback"),
         ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
         ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),

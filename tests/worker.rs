@@ -73,12 +73,12 @@ fn with_worker(
     });
     let config =
         Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
-    let Own { engine, peer, source, target, remote, .. } = own(config, rails, 4096);
+    let Own { mut engine, peer, source, target, remote, .. } = own(config, rails, 4096);
     let Rig { host, send, contexts, mut desks } = rig(contexts, 8, policy);
     let stop = AtomicBool::new(false);
     let peers = Peers { peer, source, target, remote };
     thread::scope(|scope| {
-        let mut worker = Worker::new(engine, &mut desks, policy);
+        let mut worker = Worker::new(&mut engine, &mut desks, policy);
         let stopped = &stop;
         let running = scope.spawn(move || worker.run(host, send, None, stopped, NEVER));
         let users: Vec<_> = contexts

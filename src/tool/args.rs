@@ -174,7 +174,7 @@ pub struct PerfArgs {
     /// Operations in flight (put, signal-rate, ring).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
-    /// Processors: auto, none, or A,B for this side and the other.
+    /// Processors: auto (none with --mode worker), none, or A,B for this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
     /// Where the signal lies; by default adjacent for payloads up to 56 bytes, split above. See below.
@@ -183,7 +183,7 @@ pub struct PerfArgs {
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who drives the engine.
+    /// Who drives the engine, on both sides; worker: put-signal, put, get and amo over shm or loopback.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
@@ -218,6 +218,8 @@ Latency:
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
   ring        half of a round trip through two rings; rates are of a stream through one.
+  With --mode worker, every window of puts ends with a quiet. Operations and answers pass through rings to and
+  from the engine's thread, and that time is included; who waits longer than some microseconds sleeps.
   floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
   measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated.";
 
@@ -311,6 +313,11 @@ impl PerfArgs {
             (_, Some(at)) => Meeting::Connect(at),
             _ => Meeting::Spawn,
         };
+        let pin = match (self.mode, self.pin) {
+            // A side has two threads, and who is pinned pins whom he starts.
+            (Mode::Worker, Pin::Auto) => Pin::None,
+            (_, pin) => pin,
+        };
         Ok(Plan {
             test: self.test,
             transport: self.transport,
@@ -323,7 +330,7 @@ impl PerfArgs {
             seeds: self.seeds,
             check: self.check,
             window: self.window,
-            places: self.pin.resolve()?,
+            places: pin.resolve()?,
             layout: self.layout,
             signal: self.signal,
             mode: self.mode,
@@ -427,8 +434,14 @@ impl PerfArgs {
         if self.test == Test::Ring && self.transport != Transport::Shm {
             return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
         }
-        if self.mode == Mode::Worker {
-            return Err(Failure::usage("--mode worker is not built into the tool yet: use --mode inline"));
+        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo)
+            && matches!(self.transport, Transport::Shm | Transport::Loopback);
+        if self.mode == Mode::Worker && !driven {
+            return Err(Failure::usage(format!(
+                "--mode worker runs put-signal, put, get and amo over shm or loopback: use --mode inline for {} over {}",
+                name(self.test),
+                name(self.transport)
+            )));
         }
         Ok(())
     }
@@ -488,6 +501,8 @@ mod tests {
             ("put --listen a --connect b", "cannot be used with"),
             ("amo -s 16", "8 bytes"),
             ("ring -s 24", "--size"),
+            ("signal-rate --mode worker", "--mode inline for signal-rate over shm"),
+            ("put-signal --mode worker --transport sim", "shm or loopback"),
             ("put --transport loopback --seeds 3", "put-signal"),
             ("put-signal --transport sim --seeds 0", "--seeds 0"),
             ("steal", "steal"),

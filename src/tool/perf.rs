@@ -1,5 +1,6 @@
 //! Measuring. `pair` brings two processes together and has both run the same legs; `solo` plays both sides in one
-//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `ring`) do not know which.
+//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `ring`) do not know which. `worker`
+//! runs some of them with a second thread per side, which drives the engine.
 
 mod amo;
 mod get;
@@ -12,10 +13,11 @@ mod ring;
 mod seat;
 mod signal_rate;
 mod solo;
+mod worker;
 
 use fishplate_core::rail::Rail;
 
-use super::args::{Plan, Test, Transport, name};
+use super::args::{Mode, Plan, Test, Transport, name};
 use super::clock::Clock;
 use super::failure::{Failure, Outcome};
 use super::histogram::Histogram;
@@ -75,13 +77,14 @@ fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
 }
 
 /// Runs a leg as the side that measures.
-fn start_leg<R: Rail, const RAILS: usize>(
+fn start_leg<R: Rail + Send, const RAILS: usize>(
     seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
     let before = seat.engine.stats().arrivals_out_of_order;
     let mut tally = match leg.test {
+        _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Starts], histogram),
         Test::PutSignal => put_signal::start(seat, leg, histogram),
         Test::Put => put::start(seat, leg, histogram),
         Test::Get => get::start(seat, leg, histogram),
@@ -94,9 +97,13 @@ fn start_leg<R: Rail, const RAILS: usize>(
 }
 
 /// Runs a leg as the side that answers.
-fn answer_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
+fn answer_leg<R: Rail + Send, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+) -> Outcome<Tally> {
     let before = seat.engine.stats().arrivals_out_of_order;
     let mut tally = match leg.test {
+        _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Answers], &mut Histogram::new()),
         Test::PutSignal => put_signal::answer(seat, leg),
         Test::Put => put::answer(seat, leg),
         Test::Get => get::answer(seat, leg),

@@ -154,25 +154,26 @@ impl<'m> Desk<'m> {
     }
 }
 
-/// An engine, the desks it serves, and the idling of its thread.
-pub struct Worker<'m, 'd, R: Rail, const RAILS: usize> {
-    engine: Engine<'m, R, RAILS>,
-    desks: &'d mut [Desk<'m>],
+/// An engine, the desks it serves, and the idling of its thread. Both are borrowed: once the worker has stopped, the engine may
+/// be driven directly, or by another worker.
+pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
+    engine: &'e mut Engine<'m, R, RAILS>,
+    desks: &'e mut [Desk<'d>],
     policy: Policy,
     counts: Counts,
     wakes: u64,
     pulse: Pulse,
 }
 
-impl<'m, 'd, R: Rail, const RAILS: usize> Worker<'m, 'd, R, RAILS> {
+impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     /// A worker for at most 65,536 `desks`, which idles as `policy` says.
-    pub fn new(engine: Engine<'m, R, RAILS>, desks: &'d mut [Desk<'m>], policy: Policy) -> Self {
+    pub fn new(engine: &'e mut Engine<'m, R, RAILS>, desks: &'e mut [Desk<'d>], policy: Policy) -> Self {
         Worker { engine, desks, policy, counts: Counts::default(), wakes: 0, pulse: Pulse::default() }
     }
 
     /// The engine, between turns.
     pub fn engine_mut(&mut self) -> &mut Engine<'m, R, RAILS> {
-        &mut self.engine
+        self.engine
     }
 
     /// How this thread idled in its last [`run`](Self::run), and the wake-up calls it made in all.
@@ -185,7 +186,7 @@ impl<'m, 'd, R: Rail, const RAILS: usize> Worker<'m, 'd, R, RAILS> {
         let batch = self.engine.config().batch;
         let mut busy = false;
         for (index, desk) in self.desks.iter_mut().enumerate() {
-            busy |= serve(&mut self.engine, desk, index as u64, batch);
+            busy |= serve(self.engine, desk, index as u64, batch);
         }
         busy |= self.engine.progress() != 0;
         for _ in 0..batch {

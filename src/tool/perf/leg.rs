@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tool::args::{Layout, Plan, SignalKind, Test};
+use crate::tool::args::{Layout, Mode, Plan, SignalKind, Test};
 use crate::tool::clock::monotonic_ns;
 use crate::tool::layout::{self, Placement};
 
@@ -26,6 +26,8 @@ pub struct Leg {
     pub layout: Layout,
     /// What `signal-rate` does.
     pub signal: SignalKind,
+    /// Who drives the engine, on both sides.
+    pub mode: Mode,
     /// What payloads are made from.
     pub seed: u64,
     /// Time for it, in nanoseconds.
@@ -105,6 +107,7 @@ impl Leg {
             window: u64::from(plan.window).min(iters.div_ceil(2).next_power_of_two()),
             layout: plan.layout.unwrap_or_else(|| layout::fitting(size)),
             signal: plan.signal,
+            mode: plan.mode,
             seed: plan.seed,
             timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
         };
@@ -182,6 +185,7 @@ mod tests {
             window,
             layout: layout::fitting(size),
             signal: SignalKind::Add,
+            mode: Mode::Inline,
             seed: 0,
             timeout_ns: 0,
         }

@@ -172,6 +172,7 @@ impl Ground {
         let theirs = rail
             .exchange(peer.peer(), &handle[..len], deadline)
             .map_err(|error| Failure::lost(&format!("the other process (pid {pid})"), error))?;
+        let bell = Some(rail.bell());
         let theirs = engine.import(peer, &theirs).map_err(refused)?;
         // SAFETY: page-aligned, at least ARENA_AT bytes, mapped until the peer is detached; nothing else is there.
         let pad = unsafe { Pad::new(base) };
@@ -181,6 +182,7 @@ impl Ground {
             seat: Seat {
                 engine,
                 waiter: Waiter::awake(&self.host, &self.never),
+                bell,
                 peer,
                 ours,
                 arena,

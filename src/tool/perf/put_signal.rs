@@ -190,13 +190,20 @@ impl Play {
     #[cold]
     #[inline(never)]
     fn wrong(&mut self, at: *const u8, expected: Pattern) {
-        for _ in 0..SECOND_LOOKS {
-            // SAFETY: as in `verify`.
-            if unsafe { expected.verify(core::hint::black_box(at), self.len) } {
-                self.tally.misordered += 1;
-                return;
-            }
+        // SAFETY: as in `verify`.
+        match unsafe { comes_late(at, self.len, expected) } {
+            true => self.tally.misordered += 1,
+            false => self.tally.errors += 1,
         }
-        self.tally.errors += 1;
     }
+}
+
+/// Whether a payload that was not there with its signal comes after it.
+///
+/// # Safety
+/// `at` is readable for `len` bytes.
+#[cold]
+pub unsafe fn comes_late(at: *const u8, len: usize, expected: Pattern) -> bool {
+    // SAFETY: the caller's promise.
+    (0..SECOND_LOOKS).any(|_| unsafe { expected.verify(core::hint::black_box(at), len) })
 }

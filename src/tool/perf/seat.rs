@@ -13,6 +13,7 @@ use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
+use fishplate_shm::Bell;
 use fishplate_sys::LinuxHost;
 
 use crate::tool::clock::{Clock, monotonic_ns};
@@ -25,8 +26,10 @@ pub const CONTEXT: ContextId = ContextId(0);
 pub struct Seat<'m, R: Rail, const RAILS: usize> {
     /// The engine.
     pub engine: Engine<'m, R, RAILS>,
-    /// How this side waits.
+    /// How this side waits when it drives the engine itself.
     pub waiter: Waiter<'m, LinuxHost>,
+    /// What a worker sleeps on, where the rail rings something.
+    pub bell: Option<Bell>,
     /// The other side.
     pub peer: PeerId,
     /// The arena here, which the other side writes to.
@@ -89,14 +92,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     /// Says what became of a wait.
     #[cold]
     pub fn wait_failed(&self, error: WaitError) -> Failure {
-        match error {
-            WaitError::PeerFailed(_, why) => Failure::lost(&self.name, why),
-            WaitError::Deadline(_) => Failure::run(format!(
-                "{} did not answer in time; a longer --timeout helps if it is only slow",
-                self.name
-            )),
-            error => Failure::run(format!("waiting for {} failed: {error:?}", self.name)),
-        }
+        wait_failed(&self.name, error)
     }
 
     /// After a refused operation: makes progress if that may help, and otherwise says what is wrong.
@@ -127,6 +123,18 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
             Ok(Some(why)) => Err(Failure::lost(&self.name, why)),
             Err(error) => Err(Failure::lost(&self.name, error)),
         }
+    }
+}
+
+/// Says what became of a wait for somebody.
+#[cold]
+pub fn wait_failed(name: &str, error: WaitError) -> Failure {
+    match error {
+        WaitError::PeerFailed(_, why) => Failure::lost(name, why),
+        WaitError::Deadline(_) => Failure::run(format!(
+            "{name} did not answer in time; a longer --timeout helps if it is only slow"
+        )),
+        error => Failure::run(format!("waiting for {name} failed: {error:?}")),
     }
 }
 

@@ -15,10 +15,10 @@ use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::{Dials, Packet, Sim};
 use fishplate_sys::LinuxHost;
 
-use super::leg::{Leg, SLOTS_AT, Tally};
+use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::seat::{Buffer, CONTEXT, Seat};
-use super::{always_checks, finish_row, headline};
-use crate::tool::args::{Plan, SignalKind, Test, Transport, name};
+use super::{always_checks, finish_row, headline, prepare_leg, worker};
+use crate::tool::args::{Mode, Plan, SignalKind, Test, Transport, name};
 use crate::tool::clock::Clock;
 use crate::tool::cpu;
 use crate::tool::failure::{Failure, Outcome};
@@ -193,6 +193,7 @@ impl<'m, R: Rail, const RAILS: usize> Halfway<'m, R, RAILS> {
         Ok(Seat {
             engine: self.engine,
             waiter: self.waiter,
+            bell: None,
             peer: self.peer,
             ours: self.ours,
             arena: self.arena,
@@ -218,7 +219,15 @@ fn loop_back<const RAILS: usize>(
     let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
     let (halfway, handle) =
         sit(&mut ground, config, rails, host, &never, clock, |_, _| Ok(())).map_err(attach_failed)?;
-    let seats = vec![halfway.import(&handle).map_err(attach_failed)?];
+    let mut seat = halfway.import(&handle).map_err(attach_failed)?;
+    if leg.mode == Mode::Worker {
+        for side in [Side::Starts, Side::Answers] {
+            prepare_leg(&mut seat, leg, side)?;
+        }
+        let tally = worker::run(&mut seat, leg, &[Side::Starts, Side::Answers], histogram)?;
+        return Ok(Tally { out_of_order: seat.engine.stats().arrivals_out_of_order, ..tally });
+    }
+    let seats = vec![seat];
     Solo { seats, tally: Tally::default(), passes: 0 }.run(leg, histogram, false)
 }
 
