@@ -249,7 +249,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Nothing is submitted, watched or in flight.
     fn is_done(&mut self) -> bool {
-        self.engine.state.open == 0 && self.desks.iter_mut().all(Desk::is_empty)
+        self.engine.state.open == 0 && !self.engine.has_due() && self.desks.iter_mut().all(Desk::is_empty)
     }
 }
 

@@ -64,7 +64,10 @@ pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
             Ok(_) => {}
             Err(error) => {
                 return Err(match second.ended() {
-                    Some(how) => Failure::run(format!("the second process {how} before it answered")),
+                    Some(how) => {
+                        let pid = second.child.id();
+                        Failure::run(format!("the second process (pid {pid}) {how} before it answered"))
+                    }
                     None => explain(error, "the second process", plan.region),
                 });
             }

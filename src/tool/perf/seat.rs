@@ -19,6 +19,9 @@ use fishplate_sys::LinuxHost;
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::failure::{Failure, Outcome};
 
+/// Ticks of the clock after which a stream of direct operations looks whether its peer lives: some 10 to 30 ms.
+pub const LOOK_TICKS: u64 = 1 << 25;
+
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
 
