@@ -2,6 +2,8 @@
 //!
 //! The clock is read right after a post, while the line is in flight, and so is the next payload made.
 
+use std::hint::black_box;
+
 use fishplate_core::engine::{Notice, Signal};
 use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
@@ -120,7 +122,8 @@ impl Play {
             }
             // In flight.
             self.fill::<R, RAILS, CHECK>(seat, seq + 1);
-            let expected = Pattern::new(self.seed, self.directions.1, seq);
+            // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
+            let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
             self.verify::<R, RAILS, CHECK>(seat, expected);
         }
@@ -138,7 +141,8 @@ impl Play {
     ) -> Outcome {
         for seq in 1..=leg.warmup + leg.iters {
             self.fill::<R, RAILS, CHECK>(seat, seq);
-            let expected = Pattern::new(self.seed, self.directions.1, seq);
+            // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
+            let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
             self.verify::<R, RAILS, CHECK>(seat, expected);
             self.post(seat, seq)?;
@@ -205,5 +209,5 @@ impl Play {
 #[cold]
 pub unsafe fn comes_late(at: *const u8, len: usize, expected: Pattern) -> bool {
     // SAFETY: the caller's promise.
-    (0..SECOND_LOOKS).any(|_| unsafe { expected.verify(core::hint::black_box(at), len) })
+    (0..SECOND_LOOKS).any(|_| unsafe { expected.verify(black_box(at), len) })
 }
