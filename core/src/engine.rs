@@ -478,7 +478,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits call it.
+    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits call it; who only writes to
+    /// mapped memory and never waits calls it now and then, since the memory of a dead peer takes writes without complaint.
     #[cold]
     pub fn check_peers(&mut self) {
         for (i, rail) in self.rails.iter_mut().enumerate() {
