@@ -10,7 +10,7 @@ extern crate iai_callgrind as gungraun;
 use std::hint::black_box;
 use std::ptr::NonNull;
 
-use fishplate_benches::tape::{Event, Tape};
+use fishplate_benches::tape::{Event, PACE, Tape};
 use fishplate_benches::{REPEATS, limit};
 use fishplate_core::engine::{
     Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot,
@@ -165,6 +165,72 @@ fn put_signal_post(side: &'static mut Side<Tape>) {
     assert_eq!(side.engine.stats().posted, REPEATS);
 }
 
+/// A sender whose rail reports the end of each post, and after [`PACE`] of them the acknowledgement that a receiver sent.
+fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
+    let recorder = side(Tape::recording());
+    for _ in 0..REPEATS {
+        send(recorder);
+    }
+    let posts = recorder.engine.rail_mut(RailId(0)).unwrap().take();
+    let answerer = side(Tape::recording());
+    let mut answers = vec![];
+    for some in posts.chunks(PACE as usize) {
+        answerer.engine.rail_mut(RailId(0)).unwrap().play(some.to_vec());
+        while answerer.engine.rail_mut(RailId(0)).unwrap().posted() == 0 {
+            answerer.engine.progress();
+        }
+        answers.append(&mut answerer.engine.rail_mut(RailId(0)).unwrap().take());
+    }
+    side(Tape::paced(answers))
+}
+
+/// All of a sender's work: posts, their ends, acknowledgements, and completions taken one by one.
+fn send_to_completion(side: &mut Side<Tape>, post: impl Fn(&mut Side<Tape>, Notice) -> Issued) {
+    let (mut posted, mut completed) = (0, 0);
+    while posted < REPEATS {
+        for _ in 0..PACE.min((REPEATS - posted) as u32) {
+            black_box(post(side, Notice::Report(posted)));
+            posted += 1;
+        }
+        side.engine.progress();
+        while let Some(completion) = side.engine.next_completion() {
+            assert_eq!(completion.tag, completed);
+            completed += 1;
+        }
+    }
+    // The last posts, too few for an acknowledgement, are still on their way.
+    assert_eq!(completed, REPEATS / PACE as u64 * PACE as u64);
+}
+
+#[library_benchmark(config = budget("put_sender"))]
+#[bench::run(sender(put))]
+fn put_sender(side: &'static mut Side<Tape>) {
+    send_to_completion(side, |side, notice| {
+        let (from, to) = (side.mine.at(0), side.theirs.at(0));
+        side.engine.put(CONTEXT, from, 8, to, notice).unwrap()
+    });
+}
+
+#[library_benchmark(config = budget("put_sender_silent"))]
+#[bench::run(sender(put))]
+fn put_sender_silent(side: &'static mut Side<Tape>) {
+    for _ in 0..REPEATS / PACE as u64 {
+        for _ in 0..PACE {
+            let side = black_box(&mut *side);
+            put(side);
+        }
+        side.engine.progress();
+    }
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    side.engine.quiet(CONTEXT, side.peer, &mut Waiter::awake(&host, &never), 0).unwrap();
+}
+
+#[library_benchmark(config = budget("put_signal_sender"))]
+#[bench::run(sender(|side| { side.put_signal(Notice::Silent); }))]
+fn put_signal_sender(side: &'static mut Side<Tape>) {
+    send_to_completion(side, |side, notice| side.put_signal(notice));
+}
+
 type Network = Loopback<256>;
 
 #[library_benchmark(config = budget("put_signal_to_completion"))]
@@ -261,6 +327,9 @@ library_benchmark_group!(
         signal_apply,
         put_signal_apply,
         put_signal_post,
+        put_sender,
+        put_sender_silent,
+        put_signal_sender,
         put_signal_to_completion,
         put_signal_32_and_quiet,
         put_signal_mapped,

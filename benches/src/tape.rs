@@ -18,23 +18,45 @@ pub enum Event {
     Message(Box<[u8]>),
 }
 
+/// Posts between two arrivals on a tape that is [`paced`](Tape::paced), and a power of two.
+pub const PACE: u32 = 32;
+
 /// A tape of posts, and one of arrivals still to be played.
 pub struct Tape {
     /// What was posted, oldest first; nothing is kept if there is none.
     posted: Option<Vec<Event>>,
     arrivals: Vec<Event>,
     played: usize,
+    /// Context words of posts whose end is still to be reported. None on a tape where posts are over at once.
+    pending: Option<[u64; PACE as usize]>,
+    waiting: u32,
 }
 
 impl Tape {
     /// Keeps what is posted.
     pub fn recording() -> Self {
-        Tape { posted: Some(vec![]), arrivals: vec![], played: 0 }
+        Tape { posted: Some(vec![]), arrivals: vec![], played: 0, pending: None, waiting: 0 }
     }
 
     /// Lets `arrivals` arrive, the first first, and forgets what is posted.
     pub fn playing(arrivals: Vec<Event>) -> Self {
-        Tape { posted: None, arrivals, played: 0 }
+        Tape { posted: None, arrivals, played: 0, pending: None, waiting: 0 }
+    }
+
+    /// Reports the end of each post, as a provider does, and lets one of `arrivals` arrive after every [`PACE`] posts. With
+    /// the receiver's acknowledgements as arrivals this is a sender's whole work.
+    pub fn paced(arrivals: Vec<Event>) -> Self {
+        Tape { posted: None, arrivals, played: 0, pending: Some([0; PACE as usize]), waiting: 0 }
+    }
+
+    /// Lets these arrive after what was to arrive before.
+    pub fn play(&mut self, mut arrivals: Vec<Event>) {
+        self.arrivals.append(&mut arrivals);
+    }
+
+    /// How much was posted since it was taken last.
+    pub fn posted(&self) -> usize {
+        self.posted.as_ref().map_or(0, Vec::len)
     }
 
     /// What was posted so far, oldest first.
@@ -43,11 +65,17 @@ impl Tape {
     }
 
     #[inline]
-    fn record(&mut self, event: impl FnOnce() -> Event) -> Posted {
+    fn record(&mut self, cx: u64, event: impl FnOnce() -> Event) -> Result<Posted, PostError> {
+        if let Some(pending) = &mut self.pending {
+            let place = pending.get_mut(self.waiting as usize).ok_or(PostError::Again)?;
+            *place = cx;
+            self.waiting += 1;
+            return Ok(Posted::Pending);
+        }
         if let Some(posted) = &mut self.posted {
             posted.push(event());
         }
-        Posted::Done
+        Ok(Posted::Done)
     }
 }
 
@@ -84,9 +112,9 @@ impl Rail for Tape {
         _local: Local,
         _remote: Remote,
         data: Option<u32>,
-        _cx: u64,
+        cx: u64,
     ) -> Result<Posted, PostError> {
-        Ok(data.map_or(Posted::Done, |data| self.record(|| Event::Landed(data))))
+        self.record(cx, || Event::Landed(data.expect("the engine numbers every write")))
     }
 
     unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _cx: u64) -> Result<Posted, PostError> {
@@ -98,24 +126,32 @@ impl Rail for Tape {
         _peer: Peer,
         head: &[u8],
         body: Untrusted<'_>,
-        _cx: u64,
+        cx: u64,
     ) -> Result<Posted, PostError> {
         let len = head.len() + body.len();
         if len > MESSAGE {
             return Err(PostError::TooLong { len, max: MESSAGE });
         }
-        Ok(self.record(|| {
+        self.record(cx, || {
             let mut bytes = vec![0; len];
             bytes[..head.len()].copy_from_slice(head);
             body.copy_out(&mut bytes[head.len()..]);
             Event::Message(bytes.into())
-        }))
+        })
     }
 
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut limit = budget;
+        if let Some(pending) = &self.pending {
+            for &cx in &pending[..self.waiting as usize] {
+                sink.done(cx, Ok(()));
+            }
+            limit = self.waiting / PACE;
+            self.waiting = 0;
+        }
         let due = &self.arrivals[self.played..];
-        let due = &due[..due.len().min(budget as usize)];
+        let due = &due[..due.len().min(limit as usize)];
         for event in due {
             match event {
                 Event::Landed(data) => sink.landed(Peer(0), *data),

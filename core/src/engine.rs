@@ -51,6 +51,7 @@ use crate::sync::seq::{MAX_WINDOW, Seq};
 use pending::Pending;
 use stream::Due;
 use table::{Handle, PeerState};
+use wire::{GENERATION_MASK, Owner, PostTag};
 
 /// One stream of order per peer. OpenSHMEM's `shmem_ctx_t`; contexts are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -224,7 +225,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(bitmap.len() >= config.bitmap_words(count), "memory.bitmap: Config::bitmap_words")?;
         check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
-        check(!pending.is_empty() && pending.len() < 1 << 31, "memory.pending: 1 to 2^31 - 1")?;
+        check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
         let mut max_rma = [0; RAILS];
         let (mut room, mut inject, mut ordered, mut native) = (u32::MAX, u64::MAX, RAILS == 1, RAILS == 1);
         for (rail, max) in rails.iter().zip(&mut max_rma) {
@@ -309,7 +310,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
         for context in 0..self.state.config.contexts {
             let stream = self.state.stream_of(context as u8, peer.index);
-            self.state.streams[stream as usize].live = true;
+            let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
+            let stream = &mut self.state.streams[stream as usize];
+            stream.live = true;
+            stream.tag = PostTag { owner, bytes: 0 }.pack();
         }
         Ok(())
     }

@@ -88,6 +88,11 @@ impl Cmp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub(crate) u64);
 
+impl Token {
+    /// Names no operation: what silent ones are given.
+    pub const NONE: Token = Token(0);
+}
+
 /// How an operation ended: done, failed and over, or failed and not known to be over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -1,6 +1,7 @@
 //! How operations end: by acknowledgement and completion, by reply, or with their peer. And how the user learns of it.
 
 use crate::error::{CompleteError, OpError, PeerError, Violation};
+use crate::mem::RailId;
 use crate::op::{Completion, Fault, Outcome, Token};
 use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
@@ -60,21 +61,31 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Ack);
         }
         s.acked = cursor;
-        let waiting = s.unposted != NONE;
+        self.silent_over(stream);
+        let waiting = self.streams[stream as usize].unposted != NONE;
         if waiting {
             self.due.push(self.streams, stream);
         }
         loop {
-            let s = &mut self.streams[stream as usize];
+            let State { streams, pending, open, .. } = self;
+            let s = &mut streams[stream as usize];
             let index = s.ops.head;
-            let Some(slot) = self.pending.slots.get_mut(index as usize) else { return Ok(()) };
+            let Some(slot) = pending.slots.get_mut(index as usize) else { return Ok(()) };
             if !slot.posted || cursor.is_before(slot.end) {
                 return Ok(());
             }
             slot.acked = true;
-            s.ops.remove(self.pending.slots, index);
-            s.closing.push(self.pending.slots, index);
-            self.end_if_over(index);
+            let (report, done) = (slot.report, matches!(slot.outcome, Outcome::Done));
+            let over = slot.posts == 0 && !slot.fetch && done;
+            s.ops.pop(pending.slots);
+            if over {
+                s.open -= 1;
+                *open -= 1;
+                pending.end(index, report);
+            } else {
+                s.closing.push(pending.slots, index);
+                self.end_if_over(index);
+            }
         }
     }
 
@@ -97,15 +108,54 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn post_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
         let Some(slot) = self.pending.slots.get_mut(index as usize) else { return };
         slot.posts -= 1;
+        let over = slot.acked && slot.posts == 0;
         if let Err(error) = result {
-            self.post_failed(rail, index, error);
+            return self.post_failed(rail, index, error);
         }
-        self.end_if_over(index);
+        if over {
+            self.end_if_over(index);
+        }
+    }
+
+    /// The post of a silent operation without a slot is over.
+    #[inline(always)]
+    pub(super) fn silent_post_done(
+        &mut self,
+        rail: usize,
+        stream: u32,
+        tag: u64,
+        result: Result<(), CompleteError>,
+    ) {
+        // One for the peer that had the slot before counts no more.
+        let Some(s) = self.streams.get_mut(stream as usize) else { return };
+        if s.tag != tag || s.silent_posts == 0 {
+            return;
+        }
+        s.silent_posts -= 1;
+        if result.is_err() {
+            self.stats.failed += 1;
+            let peer = s.peer;
+            return self.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
+        }
+        if s.silent_posts == 0 {
+            self.silent_over(stream);
+        }
+    }
+
+    /// Closes the books on a stream's silent operations once all are acknowledged and no post of theirs is outstanding.
+    #[inline(always)]
+    fn silent_over(&mut self, stream: u32) {
+        let s = &mut self.streams[stream as usize];
+        if s.silent && s.silent_posts == 0 && !s.acked.is_before(s.silent_end) {
+            s.silent = false;
+            s.open -= 1;
+            self.open -= 1;
+        }
     }
 
     #[cold]
     fn post_failed(&mut self, rail: usize, index: u32, error: CompleteError) {
-        let rail = crate::mem::RailId(rail as u8);
+        let rail = RailId(rail as u8);
         self.stats.failed += 1;
         let slot = &mut self.pending.slots[index as usize];
         slot.fail(Fault::Rail(rail, error), !matches!(error, CompleteError::Unknown(_)));
@@ -115,6 +165,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let peer = self.streams[stream as usize].peer;
             self.fail_peer(peer, PeerError::Rail(rail));
         }
+        self.end_if_over(index);
     }
 
     /// Ends an operation of which nothing is outstanding any more.
@@ -125,7 +176,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let (stream, report, failed) = (slot.stream, slot.report, slot.outcome != Outcome::Done);
-        slot.state = Stage::Ended;
         self.open -= 1;
         if stream != NONE {
             let s = &mut self.streams[stream as usize];
@@ -135,11 +185,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 self.lose(stream);
             }
         }
-        if report {
-            self.pending.ended.push(self.pending.slots, index);
-        } else {
-            self.pending.free(index);
-        }
+        self.pending.end(index, report);
     }
 
     /// Gives a peer up: every operation to it fails, at once or when its last post is reported. Slow path.
@@ -161,6 +207,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
             s.live = false;
             let (ops, closing) = (s.ops, s.closing);
             (s.ops, s.closing, s.unposted) = (List::EMPTY, List::EMPTY, NONE);
+            if core::mem::take(&mut s.silent) {
+                s.open -= 1;
+                self.open -= 1;
+                self.lose(stream as u32);
+            }
             for list in [ops, closing] {
                 let mut index = list.head;
                 while index != NONE {

@@ -7,6 +7,7 @@ use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
 use crate::sync::seq::Seq;
 
+use super::submit::Notice;
 use super::wire::Body;
 
 /// No slot.
@@ -31,7 +32,7 @@ pub(crate) enum Kind {
     Message,
 }
 
-/// One operation. 192 bytes, three cache lines; the first holds what every step touches.
+/// One operation. 192 bytes, three cache lines; of one that is wholly posted only the first is touched.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
@@ -39,6 +40,8 @@ pub struct PendingSlot {
     pub(crate) prev: u32,
     pub(crate) generation: u32,
     pub(crate) stream: u32,
+    /// The number after its last, once posted.
+    pub(crate) end: Seq,
     /// Posts whose end has not been reported.
     pub(crate) posts: u32,
     pub(crate) state: State,
@@ -55,11 +58,9 @@ pub struct PendingSlot {
     pub(crate) fetch: bool,
     /// It took at least one number.
     pub(crate) numbered: bool,
-    /// The number after its last, once posted.
-    pub(crate) end: Seq,
-    pub(crate) outcome: Outcome,
-    pub(crate) value: u64,
     pub(crate) tag: u64,
+    pub(crate) value: u64,
+    pub(crate) outcome: Outcome,
 
     /// The local memory not yet posted, and the region it lies in.
     pub(crate) local: *mut u8,
@@ -105,6 +106,25 @@ impl PendingSlot {
         message: None,
     };
 
+    /// Makes it an operation of which nothing is left to post: `posts` of its posts are out, `end` is the number after its last.
+    #[inline(always)]
+    pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
+        (self.stream, self.posts, self.end) = (stream, posts, end);
+        (self.state, self.posted, self.acked, self.numbered) = (State::Open, true, false, true);
+        (self.fenced, self.fetch) = (false, false);
+        (self.outcome, self.value) = (Outcome::Done, 0);
+        (self.report, self.tag) = match notice {
+            Notice::Report(tag) => (true, tag),
+            Notice::Silent => (false, 0),
+        };
+    }
+
+    /// The token of its operation, `index` being its own.
+    #[inline(always)]
+    pub(crate) fn token(&self, index: u32) -> Token {
+        Token(((self.generation as u64) << 32) | index as u64)
+    }
+
     /// Records the first thing that went wrong; what may still land outweighs what is over.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
@@ -137,6 +157,16 @@ impl List {
             tail => slots[tail as usize].next = index,
         }
         self.tail = index;
+    }
+
+    /// Takes the head off a list that is not empty.
+    #[inline(always)]
+    pub(crate) fn pop(&mut self, slots: &mut [PendingSlot]) {
+        self.head = slots[self.head as usize].next;
+        match slots.get_mut(self.head as usize) {
+            Some(next) => next.prev = NONE,
+            None => self.tail = NONE,
+        }
     }
 
     #[inline(always)]
@@ -172,6 +202,12 @@ impl<'m> Pending<'m> {
         Pending { slots, free: if count == 0 { NONE } else { 0 }, ended: List::EMPTY }
     }
 
+    /// The slot that [`take`](Self::take) would take.
+    #[inline(always)]
+    pub(crate) fn first_free(&self) -> Option<u32> {
+        (self.free != NONE).then_some(self.free)
+    }
+
     /// Takes a free slot. Its fields are whatever they were: the caller sets them.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
@@ -181,6 +217,17 @@ impl<'m> Pending<'m> {
         }
         self.free = self.slots[index as usize].next;
         Some(index)
+    }
+
+    /// An operation is over, and on no list any more: its completion waits to be taken, or nobody wants it.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, index: u32, report: bool) {
+        if report {
+            self.slots[index as usize].state = State::Ended;
+            self.ended.push(self.slots, index);
+        } else {
+            self.free(index);
+        }
     }
 
     /// Gives a slot back; its token is stale from now on.
@@ -196,7 +243,7 @@ impl<'m> Pending<'m> {
     /// The token of the operation in a slot. Never 0: generations start at 1.
     #[inline(always)]
     pub(crate) fn token(&self, index: u32) -> Token {
-        Token(((self.slots[index as usize].generation as u64) << 32) | index as u64)
+        self.slots[index as usize].token(index)
     }
 
     /// The slot that a token names, if its operation was not taken yet.

@@ -289,14 +289,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> State<'_, RAILS> {
     /// The rail for the next post to a peer, none of those in `exclude`.
     #[inline]
-    fn pick(&mut self, peer: u16, exclude: u16) -> Option<usize> {
+    pub(super) fn pick(&mut self, peer: u16, exclude: u16) -> Option<usize> {
+        if RAILS == 1 {
+            // A connected peer is reached by at least one rail.
+            return (exclude == 0).then_some(0);
+        }
         let slot = &mut self.peers[peer as usize];
         let rails = slot.rails & !exclude;
         if rails == 0 {
             return None;
-        }
-        if RAILS == 1 {
-            return Some(0);
         }
         // Bits rotated so that bit 0 is the rail whose turn it is.
         let turn = slot.turn as u32;
@@ -324,7 +325,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// How much of `left` bytes goes into one post on `rail`. An inject goes whole: it is posted at once or not at all.
     #[inline(always)]
-    fn piece(&self, left: u64, rail: usize, inject: bool) -> u64 {
+    pub(super) fn piece(&self, left: u64, rail: usize, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
         let cut = if stripe { self.config.stripe_chunk } else { left };
         left.min(cut).min(self.max_rma[rail])

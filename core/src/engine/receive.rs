@@ -238,6 +238,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
         outstanding.1 = outstanding.1.wrapping_sub(bytes as u64);
         match (owner, result) {
             (Owner::Op(index), result) => self.state.post_done(self.rail, index, result),
+            (Owner::Stream(stream, _), result) => {
+                self.state.silent_post_done(self.rail, stream, cx - bytes as u64, result);
+            }
             (Owner::Control(..), Ok(()) | Err(CompleteError::PeerDown)) => {}
             // A lost acknowledgement is repaired by the next one, but a rail that loses messages cannot be trusted with it.
             (Owner::Control(peer, generation), Err(_)) => {

@@ -5,8 +5,9 @@ use crate::sync::seq::Seq;
 use super::pending::{List, NONE};
 use super::window::Window;
 
-/// The state of one (context, peer).
+/// The state of one (context, peer). Whole cache lines, so that the index is a shift.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct Stream {
     pub(crate) peer: u16,
     pub(crate) context: u8,
@@ -24,6 +25,14 @@ pub struct Stream {
     pub(crate) next: Seq,
     /// Everything below is applied at the peer.
     pub(crate) acked: Seq,
+    /// The tag of posts of its silent operations that took no slot, but for the bytes: an [`Owner::Stream`](super::wire::Owner).
+    pub(crate) tag: u64,
+    /// Silent operations that took no slot are on their way: together they count as one open operation.
+    pub(crate) silent: bool,
+    /// Posts of such operations whose end has not been reported.
+    pub(crate) silent_posts: u32,
+    /// The number after the last of them.
+    pub(crate) silent_end: Seq,
     /// The writes of the next operation wait for everything before them.
     pub(crate) fence: bool,
     /// An acknowledgement is wanted soon; ask for it.
@@ -62,6 +71,10 @@ impl Stream {
             closing: List::EMPTY,
             next: first,
             acked: first,
+            tag: 0,
+            silent: false,
+            silent_posts: 0,
+            silent_end: first,
             fence: false,
             ask: false,
             asked: first,

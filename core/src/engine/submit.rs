@@ -3,6 +3,7 @@
 //! Nothing here blocks. An error means that nothing was done; [`OpError::Again`] goes away by making progress.
 
 mod queue;
+mod single;
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -33,7 +34,7 @@ pub enum Issued {
         /// The fetched value, or 0.
         value: u64,
     },
-    /// It is on its way under this token.
+    /// It is on its way under this token, or, without a report, under none that means anything.
     Pending(Token),
 }
 
@@ -67,8 +68,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         to: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        if let Some(source) = self.here(from, len)
-            && let Some(target) = self.there(context, to, len)
+        if let Some(target) = self.there(context, to, len)
+            && let Some(source) = self.here(from, len)
         {
             // SAFETY: both ranges were checked against their regions; a mapping stays until its peer is detached, and a failed
             // peer's regions are marked unmapped first.
@@ -91,8 +92,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        if let Some(source) = self.here(from, len)
-            && let Some((target, word)) = self.there_with_word(context, to, len, signal.at)
+        if let Some((target, word)) = self.there_with_word(context, to, len, signal.at)
+            && let Some(source) = self.here(from, len)
         {
             // SAFETY: as in `put`.
             unsafe { copy_bytes(source, target, len) };
@@ -143,8 +144,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         from: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        if let Some(local) = self.here(into, len)
-            && let Some(source) = self.there(context, from, len)
+        if let Some(source) = self.there(context, from, len)
+            && let Some(local) = self.here(into, len)
         {
             // SAFETY: as in `put`, the other way.
             unsafe { copy_bytes(source.ptr, local, len) };
@@ -214,10 +215,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index as usize)?;
+        if slot.mapped.is_null() {
+            return None;
+        }
         let end = addr.offset.checked_add(len as u64)?;
         if slot.generation as u32 != addr.region.generation
             || end > slot.len
-            || slot.mapped.is_null()
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
         {
@@ -237,10 +240,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         word: RemoteAddr,
     ) -> Option<(*mut u8, Mapped)> {
         let slot = self.state.remotes.get(to.region.index as usize)?;
+        if slot.mapped.is_null() {
+            return None;
+        }
         let end = to.offset.checked_add(len as u64)?;
         if slot.generation as u32 != to.region.generation
             || end > slot.len
-            || slot.mapped.is_null()
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
             || word.offset & 7 != 0

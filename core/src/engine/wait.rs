@@ -443,7 +443,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slots = &self.state.pending.slots;
         let list =
             |head| core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.next as usize));
-        let posted = list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
+        let posted =
+            s.silent_posts != 0 || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
         let mut outstanding = self.state.outstanding.iter().enumerate();
         let rail = outstanding.find(|&(i, &(posts, _))| posts != 0 && rails & (1 << i) != 0).map(|(i, _)| i);

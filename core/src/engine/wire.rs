@@ -220,34 +220,48 @@ fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
     u16::from_le_bytes([head[at], head[at + 1]])
 }
 
-/// Which post a completion belongs to: the operation's slot, the rail, and the bytes that were outstanding.
+/// Which post a completion belongs to, and the bytes that were outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PostTag {
-    /// The slot of the operation, or `None` for a message that belongs to no operation (ack, reply) to this peer.
     pub owner: Owner,
     pub bytes: u32,
 }
 
 /// As much of a peer's generation as fits beside its number.
-pub(crate) const GENERATION_MASK: u16 = 0x7fff;
+pub(crate) const GENERATION_MASK: u16 = 0x3fff;
+
+/// Longest post of [`Owner::Stream`], in bytes: its tag has fewer bits for them.
+pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 
 /// Whose post it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// An operation, by its slot.
     Op(u32),
-    /// An acknowledgement or reply to this peer, in this generation of its slot, as far as [`GENERATION_MASK`] goes.
+    /// A silent operation that has no slot, by its stream, and the generation of the peer as far as [`GENERATION_MASK`] goes.
+    Stream(u32, u16),
+    /// An acknowledgement or reply to this peer, in this generation of its slot, likewise.
     Control(Peer, u16),
 }
 
 impl PostTag {
-    /// As the context word of a post: bit 63 control, bits 32..63 slot, or peer and generation, bits 0..32 bytes.
+    /// As the context word of a post.
+    ///
+    /// ```text
+    /// Op       0 2 bits | slot 30 | bytes 32
+    /// Stream   1 2 bits | stream 24 | generation 14 | bytes 24
+    /// Control  2 2 bits | generation 14 | peer 16 | bytes 32
+    /// ```
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
+        let bytes = self.bytes as u64;
         match self.owner {
-            Owner::Op(slot) => ((slot as u64) << 32) | self.bytes as u64,
+            Owner::Op(slot) => ((slot as u64) << 32) | bytes,
+            Owner::Stream(stream, generation) => {
+                (1 << 62) | ((stream as u64) << 38) | ((generation as u64) << 24) | bytes
+            }
             Owner::Control(peer, generation) => {
-                (1 << 63) | ((generation as u64) << 48) | ((peer.0 as u64) << 32) | self.bytes as u64
+                (2 << 62) | ((generation as u64) << 48) | ((peer.0 as u64) << 32) | bytes
             }
         }
     }
@@ -255,12 +269,15 @@ impl PostTag {
     /// The reverse of [`pack`](Self::pack).
     #[inline(always)]
     pub(crate) fn unpack(cx: u64) -> Self {
-        let middle = ((cx >> 32) & 0x7fff_ffff) as u32;
-        let owner = match cx >> 63 {
-            0 => Owner::Op(middle),
-            _ => Owner::Control(Peer(middle as u16), (middle >> 16) as u16),
-        };
-        PostTag { owner, bytes: cx as u32 }
+        let generation = |from: u32| (cx >> from) as u16 & GENERATION_MASK;
+        match cx >> 62 {
+            0 => PostTag { owner: Owner::Op((cx >> 32) as u32), bytes: cx as u32 },
+            1 => PostTag {
+                owner: Owner::Stream((cx >> 38) as u32 & 0xff_ffff, generation(24)),
+                bytes: cx as u32 & 0xff_ffff,
+            },
+            _ => PostTag { owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)), bytes: cx as u32 },
+        }
     }
 }
 
@@ -346,11 +363,14 @@ mod tests {
         assert_eq!(parse_write_word(0x0010_0000), Err(Violation::Kind));
         for owner in [
             Owner::Op(0),
-            Owner::Op(0x7fff_ffff),
+            Owner::Op(0x3fff_ffff),
+            Owner::Stream(0, 0x3fff),
+            Owner::Stream(0xff_ffff, 0),
             Owner::Control(Peer(65535), 0),
-            Owner::Control(Peer(1), 0x7fff),
+            Owner::Control(Peer(1), 0x3fff),
         ] {
-            for bytes in [0, 1, u32::MAX] {
+            let most = if let Owner::Stream(..) = owner { STREAM_POST_MAX as u32 } else { u32::MAX };
+            for bytes in [0, 1, most] {
                 assert_eq!(PostTag::unpack(PostTag { owner, bytes }.pack()), PostTag { owner, bytes });
             }
         }

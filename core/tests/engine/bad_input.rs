@@ -218,7 +218,7 @@ fn configurations_out_of_range_are_refused_by_name() {
         short(|m| m.bitmap = std::mem::take(&mut m.bitmap).split_at_mut(7).0),
         "memory.bitmap: Config::bitmap_words"
     );
-    assert_eq!(short(|m| m.pending = &mut []), "memory.pending: 1 to 2^31 - 1");
+    assert_eq!(short(|m| m.pending = &mut []), "memory.pending: 1 to 2^30 - 1");
     assert!(Engine::<Network, 0>::new(ok, [], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Network, 17>::new(ok, [const { Network::new() }; 17], memory(&ok, 1, 1)).is_err());
     assert!(Engine::<Network, 16>::new(ok, [const { Network::new() }; 16], memory(&ok, 1, 1)).is_ok());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fishplate_core::engine::{Config, Issued, Notice};
-use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, WaitError};
+use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Amo, AmoOp, Completion, Fault, Outcome};
 use fishplate_core::rail::faulty::{Faults, Faulty};
@@ -128,19 +128,48 @@ fn a_full_pool_is_again_with_nothing_changed() {
         (0..3).map(|n| pending(engine.signal(CX, add(remote, 0, 1), Notice::Report(n)))).collect();
     let before = engine.stats();
     assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
-    assert_eq!(engine.put(CX, target.at(0), 8, remote.at(8), Notice::Silent), Err(OpError::Again));
-    assert_eq!(engine.inject(CX, &[1; 8], remote.at(8)), Err(OpError::Again));
+    assert_eq!(engine.put(CX, target.at(0), 8, remote.at(8), Notice::Report(9)), Err(OpError::Again));
+    assert_eq!(engine.get(CX, target.at(0), 8, remote.at(8), Notice::Silent), Err(OpError::Again));
     assert_eq!(engine.fetch(CX, remote.at(8), ADD, 1), Err(OpError::Again));
     assert_eq!(engine.stats(), before);
     passes(&mut engine, 50);
-    // Ended operations keep their slots until they are taken.
-    assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Silent), Err(OpError::Again));
+    // Ended operations keep their slots until they are taken; silent ones that are one post need none.
+    assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
+    assert!(engine.signal(CX, add(remote, 0, 1), Notice::Silent).is_ok());
+    assert!(engine.inject(CX, &[1; 8], remote.at(8)).is_ok());
     let got: Vec<_> = std::iter::from_fn(|| engine.next_completion()).collect();
     assert_eq!(got.iter().map(|done| done.token).collect::<Vec<_>>(), tokens, "oldest first");
-    assert_eq!(word(&engine, target.at(0)), 3);
-    assert!(engine.signal(CX, add(remote, 0, 1), Notice::Silent).is_ok());
     passes(&mut engine, 50);
     assert_eq!(word(&engine, target.at(0)), 4);
+    assert!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)).is_ok());
+    passes(&mut engine, 50);
+    assert_eq!(word(&engine, target.at(0)), 5);
+}
+
+#[test]
+fn silent_operations_are_open_until_acknowledged_and_until_their_posts_are_over() {
+    let (control, mut own) = slow();
+    for n in 0..3 {
+        pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(8 * n), Notice::Silent));
+    }
+    let write = control.borrow().posts[0].cx;
+    let held = hold(&control, move |event| matches!(event, Event::Done(cx, _) if *cx == write));
+    assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
+    passes(&mut own.engine, 100);
+    assert_eq!(held.borrow().len(), 3, "acknowledged, but the buffers are still in use");
+    for left in (0..3).rev() {
+        assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
+        let stuck = own.engine.quiet(CX, own.peer, &mut own.waiter, 0).unwrap_err();
+        assert!(matches!(stuck, WaitError::Deadline(Stuck { rail: Some(_), hole: None, .. })), "{stuck:?}");
+        let one = held.borrow_mut().pop().unwrap();
+        let mut open = control.borrow_mut();
+        let hold = open.edit.take();
+        open.inject.push_back(one);
+        drop(open);
+        own.engine.progress();
+        control.borrow_mut().edit = hold;
+        assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(left == 0), "{left} left");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use crate::error::{OpError, PostError};
-use crate::mem::{LocalAddr, Peer, RailId, RemoteAddr};
+use crate::mem::{LocalAddr, Peer, RailId, RemoteAddr, Untrusted};
 use crate::op::{Amo, Outcome};
 use crate::rail::{Local, Rail, Remote};
 
@@ -16,14 +16,14 @@ use super::{Issued, Mapped, Notice, Signal, copy_bytes};
 
 /// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
-struct Target {
-    peer: u16,
-    region: u16,
-    theirs: (u16, u16),
-    rail: u8,
-    offset: u64,
+pub(super) struct Target {
+    pub peer: u16,
+    pub region: u16,
+    pub theirs: (u16, u16),
+    pub rail: u8,
+    pub offset: u64,
     /// First byte where it is mapped, or null.
-    mapped: *mut u8,
+    pub mapped: *mut u8,
 }
 
 /// What an operation has to post: data, a message, or data and then a message.
@@ -81,6 +81,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
+        if let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice) {
+            self.flush();
+            return Ok(issued);
+        }
         let ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
@@ -118,8 +122,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
-        let mut ask = Ask {
-            kind: Kind::Write,
+        let eager = len as u64 <= self.state.eager as u64 && len > 0;
+        let data = eager.then_some((target.place(), len as u32));
+        let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data };
+        if eager || len == 0 {
+            // SAFETY: the source was checked; a message is copied before its post returns.
+            let payload = unsafe { Untrusted::new(source.as_ptr(), len) };
+            if let Some(issued) = self.message_single(stream, message, payload, notice) {
+                self.flush();
+                return Ok(issued);
+            }
+        }
+        let ask = Ask {
+            kind: if eager { Kind::Message } else { Kind::Write },
+            message: Some(message),
             local: source.as_ptr(),
             local_region: from.region.index as u16,
             remote: target.region,
@@ -127,12 +143,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             left: len as u64,
             ..Ask::NOTHING
         };
-        let mut data = None;
-        if len as u64 <= self.state.eager as u64 && len > 0 {
-            ask.kind = Kind::Message;
-            data = Some((target.place(), len as u32));
-        }
-        ask.message = Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data });
         self.enqueue(stream, ask, notice)
     }
 
@@ -152,6 +162,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(Issued::Done { value: 0 });
         }
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
+        if let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), notice) {
+            self.flush();
+            return Ok(issued);
+        }
         self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
     }
 
@@ -185,7 +199,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// The imported range, checked.
-    #[inline]
+    #[inline(always)]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
         let mapped =
@@ -217,10 +231,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.state.stream_of(context.0, peer))
     }
 
+    #[inline(always)]
+    fn usable(&self, peer: u16) -> Result<(), OpError> {
+        self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
+    }
+
     /// Nothing of the stream is in flight: what is done directly now keeps its place in the order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
-        self.state.streams[stream as usize].open == 0
+        self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
     }
 
     /// Writes at once, where the memory is mapped or the rail can. `None`: it must be posted.
@@ -235,7 +254,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (rail, local, remote) = self.unmapped(from, len, to)?;
         // SAFETY: the source is a registered region, or the caller's bytes during the call.
-        let done = unsafe { self.rails[rail].copy_to(Peer(to.peer), local, remote) }?;
+        let done = unsafe { self.rails.get_mut(rail)?.copy_to(Peer(to.peer), local, remote) }?;
         self.state.direct = true;
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
@@ -250,16 +269,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (rail, local, remote) = self.unmapped(into, len, from)?;
         // SAFETY: the target of the copy lies in a registered region.
-        let done = unsafe { self.rails[rail].copy_from(Peer(from.peer), local, remote) }?;
+        let done = unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), local, remote) }?;
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
     /// What a rail needs to copy at once. `None` when the peer has failed: the slow path says why.
     #[inline]
     fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
-        self.state.peers[to.peer as usize].usable().ok()?;
+        self.usable(to.peer).ok()?;
         let rail = to.rail as usize;
-        let key = self.state.remotes[to.region as usize].keys[rail];
+        let key = *self.state.remotes.get(to.region as usize)?.keys.get(rail)?;
         Some((rail, Local { ptr: local, len, desc: 0 }, Remote { key, offset: to.offset }))
     }
 
@@ -283,15 +302,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(Issued::Done { value: self.atomic_now(mapped, amo, fetch) });
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
+        if !fetch
+            && !self.state.native_atomics
+            && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), notice)
+        {
+            self.flush();
+            return Ok(issued);
+        }
         let ask = Ask { message: Some(message), fetch, remote: word.region, ..Ask::NOTHING };
         self.enqueue(stream, ask, notice)
     }
 
-    /// Takes an operation in, behind what the stream has, and posts what can be posted.
-    #[inline(always)]
+    /// Puts an operation behind what its stream has, and posts what can be posted.
+    #[inline(never)]
     fn enqueue(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<Issued, OpError> {
-        let peer = self.state.streams[stream as usize].peer;
-        self.state.peers[peer as usize].usable()?;
+        self.usable(self.state.streams[stream as usize].peer)?;
         let index = self.state.open_slot(stream, ask, notice)?;
         let token = self.state.pending.token(index);
         self.advance(stream);
@@ -314,11 +339,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done;
         }
-        self.state.peers[target.peer as usize].usable()?;
+        self.usable(target.peer)?;
         if bytes.len() > self.inject_max() {
             return Err(OpError::TooLong { len: bytes.len(), max: self.inject_max() });
         }
         if bytes.is_empty() {
+            return Ok(());
+        }
+        // A write if every rail copies that much before it returns, otherwise a message.
+        let as_write = bytes.len() as u64 <= self.state.inject;
+        let issued = if as_write {
+            let from = NonNull::from(bytes).cast();
+            self.write_single(stream, from, u32::MAX, bytes.len(), &target, Notice::Silent)
+        } else {
+            let (body, payload) = (Body::Data { at: target.place() }, Untrusted::from_slice(bytes));
+            self.message_single(stream, body, payload, Notice::Silent)
+        };
+        if issued.is_some() {
+            self.flush();
             return Ok(());
         }
         let state = &self.state.streams[stream as usize];
@@ -333,8 +371,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             left: bytes.len() as u64,
             ..Ask::NOTHING
         };
-        // A write if every rail copies that much before it returns, otherwise a message.
-        match bytes.len() as u64 <= self.state.inject {
+        match as_write {
             true => ask.kind = Kind::Write,
             false => ask.message = Some(Body::Data { at: target.place() }),
         }
