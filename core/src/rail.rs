@@ -105,6 +105,9 @@ pub trait Sink {
 
 /// One path to the fabric. See the contract in the module's documentation.
 pub trait Rail {
+    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call.
+    const COPIES: bool = false;
+
     /// What this rail can do.
     fn caps(&self) -> Caps;
 

@@ -220,6 +220,8 @@ fn mark(due: &mut Vec<Peer>, attached: &mut Attached, peer: Peer) {
 }
 
 impl<H: Host> Rail for ShmRail<H> {
+    const COPIES: bool = true;
+
     #[inline]
     fn caps(&self) -> Caps {
         self.caps

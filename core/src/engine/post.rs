@@ -294,7 +294,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             // A connected peer is reached by at least one rail.
             return (exclude == 0).then_some(0);
         }
-        let slot = &mut self.peers[peer as usize];
+        let slot = self.peers.get_mut(peer as usize)?;
         let rails = slot.rails & !exclude;
         if rails == 0 {
             return None;

@@ -88,6 +88,22 @@ impl Stream {
         }
     }
 
+    /// Nothing stands before a post under the next number but the post itself. Only streams of peers that may be posted to are live.
+    #[inline(always)]
+    pub(crate) fn clear(&self, window: u32) -> bool {
+        self.live && self.unposted == NONE && !self.fence && self.in_flight() < window as u64
+    }
+
+    /// The number before the next is of a silent operation without a slot. Returns how many operations are open more than before.
+    #[inline(always)]
+    pub(crate) fn silent_until_next(&mut self) -> u32 {
+        self.silent_end = self.next;
+        let opened = !self.silent as u32;
+        self.silent = true;
+        self.open += opened;
+        opened
+    }
+
     /// Numbers sent and not acknowledged.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {

@@ -77,6 +77,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.direct = true;
             return Ok(Issued::Done { value: 0 });
         }
+        if let Notice::Silent = notice
+            && !R::COPIES
+            && self.put_single(context, from, len, to)
+        {
+            self.flush();
+            return Ok(Issued::Pending(Token::NONE));
+        }
         self.put_slow(context, from, len, to, notice)
     }
 

@@ -26,6 +26,8 @@ macro_rules! each {
 }
 
 impl<A: Rail, B: Rail> Rail for Either<A, B> {
+    const COPIES: bool = A::COPIES || B::COPIES;
+
     #[inline(always)]
     fn caps(&self) -> Caps {
         each!(self, rail => rail.caps())

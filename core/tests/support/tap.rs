@@ -147,6 +147,8 @@ impl Sink for Notes<'_> {
 }
 
 impl<R: Rail> Rail for Tap<R> {
+    const COPIES: bool = R::COPIES;
+
     fn caps(&self) -> Caps {
         self.inner.caps()
     }

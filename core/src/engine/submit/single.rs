@@ -8,14 +8,15 @@
 use core::ptr::NonNull;
 
 use crate::error::PostError;
-use crate::mem::{Peer, Untrusted};
+use crate::mem::{LocalAddr, Peer, RemoteAddr, Untrusted};
 use crate::op::Token;
 use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
 use super::super::pending::NONE;
+use super::super::table::in_bounds;
 use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, STREAM_POST_MAX, write_word};
-use super::super::{Engine, State};
+use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};
 
@@ -32,6 +33,64 @@ struct Way {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// A silent put that is one piece, from its look-ups to its post: what a stream of puts over a network does, made in one go.
+    /// `false`: nothing has changed.
+    #[inline(always)]
+    pub(super) fn put_single(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+    ) -> bool {
+        let Some(peer) = self.state.remotes.get(to.region.index as usize).map(|remote| remote.peer) else {
+            return false;
+        };
+        let stream = self.state.stream_of(context.0, peer);
+        let bytes = len as u64;
+        let Some(rail) = self.state.pick(peer, 0) else { return false };
+        if len == 0 || bytes > STREAM_POST_MAX || self.state.piece(bytes, rail, false) != bytes {
+            return false;
+        }
+        let State { locals, remotes, streams, config, outstanding, stats, open, .. } = &mut self.state;
+        let (Some(local), Some(remote), Some(s)) = (
+            locals.get(from.region.index as usize),
+            remotes.get(to.region.index as usize),
+            streams.get_mut(stream as usize),
+        ) else {
+            return false;
+        };
+        if local.generation as u32 != from.region.generation
+            || remote.generation as u32 != to.region.generation
+            || !in_bounds(from.offset, bytes, local.len)
+            || !in_bounds(to.offset, bytes, remote.len)
+            || !remote.mapped.is_null()
+            || context.0 as u16 >= config.contexts
+            || !s.clear(config.window)
+        {
+            return false;
+        }
+        let Some(ptr) = NonNull::new(local.ptr.wrapping_add(from.offset as usize)) else { return false };
+        let (key, desc) = (remote.keys[rail], local.desc[rail]);
+        let word = Some(write_word(s.context, s.next));
+        let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
+        // SAFETY: the range lies in a registered region, and stays as it is until the operation ends (the promise of
+        // `Region::new`).
+        match unsafe { self.rails[rail].post_write(Peer(peer), local, remote, word, s.tag | bytes) } {
+            Ok(Posted::Done) => {}
+            Ok(Posted::Pending) => {
+                s.silent_posts += 1;
+                outstanding[rail].0 += 1;
+                outstanding[rail].1 += bytes;
+            }
+            Err(_) => return false,
+        }
+        stats.posted += 1;
+        s.next = s.next.plus(1);
+        *open += s.silent_until_next();
+        true
+    }
+
     /// Posts a write that is one piece. A `from_region` that does not exist: an inject, which the rail copies at once.
     #[inline(always)]
     pub(super) fn write_single(
@@ -87,13 +146,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Where the next number of a stream can go now, if one post is all that stands before it. Only the streams of peers that may
-    /// be posted to are live.
+    /// Where the next number of a stream can go now, if one post is all that stands before it.
     #[inline(always)]
     fn way(&mut self, stream: u32, notice: Notice) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq) = (s.peer, s.context, s.next);
-        if !s.live || s.unposted != NONE || s.fence || s.in_flight() >= self.config.window as u64 {
+        if !s.clear(self.config.window) {
             return None;
         }
         let (index, tag) = match notice {
@@ -132,12 +190,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.next = way.seq.plus(1);
         if let Notice::Silent = notice {
             s.silent_posts += posts;
-            s.silent_end = s.next;
-            if !s.silent {
-                s.silent = true;
-                s.open += 1;
-                self.open += 1;
-            }
+            self.open += s.silent_until_next();
             return Some(Issued::Pending(Token::NONE));
         }
         s.open += 1;
