@@ -48,7 +48,7 @@ pub const BUDGETS: &[Budget] = &[
     rival("crossbeam_push_pop",                      58.1),
     rival("ringbuf_push_pop",                        69.1),
     rival("heapless_push_pop",                       29.1),
-    ours("window_in_order",               43.2,     41.2),
+    ours("window_in_order",               42.1,     41.2),
     ours("window_swapped",               267.5,    254.8),
     ours("window_one_hole",              200.3,    190.8),
     ours("window_1000_holes",            200.3,    190.8),
