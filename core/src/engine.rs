@@ -28,6 +28,7 @@ mod stream;
 mod submit;
 mod table;
 mod tables;
+pub mod tag;
 mod wait;
 mod window;
 mod wire;

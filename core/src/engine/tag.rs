@@ -1,0 +1,500 @@
+//! Tag matching: receives and messages find each other as MPI, libfabric and PSM want it, at a cost that does not grow
+//! with their number.
+//!
+//! A [`Matcher`] has one owner, and is a pure function of the operations on it: it owns no payload, knows no protocol,
+//! reads no clock. Nothing here blocks or allocates, all memory is borrowed at setup ([`MatcherMemory`]), and a refused
+//! operation changes nothing.
+//!
+//! ```
+//! use fishplate_core::engine::tag::{Arrive, Matcher, MatcherMemory, Post, PostedSlot, Tag, UnexpectedSlot};
+//!
+//! let (mut posted, mut unexpected) = ([PostedSlot::EMPTY; 64], [UnexpectedSlot::EMPTY; 64]);
+//! let mut buckets = [0; 256];
+//! let memory = MatcherMemory { posted: &mut posted, unexpected: &mut unexpected, buckets: &mut buckets };
+//! let mut matcher: Matcher = Matcher::new(memory, 0x5eed).unwrap();
+//!
+//! // From anybody, the low 16 bits of the tag ignored.
+//! let waits = matcher.post(None, Tag::from(0x7_0000), Tag::from(0xffff), 11).unwrap();
+//! assert!(matches!(waits, Post::Waiting(_)));
+//! // Source 3 sends 100 bytes under the tag 0x7_1234.
+//! let arrives = matcher.arrive(3, Tag::from(0x7_1234), 100, 0).unwrap();
+//! assert!(matches!(arrives, Arrive::Matched { context: 11, .. }));
+//! ```
+//!
+//! # The rule
+//!
+//! A receive accepts a message when `(tag ^ message.tag) & !ignore == 0` over 96 bits and it names no source or the
+//! message's. A message goes to the receive posted first among those that accept it; a receive gets the message that
+//! arrived first among those it accepts. Each receive has its own mask, and any mask is allowed.
+//!
+//! | libfabric | PSM | here |
+//! |---|---|---|
+//! | `fi_trecv`, `tag`, `ignore` | `psm2_mq_irecv2`, `rtag`, `rtagsel` = `!ignore` | [`Matcher::post`] |
+//! | `FI_PEEK` | `psm2_mq_iprobe2` | [`Matcher::probe`] |
+//! | `FI_PEEK`, `FI_CLAIM` | `psm2_mq_improbe2` | [`Matcher::mprobe`] |
+//! | `FI_CLAIM` | `psm2_mq_imrecv` | [`Matcher::take`] |
+//! | `FI_DISCARD` | | [`Matcher::discard`] |
+//! | `fi_cancel` | `psm2_mq_cancel` | [`Matcher::cancel`] |
+//!
+//! # How
+//!
+//! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their masked key equals the
+//! message's, so each shape is a hash table of *groups* with one key, oldest first. The answer for a message is the oldest
+//! among the heads of one group per shape in use; shapes without an older receive than the best so far are skipped. For
+//! receives, messages lie in one such table per shape that is really asked for. The oldest receive and the oldest message
+//! are looked at before any table, and the youngest few receives are in none, so traffic in order is never hashed.
+//!
+//! # Files
+//!
+//! `words` is what goes in and out; `key`, `list` and `group` are keys, lists and hash tables of groups; `shape` the masks in
+//! use; `posted` the receives; `unexpected` and `index` the messages and how they are found; `verify` checks it all.
+
+mod group;
+mod index;
+mod key;
+mod list;
+mod posted;
+mod shape;
+mod unexpected;
+mod verify;
+mod words;
+
+pub use posted::PostedSlot;
+pub use unexpected::UnexpectedSlot;
+pub use words::{Arrive, Arrived, Cancel, MatchStats, Post, ReceiveId, ShapeId, Tag, TagError, UnexpectedId};
+
+use crate::engine::mix;
+use crate::error::AttachError;
+
+use key::Key;
+use list::NONE;
+use posted::{Found, Posted};
+use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
+use unexpected::Unexpected;
+
+/// The memory of a matcher, borrowed for its life. Lengths are the limits.
+pub struct MatcherMemory<'m> {
+    /// One per receive that waits: 64 bytes each.
+    pub posted: &'m mut [PostedSlot],
+    /// One per message that waits or is claimed: 128 bytes each.
+    pub unexpected: &'m mut [UnexpectedSlot],
+    /// Heads of hash chains, half for receives and half for messages: at least 2, and best four times the greater of the
+    /// other two lengths, a power of two. With fewer, searches pass over more entries.
+    pub buckets: &'m mut [u32],
+}
+
+impl MatcherMemory<'_> {
+    /// A good length of `buckets` for so many receives and messages.
+    pub const fn buckets(posted: usize, unexpected: usize) -> usize {
+        let most = if posted > unexpected { posted } else { unexpected };
+        2 * if most < 1 { 1 } else { most }.next_power_of_two()
+    }
+}
+
+/// What can be set, with its default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatcherConfig {
+    /// Width of tags, 1 to 96 bits: wider tags and masks are refused.
+    pub tag_bits: u32,
+    /// Keeps peers from choosing tags that collide: a random number, secret to them.
+    pub seed: u64,
+    /// The number of the first receive and of the first message, below 2^63; by default made from the seed, so that ids of one
+    /// matcher mean nothing to another. Tests begin just before a wrap of 32 bits.
+    pub first_sequence: Option<u64>,
+}
+
+impl MatcherConfig {
+    /// 96 bits, seed 0.
+    pub const DEFAULT: MatcherConfig = MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None };
+}
+
+impl Default for MatcherConfig {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// The matcher. See the module's documentation. `SHAPES` masks (at most 64) can have receives waiting at one time without cost to each
+/// other's depth, and `INDEXES` (at most 4) of them can be asked for at one time among many unexpected messages; beyond
+/// these limits results are the same and searches walk.
+#[doc(alias = "psm2_mq_t")]
+pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
+    shapes: Shapes<SHAPES>,
+    posted: Posted<'m>,
+    unexpected: Unexpected<'m, INDEXES>,
+    /// The bits that no tag has.
+    beyond: Tag,
+    stats: MatchStats,
+}
+
+impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES> {
+    /// A matcher for tags of 96 bits. `seed` is [`MatcherConfig::seed`].
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names the value that is out of range.
+    pub fn new(memory: MatcherMemory<'m>, seed: u64) -> Result<Self, AttachError> {
+        Self::with_config(memory, MatcherConfig { seed, ..MatcherConfig::DEFAULT })
+    }
+
+    /// A matcher.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names the value that is out of range.
+    pub fn with_config(memory: MatcherMemory<'m>, config: MatcherConfig) -> Result<Self, AttachError> {
+        const { assert!(SHAPES <= shape::MOST && INDEXES <= unexpected::MOST_INDEXES) };
+        let MatcherMemory { posted, unexpected, buckets } = memory;
+        let first = config.first_sequence.unwrap_or(mix(!config.seed) >> 16);
+        let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
+        check(config.tag_bits >= 1 && config.tag_bits <= 96, "tag_bits: 1 to 96")?;
+        check(first < 1 << 63, "first_sequence: below 2^63")?;
+        check(posted.len() < 1 << 31, "memory.posted: below 2^31")?;
+        check(unexpected.len() < 1 << 29, "memory.unexpected: below 2^29")?;
+        check(buckets.len() >= 2, "memory.buckets: at least 2")?;
+        let half = buckets.len() / 2;
+        let (for_posted, for_unexpected) = buckets.split_at_mut(half);
+        Ok(Matcher {
+            shapes: Shapes::new(config.seed),
+            posted: Posted::new(posted, for_posted, first),
+            unexpected: Unexpected::new(unexpected, for_unexpected, first),
+            beyond: !Tag::low_bits(config.tag_bits),
+            stats: MatchStats::default(),
+        })
+    }
+
+    /// Posts a receive: the oldest message it accepts is handed out at once, or else it waits. `source` none is any;
+    /// bits set in `ignore` are not compared; `context` comes back with the message.
+    ///
+    /// # Errors
+    /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
+    #[doc(alias = "psm2_mq_irecv2")]
+    #[doc(alias = "fi_trecv")]
+    #[inline]
+    pub fn post(
+        &mut self,
+        source: Option<u32>,
+        tag: Tag,
+        ignore: Tag,
+        context: u64,
+    ) -> Result<Post, TagError> {
+        self.check_width(tag | ignore)?;
+        let mask = Key::mask(source.is_some(), ignore);
+        let shape = self.intern(mask);
+        self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
+    }
+
+    /// As [`post`](Self::post), with a mask known beforehand. `source` means nothing when the shape names none.
+    ///
+    /// # Errors
+    /// As [`post`](Self::post); [`TagError::Stale`] when the shape was released.
+    #[inline]
+    pub fn post_shaped(
+        &mut self,
+        shape: ShapeId,
+        source: u32,
+        tag: Tag,
+        context: u64,
+    ) -> Result<Post, TagError> {
+        self.check_width(tag)?;
+        let mask = match self.shapes.get(shape.0) {
+            Some(shape) if shape.pins > 0 => shape.mask,
+            _ => return Err(TagError::Stale),
+        };
+        self.post_under(shape.0, mask, Key::new(source, tag), context)
+    }
+
+    #[inline(always)]
+    fn post_under(&mut self, shape: u8, mask: Key, key: Key, context: u64) -> Result<Post, TagError> {
+        if self.unexpected.len != 0 {
+            let index = self.search_unexpected(shape, mask, key);
+            if index != NONE {
+                let arrived = self.unexpected.slots[index as usize].arrived();
+                self.unexpected.unlink(&mut self.shapes, index);
+                self.unexpected.release(index);
+                return Ok(Post::Matched(arrived));
+            }
+        }
+        let waiting =
+            self.posted.append(&mut self.shapes, shape, mask, key, context).ok_or(TagError::Full)?;
+        self.stats.overflowed += u64::from(shape == OVERFLOW);
+        Ok(Post::Waiting(waiting))
+    }
+
+    /// A message came in: it goes to the oldest receive that accepts it, or waits. `cookie` is the caller's.
+    ///
+    /// # Errors
+    /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
+    #[inline]
+    pub fn arrive(&mut self, source: u32, tag: Tag, len: u64, cookie: u64) -> Result<Arrive, TagError> {
+        self.check_width(tag)?;
+        let key = Key::new(source, tag);
+        if self.posted.len != 0 {
+            let found = self.posted.find(&self.shapes, key);
+            self.count(found);
+            if found.index != NONE {
+                let receive = self.posted.id(found.index);
+                let context = self.posted.slots[found.index as usize].context;
+                self.posted.remove(&mut self.shapes, found.index, posted::State::Matched);
+                self.stats.expected += 1;
+                self.stats.expected_bytes = self.stats.expected_bytes.wrapping_add(len);
+                return Ok(Arrive::Matched { receive, context });
+            }
+        }
+        let stored = self.unexpected.store(key, len, cookie).ok_or(TagError::Full)?;
+        self.stats.unexpected += 1;
+        self.stats.unexpected_bytes = self.stats.unexpected_bytes.wrapping_add(len);
+        let here = self.unexpected.len + self.unexpected.claimed;
+        self.stats.unexpected_peak = self.stats.unexpected_peak.max(here);
+        Ok(Arrive::Stored(stored))
+    }
+
+    /// The receive to which such a message would go, and its context. Changes nothing.
+    pub fn would_match(&self, source: u32, tag: Tag) -> Option<(ReceiveId, u64)> {
+        if self.posted.len == 0 {
+            return None;
+        }
+        let Found { index, .. } = self.posted.find(&self.shapes, Key::new(source, tag));
+        let slot = self.posted.slots.get(index as usize)?;
+        Some((self.posted.id(index), slot.context))
+    }
+
+    /// Takes a receive back.
+    #[doc(alias = "psm2_mq_cancel")]
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&mut self, receive: ReceiveId) -> Cancel {
+        match self.posted.slot(receive) {
+            Some(slot) if slot.waits() => {
+                let context = slot.context;
+                self.posted.remove(&mut self.shapes, receive.index, posted::State::Free);
+                Cancel::Removed(context)
+            }
+            Some(slot) if slot.state == posted::State::Matched => Cancel::AlreadyMatched,
+            _ => Cancel::Stale,
+        }
+    }
+
+    /// Whether a receive still waits.
+    pub fn is_waiting(&self, receive: ReceiveId) -> bool {
+        self.posted.slot(receive).is_some_and(|slot| slot.waits())
+    }
+
+    /// The message that such a receive would get. It stays.
+    ///
+    /// # Errors
+    /// [`TagError::TooWide`].
+    #[doc(alias = "psm2_mq_iprobe2")]
+    #[doc(alias = "FI_PEEK")]
+    pub fn probe(
+        &mut self,
+        source: Option<u32>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<Option<(UnexpectedId, Arrived)>, TagError> {
+        self.check_width(tag | ignore)?;
+        if self.unexpected.len == 0 {
+            return Ok(None);
+        }
+        let mask = Key::mask(source.is_some(), ignore);
+        let shape = self.intern(mask);
+        let index = self.search_unexpected(shape, mask, Key::new(source.unwrap_or(0), tag));
+        let Some(slot) = self.unexpected.slots.get(index as usize) else { return Ok(None) };
+        Ok(Some((self.unexpected.id(index), slot.arrived())))
+    }
+
+    /// As [`probe`](Self::probe), and claims the message: nobody finds it any more, until it is [taken](Self::take) or
+    /// [discarded](Self::discard) by its id, in any order with other claimed messages.
+    ///
+    /// # Errors
+    /// [`TagError::TooWide`].
+    #[doc(alias = "psm2_mq_improbe2")]
+    #[doc(alias = "FI_CLAIM")]
+    pub fn mprobe(
+        &mut self,
+        source: Option<u32>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<Option<(UnexpectedId, Arrived)>, TagError> {
+        let found = self.probe(source, tag, ignore)?;
+        if let Some((message, _)) = found {
+            self.unexpected.unlink(&mut self.shapes, message.index);
+            self.unexpected.slots[message.index as usize].state = unexpected::State::Claimed;
+            self.unexpected.claimed += 1;
+        }
+        Ok(found)
+    }
+
+    /// Receives a claimed message; its id is stale from now on.
+    ///
+    /// # Errors
+    /// [`TagError::Stale`]. [`TagError::NotClaimed`] when it is still there for anybody.
+    #[doc(alias = "psm2_mq_imrecv")]
+    pub fn take(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
+        match self.unexpected.slot(message).ok_or(TagError::Stale)?.state {
+            unexpected::State::Claimed => self.discard(message),
+            _ => Err(TagError::NotClaimed),
+        }
+    }
+
+    /// Throws a message away, claimed or not; its id is stale from now on.
+    ///
+    /// # Errors
+    /// [`TagError::Stale`].
+    #[doc(alias = "FI_DISCARD")]
+    pub fn discard(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
+        let slot = self.unexpected.slot(message).ok_or(TagError::Stale)?;
+        let (arrived, claimed) = (slot.arrived(), slot.state == unexpected::State::Claimed);
+        if claimed {
+            self.unexpected.claimed -= 1;
+        } else {
+            self.unexpected.unlink(&mut self.shapes, message.index);
+        }
+        self.unexpected.release(message.index);
+        Ok(arrived)
+    }
+
+    /// A message that waits or is claimed.
+    ///
+    /// # Errors
+    /// [`TagError::Stale`].
+    pub fn message(&self, message: UnexpectedId) -> Result<Arrived, TagError> {
+        self.unexpected.slot(message).map(|slot| slot.arrived()).ok_or(TagError::Stale)
+    }
+
+    /// Changes the caller's word for a message, whose payload moved.
+    ///
+    /// # Errors
+    /// [`TagError::Stale`].
+    pub fn set_cookie(&mut self, message: UnexpectedId, cookie: u64) -> Result<(), TagError> {
+        self.unexpected.slot(message).ok_or(TagError::Stale)?;
+        self.unexpected.slots[message.index as usize].cookie = cookie;
+        Ok(())
+    }
+
+    /// Removes every receive that names this source, oldest first, and tells its context. Slow path: looks at every receive.
+    #[cold]
+    pub fn fail_source(&mut self, source: u32, mut removed: impl FnMut(ReceiveId, u64)) {
+        let mut at = self.posted.order.head;
+        while at != NONE {
+            let slot = self.posted.slots[at as usize];
+            if slot.exact && slot.key.source() == source {
+                let id = self.posted.id(at);
+                self.posted.remove(&mut self.shapes, at, posted::State::Free);
+                removed(id, slot.context);
+            }
+            at = slot.order.next;
+        }
+    }
+
+    /// Shows every message that waits, oldest first, and discards those for which the answer is `false`. Claimed ones are not
+    /// shown. Slow path: looks at every message.
+    #[cold]
+    pub fn retain_messages(&mut self, mut keep: impl FnMut(UnexpectedId, Arrived) -> bool) {
+        let mut at = self.unexpected.order.head;
+        while at != NONE {
+            let slot = &self.unexpected.slots[at as usize];
+            let (next, arrived) = (slot.order.next, slot.arrived());
+            if !keep(self.unexpected.id(at), arrived) {
+                self.unexpected.unlink(&mut self.shapes, at);
+                self.unexpected.release(at);
+            }
+            at = next;
+        }
+    }
+
+    /// Keeps a place for a kind of receive: with or without a source, and with this mask. Asked for again, the same id.
+    ///
+    /// # Errors
+    /// [`TagError::Full`] when every place is in use. [`TagError::TooWide`].
+    pub fn shape(&mut self, exact_source: bool, ignore: Tag) -> Result<ShapeId, TagError> {
+        self.check_width(ignore)?;
+        let number = self.intern(Key::mask(exact_source, ignore));
+        self.shapes.get_mut(number).ok_or(TagError::Full)?.pins += 1;
+        Ok(ShapeId(number))
+    }
+
+    /// Gives the place back, once for each time it was asked for. Receives posted with it stay.
+    ///
+    /// # Errors
+    /// [`TagError::Stale`] when it was given back as often as it was asked for.
+    pub fn release_shape(&mut self, shape: ShapeId) -> Result<(), TagError> {
+        match self.shapes.get_mut(shape.0) {
+            Some(shape) if shape.pins > 0 => shape.pins -= 1,
+            _ => return Err(TagError::Stale),
+        }
+        Ok(())
+    }
+
+    /// Receives that wait.
+    pub fn posted(&self) -> usize {
+        self.posted.len as usize
+    }
+
+    /// Messages that wait, without the claimed ones.
+    pub fn unexpected(&self) -> usize {
+        self.unexpected.len as usize
+    }
+
+    /// Messages that are claimed and neither taken nor discarded.
+    pub fn claimed(&self) -> usize {
+        self.unexpected.claimed as usize
+    }
+
+    /// How many more receives can wait.
+    pub fn posted_room(&self) -> usize {
+        self.posted.slots.len() - self.posted()
+    }
+
+    /// How many more messages can wait.
+    pub fn unexpected_room(&self) -> usize {
+        self.unexpected.slots.len() - self.unexpected() - self.claimed()
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> MatchStats {
+        self.stats
+    }
+
+    #[inline(always)]
+    fn check_width(&self, bits: Tag) -> Result<(), TagError> {
+        if bits & self.beyond == Tag::ZERO { Ok(()) } else { Err(TagError::TooWide) }
+    }
+
+    #[inline(always)]
+    fn search_unexpected(&mut self, shape: u8, mask: Key, key: Key) -> u32 {
+        let found = self.unexpected.find(&mut self.shapes, shape, mask, key);
+        self.count(found);
+        found.index
+    }
+
+    #[inline(always)]
+    fn count(&mut self, found: Found) {
+        self.stats.searches += 1;
+        if found.probes | found.passed != 0 {
+            self.stats.probes += found.probes as u64;
+            self.stats.most_probes = self.stats.most_probes.max(found.probes);
+            self.stats.longest_walk = self.stats.longest_walk.max(found.passed);
+        }
+    }
+
+    /// The place of a mask, which it takes if it has none.
+    #[inline(always)]
+    fn intern(&mut self, mask: Key) -> u8 {
+        match self.shapes.place(mask) {
+            Place::Known(shape) => shape,
+            Place::Idle(shape) => self.take_place(shape, mask),
+            Place::Nowhere => OVERFLOW,
+        }
+    }
+
+    #[cold]
+    fn take_place(&mut self, place: u8, mask: Key) -> u8 {
+        if let Some(index) = self.shapes.get(place).map(|shape| shape.index)
+            && index != NO_INDEX
+        {
+            self.unexpected.evict(&mut self.shapes, index as usize);
+        }
+        self.shapes.take(place, mask);
+        place
+    }
+}
+
+static_assertions::assert_impl_all!(Matcher<'static>: Send);

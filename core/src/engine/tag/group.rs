@@ -1,0 +1,156 @@
+//! Hash tables of groups. A group is all entries with one key, oldest first; only its leader, the oldest, is in the
+//! chain of a bucket. So a look-up meets one entry per key, however many are alike, and what it finds is the oldest.
+//!
+//! The members of a group form a ring: before the leader stands the youngest. Adding and removing cost a few stores,
+//! whichever member it is; no group is ever walked.
+//!
+//! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted by `BITS`, and the table in the
+//! low bits.
+
+use super::list::{Links, NONE};
+
+/// In `chain.prev`: first of its chain; the other bits are the bucket.
+const HEAD: u32 = 1 << 31;
+/// In `chain.prev`: not a leader.
+const MEMBER: u32 = u32::MAX;
+
+/// What an entry needs to be in one table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupLinks {
+    /// Leader: the nodes after and before it in its bucket's chain; before the first, [`HEAD`] and the bucket. Of others,
+    /// `prev` is [`MEMBER`].
+    pub chain: Links,
+    /// The entries after and before it in the ring.
+    pub ring: Links,
+}
+
+impl GroupLinks {
+    pub(super) const NONE: GroupLinks =
+        GroupLinks { chain: Links { next: NONE, prev: MEMBER }, ring: Links::NONE };
+
+    /// Whether the entry is the oldest of its group.
+    pub(super) fn leads(&self) -> bool {
+        self.chain.prev != MEMBER
+    }
+}
+
+/// Entries of tables.
+pub(super) trait Grouped {
+    fn group(&self, table: usize) -> &GroupLinks;
+    fn group_mut(&mut self, table: usize) -> &mut GroupLinks;
+}
+
+/// The heads of the chains. Their number is a power of two.
+pub(super) struct Buckets<'m, const BITS: u32> {
+    heads: &'m mut [u32],
+}
+
+impl<'m, const BITS: u32> Buckets<'m, BITS> {
+    /// Empty tables over as much of `heads`, which is not empty, as is a power of two.
+    pub(super) fn new(heads: &'m mut [u32]) -> Self {
+        let len = 1 << heads.len().min(HEAD as usize - 1).ilog2();
+        let heads = &mut heads[..len];
+        heads.fill(NONE);
+        Buckets { heads }
+    }
+
+    pub(super) fn heads(&self) -> &[u32] {
+        self.heads
+    }
+
+    #[inline(always)]
+    fn node(entry: u32, table: usize) -> u32 {
+        entry << BITS | table as u32
+    }
+
+    /// The entry and the table of a node.
+    #[inline(always)]
+    pub(super) fn entry(node: u32) -> (u32, usize) {
+        (node >> BITS, (node & ((1 << BITS) - 1)) as usize)
+    }
+
+    /// The leader of the group in `table` that `same` accepts, or [`NONE`]; and how many others the chain had before it.
+    #[inline(always)]
+    pub(super) fn find<T: Grouped>(
+        &self,
+        entries: &[T],
+        hash: u32,
+        table: usize,
+        same: impl Fn(&T) -> bool,
+    ) -> (u32, u32) {
+        let mut node = self.heads[hash as usize & (self.heads.len() - 1)];
+        let mut passed = 0;
+        while node != NONE {
+            let (entry, of) = Self::entry(node);
+            let leader = &entries[entry as usize];
+            if of == table && same(leader) {
+                return (entry, passed);
+            }
+            node = leader.group(of).chain.next;
+            passed += 1;
+        }
+        (NONE, passed)
+    }
+
+    /// Puts an entry, younger than all others in `table`, into the group that `same` accepts, or a new one.
+    #[inline(always)]
+    pub(super) fn insert<T: Grouped>(
+        &mut self,
+        entries: &mut [T],
+        hash: u32,
+        entry: u32,
+        table: usize,
+        same: impl Fn(&T) -> bool,
+    ) {
+        let (leader, _) = self.find(entries, hash, table, same);
+        if leader != NONE {
+            let youngest = entries[leader as usize].group(table).ring.prev;
+            entries[youngest as usize].group_mut(table).ring.next = entry;
+            entries[leader as usize].group_mut(table).ring.prev = entry;
+            *entries[entry as usize].group_mut(table) =
+                GroupLinks { ring: Links { next: leader, prev: youngest }, ..GroupLinks::NONE };
+            return;
+        }
+        let bucket = hash as usize & (self.heads.len() - 1);
+        let node = Self::node(entry, table);
+        let second = self.heads[bucket];
+        self.heads[bucket] = node;
+        *entries[entry as usize].group_mut(table) = GroupLinks {
+            chain: Links { next: second, prev: HEAD | bucket as u32 },
+            ring: Links { next: entry, prev: entry },
+        };
+        if second != NONE {
+            let (second, of) = Self::entry(second);
+            entries[second as usize].group_mut(of).chain.prev = node;
+        }
+    }
+
+    /// Takes an entry out of its group. A leader's heir is the next oldest.
+    #[inline(always)]
+    pub(super) fn remove<T: Grouped>(&mut self, entries: &mut [T], entry: u32, table: usize) {
+        let GroupLinks { chain, ring } = *entries[entry as usize].group(table);
+        entries[ring.prev as usize].group_mut(table).ring.next = ring.next;
+        entries[ring.next as usize].group_mut(table).ring.prev = ring.prev;
+        if chain.prev == MEMBER {
+            return;
+        }
+        // Who stands in the chain instead: the heir, or whoever came behind.
+        let (forward, back) = if ring.next == entry {
+            (chain.next, chain.prev)
+        } else {
+            entries[ring.next as usize].group_mut(table).chain = chain;
+            let heir = Self::node(ring.next, table);
+            (heir, heir)
+        };
+        if chain.prev & HEAD != 0 {
+            self.heads[(chain.prev & !HEAD) as usize] = forward;
+        } else {
+            let (before, of) = Self::entry(chain.prev);
+            entries[before as usize].group_mut(of).chain.next = forward;
+        }
+        if chain.next != NONE {
+            let (after, of) = Self::entry(chain.next);
+            entries[after as usize].group_mut(of).chain.prev = back;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Indexes over unexpected messages: one hash table per shape that receives and probes really use, a few at a time.
+//!
+//! A message is indexed when somebody looks for it, not when it arrives: each index has a cursor into the order of arrival, and a
+//! search that finds nothing before the cursor moves it on, message by message, until one matches. So a message enters each
+//! index at most once, and messages received in order enter none. A shape gets an index with its second search among
+//! more than [`SHORT`] messages; the first walks them.
+
+use super::key::Key;
+use super::list::NONE;
+use super::posted::Found;
+use super::shape::{NO_INDEX, Shapes};
+use super::unexpected::Unexpected;
+
+/// Messages that are walked without thinking of an index.
+const SHORT: u32 = 8;
+/// An index gives way to another shape when it served none of so many searches.
+const PATIENCE: u64 = 64;
+
+/// One index.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Index {
+    pub shape: u8,
+    /// The oldest message that is not in it, or [`NONE`] when all are.
+    pub cursor: u32,
+    /// When it served last.
+    used: u64,
+}
+
+impl Index {
+    pub(super) const NONE: Index = Index { shape: 0, cursor: NONE, used: 0 };
+}
+
+impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
+    /// The oldest message that a receive of this key, mask and shape accepts. There is at least one message.
+    #[inline(always)]
+    pub(super) fn find<const S: usize>(
+        &mut self,
+        shapes: &mut Shapes<S>,
+        shape: u8,
+        mask: Key,
+        key: Key,
+    ) -> Found {
+        let head = self.order.head;
+        if key.agrees(self.slots[head as usize].key, mask) {
+            return Found { index: head, probes: 0, passed: 0 };
+        }
+        if self.len == 1 {
+            return Found { index: NONE, probes: 0, passed: 1 };
+        }
+        self.find_behind(shapes, shape, mask, key)
+    }
+
+    /// As `find`, when it is not the oldest.
+    fn find_behind<const S: usize>(
+        &mut self,
+        shapes: &mut Shapes<S>,
+        number: u8,
+        mask: Key,
+        key: Key,
+    ) -> Found {
+        let Some(shape) = shapes.get_mut(number) else { return self.walk(mask, key) };
+        let (salt, mut index) = (shape.salt, shape.index);
+        if index == NO_INDEX {
+            if self.len <= SHORT {
+                return self.walk(mask, key);
+            }
+            if shape.walks == 0 {
+                shape.walks = 1;
+                return self.walk(mask, key);
+            }
+            match self.activate(shapes, number) {
+                Some(activated) => index = activated,
+                None => return self.walk(mask, key),
+            }
+        }
+        self.find_indexed(index as usize, salt, mask, key.under(mask))
+    }
+
+    /// Goes through all but the oldest.
+    fn walk(&self, mask: Key, key: Key) -> Found {
+        let mut at = self.slots[self.order.head as usize].order.next;
+        let mut passed = 1;
+        while at != NONE {
+            let slot = &self.slots[at as usize];
+            if key.agrees(slot.key, mask) {
+                break;
+            }
+            at = slot.order.next;
+            passed += 1;
+        }
+        Found { index: at, probes: 0, passed }
+    }
+
+    fn find_indexed(&mut self, number: usize, salt: Key, mask: Key, key: Key) -> Found {
+        self.clock += 1;
+        self.indexes[number].used = self.clock;
+        let (leader, mut passed) =
+            self.buckets.find(self.slots, key.hash(salt), number, |slot| key.agrees(slot.key, mask));
+        if leader != NONE {
+            return Found { index: leader, probes: 1, passed };
+        }
+        let start = self.indexes[number].cursor;
+        let mut at = start;
+        while at != NONE {
+            let slot = &mut self.slots[at as usize];
+            if key.agrees(slot.key, mask) {
+                break;
+            }
+            let (next, masked) = (slot.order.next, slot.key.under(mask));
+            slot.linked |= 1 << number;
+            self.buckets
+                .insert(self.slots, masked.hash(salt), at, number, |slot| masked.agrees(slot.key, mask));
+            at = next;
+            passed += 1;
+        }
+        if at != start {
+            self.slots[start as usize].cursor_of &= !(1 << number);
+            self.set_cursor(number, at);
+        }
+        Found { index: at, probes: 1, passed }
+    }
+
+    #[inline]
+    fn set_cursor(&mut self, number: usize, at: u32) {
+        self.indexes[number].cursor = at;
+        match self.slots.get_mut(at as usize) {
+            Some(slot) => slot.cursor_of |= 1 << number,
+            None => self.caught_up |= 1 << number,
+        }
+    }
+
+    /// A message was stored, and it is the oldest that the indexes which had all have not.
+    #[inline(never)]
+    pub(super) fn wake_indexes(&mut self, at: u32) {
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            if self.caught_up & 1 << number != 0 {
+                index.cursor = at;
+            }
+        }
+        self.caught_up = 0;
+    }
+
+    /// Takes a message, which is still in the order, out of the indexes.
+    #[inline(never)]
+    pub(super) fn leave_indexes(&mut self, at: u32) {
+        let slot = &mut self.slots[at as usize];
+        let (next, mut linked, mut cursor_of) = (slot.order.next, slot.linked, slot.cursor_of);
+        (slot.linked, slot.cursor_of) = (0, 0);
+        while linked != 0 {
+            self.buckets.remove(self.slots, at, linked.trailing_zeros() as usize);
+            linked &= linked - 1;
+        }
+        while cursor_of != 0 {
+            self.set_cursor(cursor_of.trailing_zeros() as usize, next);
+            cursor_of &= cursor_of - 1;
+        }
+    }
+
+    /// Gives a shape an index, empty as yet: a free one, or that of a shape which has not been looked for of late.
+    #[cold]
+    fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
+        let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {
+            Some(free) => free,
+            None => {
+                let oldest = (0..INDEXES).min_by_key(|k| self.indexes[*k].used)?;
+                if self.clock - self.indexes[oldest].used < PATIENCE {
+                    // Searches without an index count too, or a shape that is no longer used would keep its own.
+                    self.clock += 1;
+                    return None;
+                }
+                self.evict(shapes, oldest);
+                oldest
+            }
+        };
+        self.active |= 1 << number;
+        self.indexes[number].shape = shape;
+        let head = self.order.head;
+        self.set_cursor(number, head);
+        shapes.get_mut(shape)?.index = number as u8;
+        Some(number as u8)
+    }
+
+    /// Takes its index from a shape: every message in it is unlinked.
+    #[cold]
+    pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
+        let Index { shape, cursor, .. } = self.indexes[number];
+        let bit = 1 << number;
+        let mut at = self.order.head;
+        while at != cursor {
+            if self.slots[at as usize].linked & bit != 0 {
+                self.slots[at as usize].linked &= !bit;
+                self.buckets.remove(self.slots, at, number);
+            }
+            at = self.slots[at as usize].order.next;
+        }
+        if let Some(slot) = self.slots.get_mut(cursor as usize) {
+            slot.cursor_of &= !bit;
+        }
+        self.caught_up &= !bit;
+        self.active &= !bit;
+        if let Some(shape) = shapes.get_mut(shape) {
+            shape.index = NO_INDEX;
+        }
+    }
+
+    /// No message is left: every index is empty, and given up.
+    #[cold]
+    pub(super) fn drop_indexes<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
+        for index in &self.indexes {
+            if let Some(shape) = shapes.get_mut(index.shape) {
+                shape.index = NO_INDEX;
+            }
+        }
+        (self.active, self.caught_up) = (0, 0);
+    }
+}

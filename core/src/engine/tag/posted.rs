@@ -1,0 +1,320 @@
+//! Receives that wait, in the order of posting.
+//!
+//! The youngest few are only in that order; the others are in the hash table too, by shape and masked key, or in the
+//! overflow list when their shape has no place. So a short queue is never hashed, and in a long one every receive is hashed once,
+//! when it is no longer among the youngest. An arrival looks at the oldest receive, at one group per shape, at the
+//! overflow list, and at the youngest few.
+
+use super::group::{Buckets, GroupLinks, Grouped};
+use super::key::Key;
+use super::list::{Fifo, Links, Listed, NONE};
+use super::shape::{OVERFLOW, Shapes};
+use super::words::{ReceiveId, Tag};
+
+/// Receives that are not hashed at most.
+const FRESH: u32 = 4;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing: never used, or its receive was cancelled.
+    Free,
+    /// Nothing: a message was given to its receive.
+    Matched,
+    /// A receive that is not indexed.
+    Fresh,
+    /// A receive that is in the hash table, or in the overflow list.
+    Indexed,
+}
+
+/// One receive: one cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct PostedSlot {
+    /// Source and tag, masked.
+    pub(super) key: Key,
+    /// Its place in the order of posting; the low half is the id's generation.
+    pub(super) seq: u64,
+    pub(super) context: u64,
+    pub(super) order: Links,
+    /// In the hash table. Of shape [`OVERFLOW`]: `chain` is the overflow list, `ring` the mask's low half.
+    pub(super) group: GroupLinks,
+    /// Of shape [`OVERFLOW`]: the mask's bits 64 to 95.
+    mask_hi: u32,
+    pub(super) shape: u8,
+    pub(super) state: State,
+    /// It names a source.
+    pub(super) exact: bool,
+}
+
+const _: () = assert!(size_of::<PostedSlot>() == 64);
+
+impl PostedSlot {
+    /// A slot without a receive.
+    pub const EMPTY: PostedSlot = PostedSlot {
+        key: Key::ZERO,
+        seq: 0,
+        context: 0,
+        order: Links::NONE,
+        group: GroupLinks::NONE,
+        mask_hi: 0,
+        shape: OVERFLOW,
+        state: State::Free,
+        exact: false,
+    };
+
+    /// The mask of a receive whose shape has no place.
+    fn own_mask(&self) -> Key {
+        let Links { next, prev } = self.group.ring;
+        Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
+    }
+
+    /// Whether it is a receive that waits.
+    #[inline(always)]
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.state, State::Fresh | State::Indexed)
+    }
+}
+
+impl Listed<0> for PostedSlot {
+    fn links(&self) -> Links {
+        self.order
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.order
+    }
+}
+
+impl Listed<1> for PostedSlot {
+    fn links(&self) -> Links {
+        self.group.chain
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.group.chain
+    }
+}
+
+impl Grouped for PostedSlot {
+    fn group(&self, _: usize) -> &GroupLinks {
+        &self.group
+    }
+    fn group_mut(&mut self, _: usize) -> &mut GroupLinks {
+        &mut self.group
+    }
+}
+
+/// What a search found, and what it took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// The slot, or [`NONE`].
+    pub index: u32,
+    pub probes: u32,
+    pub passed: u32,
+}
+
+/// The receives.
+pub(super) struct Posted<'m> {
+    pub slots: &'m mut [PostedSlot],
+    pub buckets: Buckets<'m, 0>,
+    /// All, oldest first.
+    pub order: Fifo<0>,
+    /// Those indexed without a shape, oldest first.
+    pub overflow: Fifo<1>,
+    /// The oldest that is not indexed, and how many are not.
+    pub cursor: u32,
+    pub fresh: u32,
+    pub len: u32,
+    pub free: u32,
+    next_seq: u64,
+}
+
+impl<'m> Posted<'m> {
+    pub(super) fn new(slots: &'m mut [PostedSlot], heads: &'m mut [u32], first_seq: u64) -> Self {
+        slots.fill(PostedSlot::EMPTY);
+        let count = slots.len();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
+        }
+        Posted {
+            slots,
+            buckets: Buckets::new(heads),
+            order: Fifo::EMPTY,
+            overflow: Fifo::EMPTY,
+            cursor: NONE,
+            fresh: 0,
+            len: 0,
+            free: if count == 0 { NONE } else { 0 },
+            next_seq: first_seq,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn id(&self, index: u32) -> ReceiveId {
+        ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
+    }
+
+    /// Whether the receive accepts a message with this key.
+    #[inline(always)]
+    fn accepts<const S: usize>(slot: &PostedSlot, shapes: &Shapes<S>, key: Key) -> bool {
+        let mask = match shapes.get(slot.shape) {
+            Some(shape) => shape.mask,
+            None => slot.own_mask(),
+        };
+        key.agrees(slot.key, mask)
+    }
+
+    /// The oldest receive that accepts a message with this key. There is at least one receive.
+    #[inline(always)]
+    pub(super) fn find<const S: usize>(&self, shapes: &Shapes<S>, key: Key) -> Found {
+        let head = self.order.head;
+        if Self::accepts(&self.slots[head as usize], shapes, key) {
+            return Found { index: head, probes: 0, passed: 0 };
+        }
+        let (mut index, mut best, mut probes, mut passed) = (NONE, u64::MAX, 0, 0);
+        let mut active = shapes.active;
+        while active != 0 {
+            let number = active.trailing_zeros() as u8;
+            active &= active - 1;
+            let Some(shape) = shapes.get(number) else { break };
+            if shape.min_seq >= best {
+                continue;
+            }
+            let masked = key.under(shape.mask);
+            let same = |slot: &PostedSlot| slot.shape == number && slot.key == masked;
+            let (leader, neighbours) = self.buckets.find(self.slots, masked.hash(shape.salt), 0, same);
+            probes += 1;
+            passed += neighbours;
+            if leader != NONE && self.slots[leader as usize].seq < best {
+                (index, best) = (leader, self.slots[leader as usize].seq);
+            }
+        }
+        let mut at = self.overflow.head;
+        while at != NONE {
+            let slot = &self.slots[at as usize];
+            if slot.seq >= best {
+                break;
+            }
+            if key.agrees(slot.key, slot.own_mask()) {
+                index = at;
+                break;
+            }
+            at = slot.group.chain.next;
+            passed += 1;
+        }
+        if index == NONE {
+            // Those not indexed are younger than all others.
+            at = self.cursor;
+            while at != NONE {
+                let slot = &self.slots[at as usize];
+                if Self::accepts(slot, shapes, key) {
+                    index = at;
+                    break;
+                }
+                at = slot.order.next;
+                passed += 1;
+            }
+        }
+        Found { index, probes, passed }
+    }
+
+    /// Adds the youngest receive. `shape` has this mask, or is [`OVERFLOW`]. None when no slot is free.
+    #[inline(always)]
+    pub(super) fn append<const S: usize>(
+        &mut self,
+        shapes: &mut Shapes<S>,
+        shape: u8,
+        mask: Key,
+        key: Key,
+        context: u64,
+    ) -> Option<ReceiveId> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
+        let seq = self.next_seq;
+        self.next_seq = seq + 1;
+        slot.key = key.under(mask);
+        slot.seq = seq;
+        slot.context = context;
+        slot.shape = shape;
+        slot.state = State::Fresh;
+        slot.exact = mask.source() != 0;
+        match shapes.get_mut(shape) {
+            Some(shape) => shape.posted += 1,
+            None => {
+                let [next, prev, hi] = mask.tag().words();
+                (slot.group.ring, slot.mask_hi) = (Links { next, prev }, hi);
+            }
+        }
+        self.order.push(self.slots, index);
+        self.len += 1;
+        if self.cursor == NONE {
+            self.cursor = index;
+        }
+        if self.fresh < FRESH {
+            self.fresh += 1;
+        } else {
+            self.index_oldest_fresh(shapes);
+        }
+        Some(ReceiveId { index, generation: seq as u32 })
+    }
+
+    /// Indexes the oldest receive that is not. There is one.
+    #[inline(always)]
+    fn index_oldest_fresh<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
+        let index = self.cursor;
+        let slot = &mut self.slots[index as usize];
+        self.cursor = slot.order.next;
+        slot.state = State::Indexed;
+        let (number, key, seq) = (slot.shape, slot.key, slot.seq);
+        match shapes.get_mut(number) {
+            Some(shape) => {
+                if shape.indexed == 0 {
+                    shape.min_seq = seq;
+                }
+                shape.indexed += 1;
+                let hash = key.hash(shape.salt);
+                shapes.active |= 1 << number;
+                self.buckets
+                    .insert(self.slots, hash, index, 0, |slot| slot.shape == number && slot.key == key);
+            }
+            None => self.overflow.push(self.slots, index),
+        }
+    }
+
+    /// Takes a receive out, which waits.
+    #[inline(always)]
+    pub(super) fn remove<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32, state: State) {
+        let slot = &mut self.slots[index as usize];
+        let was = core::mem::replace(&mut slot.state, state);
+        let (next, number) = (slot.order.next, slot.shape);
+        let shape = shapes.get_mut(number);
+        if was == State::Fresh {
+            self.fresh -= 1;
+            if self.cursor == index {
+                self.cursor = next;
+            }
+            if let Some(shape) = shape {
+                shape.posted -= 1;
+            }
+        } else if let Some(shape) = shape {
+            shape.posted -= 1;
+            shape.indexed -= 1;
+            if shape.indexed == 0 {
+                shapes.active &= !(1 << number);
+            }
+            self.buckets.remove(self.slots, index, 0);
+        } else {
+            self.overflow.remove(self.slots, index);
+        }
+        self.order.remove(self.slots, index);
+        self.len -= 1;
+        self.slots[index as usize].order.next = self.free;
+        self.free = index;
+    }
+
+    /// The slot of an id, if no later receive took it.
+    #[inline(always)]
+    pub(super) fn slot(&self, id: ReceiveId) -> Option<&PostedSlot> {
+        self.slots.get(id.index as usize).filter(|slot| slot.seq as u32 == id.generation)
+    }
+}

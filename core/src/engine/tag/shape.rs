@@ -1,0 +1,143 @@
+//! Shapes: the masks in use. Of all receives with one mask, a message matches those whose masked key equals its own, so
+//! one look-up answers for all of them.
+//!
+//! A shape stays known after its last receive until its place is needed for another mask, except while it is pinned. When
+//! every place is taken by shapes in use, further masks are [`OVERFLOW`].
+
+use super::key::Key;
+use crate::engine::mix;
+
+/// Of receives whose mask has no place.
+pub(super) const OVERFLOW: u8 = u8::MAX;
+/// Shapes at most: their set is one word.
+pub(super) const MOST: usize = 64;
+/// No index over unexpected messages.
+pub(super) const NO_INDEX: u8 = u8::MAX;
+
+/// One shape: one cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct Shape {
+    pub mask: Key,
+    pub salt: Key,
+    /// Not above the number of any indexed receive: that of the first, since there was none.
+    pub min_seq: u64,
+    /// Receives posted, and how many of them are in the hash table.
+    pub posted: u32,
+    pub indexed: u32,
+    /// How often it was asked for by [`Matcher::shape`](super::Matcher::shape) and not released.
+    pub pins: u32,
+    /// Searches among many unexpected messages that had no index for it.
+    pub walks: u8,
+    /// Its index over unexpected messages, or [`NO_INDEX`].
+    pub index: u8,
+}
+
+const _: () = assert!(size_of::<Shape>() == 64);
+
+/// Where a mask belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is known here.
+    Known(u8),
+    /// It is not, and this place can be taken from a shape that is not in use, or from none.
+    Idle(u8),
+    /// It is not, and every place is in use.
+    Nowhere,
+}
+
+/// The table.
+#[derive(Clone, Debug)]
+pub(super) struct Shapes<const N: usize> {
+    all: [Shape; N],
+    /// Bit s: shape s has indexed receives.
+    pub active: u64,
+    /// Places ever taken.
+    taken: u32,
+    /// The place looked at first when one must be given up.
+    hand: u32,
+    /// The shape used last, and others by a hash of their mask. Hints: any may be wrong.
+    last: u8,
+    hints: [u8; 32],
+}
+
+impl<const N: usize> Shapes<N> {
+    pub(super) fn new(seed: u64) -> Self {
+        let salt = |n: usize| mix(seed.wrapping_add(n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Shapes {
+            all: core::array::from_fn(|n| Shape {
+                mask: Key::ZERO,
+                salt: Key { lo: salt(2 * n), hi: salt(2 * n + 1) },
+                min_seq: 0,
+                posted: 0,
+                indexed: 0,
+                pins: 0,
+                walks: 0,
+                index: NO_INDEX,
+            }),
+            active: 0,
+            taken: 0,
+            hand: 0,
+            last: 0,
+            hints: [0; 32],
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self, shape: u8) -> Option<&Shape> {
+        self.all.get(shape as usize)
+    }
+
+    #[inline(always)]
+    pub(super) fn get_mut(&mut self, shape: u8) -> Option<&mut Shape> {
+        self.all.get_mut(shape as usize)
+    }
+
+    /// Whether `shape` was taken and compares the bits of `mask`.
+    #[inline(always)]
+    fn is(&self, shape: u8, mask: Key) -> bool {
+        (shape as u32) < self.taken && self.get(shape).is_some_and(|s| s.mask == mask)
+    }
+
+    /// Finds the place of a mask.
+    #[inline(always)]
+    pub(super) fn place(&mut self, mask: Key) -> Place {
+        if self.is(self.last, mask) {
+            return Place::Known(self.last);
+        }
+        let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let hint = (spread >> 59) as usize;
+        if self.is(self.hints[hint], mask) {
+            self.last = self.hints[hint];
+            return Place::Known(self.last);
+        }
+        self.seek(mask, hint)
+    }
+
+    #[cold]
+    fn seek(&mut self, mask: Key, hint: usize) -> Place {
+        if let Some(known) = (0..self.taken as u8).find(|s| self.is(*s, mask)) {
+            (self.last, self.hints[hint]) = (known, known);
+            return Place::Known(known);
+        }
+        if (self.taken as usize) < N {
+            return Place::Idle(self.taken as u8);
+        }
+        for _ in 0..N {
+            let at = self.hand as usize % N;
+            self.hand = at as u32 + 1;
+            if self.all[at].posted == 0 && self.all[at].pins == 0 {
+                return Place::Idle(at as u8);
+            }
+        }
+        Place::Nowhere
+    }
+
+    /// Gives an idle place, that has no index, to a mask.
+    pub(super) fn take(&mut self, place: u8, mask: Key) {
+        self.taken = self.taken.max(place as u32 + 1);
+        let shape = &mut self.all[place as usize];
+        (shape.mask, shape.walks) = (mask, 0);
+        self.last = place;
+    }
+}

@@ -1,0 +1,184 @@
+//! Messages that came before their receive, in the order of arrival; and messages claimed by a matched probe, which are out of
+//! that order.
+//!
+//! How they are found is in `index`.
+
+use super::group::{Buckets, GroupLinks, Grouped};
+use super::index::Index;
+use super::key::Key;
+use super::list::{Fifo, Links, Listed, NONE};
+use super::shape::Shapes;
+use super::words::{Arrived, UnexpectedId};
+
+/// Indexes at most: a slot has links for so many.
+pub(super) const MOST_INDEXES: usize = 4;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    /// A message that any receive or probe may find.
+    Stored,
+    /// A message that a matched probe took out.
+    Claimed,
+}
+
+/// One message: two cache lines; indexes alone touch the second.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct UnexpectedSlot {
+    pub(super) key: Key,
+    /// Its place in the order of arrival; the low half is the id's generation.
+    pub(super) seq: u64,
+    pub(super) len: u64,
+    pub(super) cookie: u64,
+    pub(super) order: Links,
+    pub(super) state: State,
+    /// Bit k: it is in index k.
+    pub(super) linked: u8,
+    /// Bit k: it is the oldest that index k has not taken in.
+    pub(super) cursor_of: u8,
+    _pad: [u32; 3],
+    pub(super) groups: [GroupLinks; MOST_INDEXES],
+}
+
+const _: () = assert!(size_of::<UnexpectedSlot>() == 128);
+
+impl UnexpectedSlot {
+    /// A slot without a message.
+    pub const EMPTY: UnexpectedSlot = UnexpectedSlot {
+        key: Key::ZERO,
+        seq: 0,
+        len: 0,
+        cookie: 0,
+        order: Links::NONE,
+        state: State::Free,
+        linked: 0,
+        cursor_of: 0,
+        _pad: [0; 3],
+        groups: [GroupLinks::NONE; MOST_INDEXES],
+    };
+
+    #[inline(always)]
+    pub(super) fn arrived(&self) -> Arrived {
+        Arrived { source: self.key.source(), tag: self.key.tag(), len: self.len, cookie: self.cookie }
+    }
+}
+
+impl Listed<0> for UnexpectedSlot {
+    fn links(&self) -> Links {
+        self.order
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.order
+    }
+}
+
+impl Grouped for UnexpectedSlot {
+    fn group(&self, index: usize) -> &GroupLinks {
+        &self.groups[index]
+    }
+    fn group_mut(&mut self, index: usize) -> &mut GroupLinks {
+        &mut self.groups[index]
+    }
+}
+
+/// The messages.
+pub(super) struct Unexpected<'m, const INDEXES: usize> {
+    pub slots: &'m mut [UnexpectedSlot],
+    pub buckets: Buckets<'m, 2>,
+    /// All that are stored, oldest first.
+    pub order: Fifo<0>,
+    pub len: u32,
+    pub claimed: u32,
+    pub free: u32,
+    next_seq: u64,
+    pub indexes: [Index; INDEXES],
+    /// Bit k: index k is in use.
+    pub active: u8,
+    /// Bit k: index k has taken in every message.
+    pub caught_up: u8,
+    /// Counts searches that an index served.
+    pub clock: u64,
+}
+
+impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
+    pub(super) fn new(slots: &'m mut [UnexpectedSlot], heads: &'m mut [u32], first_seq: u64) -> Self {
+        slots.fill(UnexpectedSlot::EMPTY);
+        let count = slots.len();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
+        }
+        Unexpected {
+            slots,
+            buckets: Buckets::new(heads),
+            order: Fifo::EMPTY,
+            len: 0,
+            claimed: 0,
+            free: if count == 0 { NONE } else { 0 },
+            next_seq: first_seq,
+            indexes: [Index::NONE; INDEXES],
+            active: 0,
+            caught_up: 0,
+            clock: 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn id(&self, index: u32) -> UnexpectedId {
+        UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
+    }
+
+    /// Adds the youngest message. None when no slot is free.
+    #[inline(always)]
+    pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
+        let seq = self.next_seq;
+        self.next_seq = seq + 1;
+        slot.key = key;
+        slot.seq = seq;
+        slot.len = len;
+        slot.cookie = cookie;
+        slot.state = State::Stored;
+        slot.linked = 0;
+        slot.cursor_of = self.caught_up;
+        self.order.push(self.slots, index);
+        self.len += 1;
+        if self.caught_up != 0 {
+            self.wake_indexes(index);
+        }
+        Some(UnexpectedId { index, generation: seq as u32 })
+    }
+
+    /// Takes a stored message out of the order and the indexes. Its slot is still its own.
+    #[inline(always)]
+    pub(super) fn unlink<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32) {
+        let slot = &self.slots[index as usize];
+        if slot.linked | slot.cursor_of != 0 {
+            self.leave_indexes(index);
+        }
+        self.order.remove(self.slots, index);
+        self.len -= 1;
+        if self.len == 0 && self.active != 0 {
+            self.drop_indexes(shapes);
+        }
+    }
+
+    /// Frees the slot of a message that is in no list; its id is stale from now on.
+    #[inline(always)]
+    pub(super) fn release(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        slot.order.next = self.free;
+        self.free = index;
+    }
+
+    /// The slot number of an id whose message is here.
+    #[inline(always)]
+    pub(super) fn slot(&self, id: UnexpectedId) -> Option<&UnexpectedSlot> {
+        let slot = self.slots.get(id.index as usize)?;
+        (slot.seq as u32 == id.generation && slot.state != State::Free).then_some(slot)
+    }
+}

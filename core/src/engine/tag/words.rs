@@ -1,0 +1,220 @@
+//! The words of the matcher: what goes in and what comes out. All `Copy`, none borrows.
+
+use core::fmt;
+use core::ops::{BitAnd, BitOr, BitXor, Not};
+
+/// A tag of up to 96 bits, or a mask over one. A mask is written as libfabric's `ignore`: a bit that is 1 is not compared.
+/// PSM's `tagsel` is the other way round: `ignore = !tagsel`.
+#[doc(alias = "psm2_mq_tag_t")]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag {
+    /// Bits 0 to 63: libfabric's tag; PSM's words 0 (low half) and 1.
+    pub lo: u64,
+    /// Bits 64 to 95: PSM's word 2.
+    pub hi: u32,
+}
+
+impl Tag {
+    /// No bit set. As a mask: every bit is compared.
+    pub const ZERO: Tag = Tag { lo: 0, hi: 0 };
+    /// Every bit set. As a mask: no bit is compared.
+    pub const ALL: Tag = Tag { lo: u64::MAX, hi: u32::MAX };
+
+    /// Bits 0 to 63, and bits 64 to 95.
+    pub const fn new(lo: u64, hi: u32) -> Self {
+        Tag { lo, hi }
+    }
+
+    /// PSM's three words: word 0 is the lowest.
+    pub const fn from_words(words: [u32; 3]) -> Self {
+        Tag { lo: words[0] as u64 | (words[1] as u64) << 32, hi: words[2] }
+    }
+
+    /// PSM's three words: word 0 is the lowest.
+    pub const fn words(self) -> [u32; 3] {
+        [self.lo as u32, (self.lo >> 32) as u32, self.hi]
+    }
+
+    /// The lowest `bits` bits set; all 96 from 96 on.
+    pub const fn low_bits(bits: u32) -> Self {
+        match bits {
+            0 => Tag::ZERO,
+            1..=64 => Tag { lo: u64::MAX >> (64 - bits), hi: 0 },
+            65..=95 => Tag { lo: u64::MAX, hi: u32::MAX >> (96 - bits) },
+            _ => Tag::ALL,
+        }
+    }
+
+    /// The mask that compares the bits set in `tagsel` and no other: `!tagsel`.
+    #[doc(alias = "tagsel")]
+    #[doc(alias = "tag_mask")]
+    pub const fn ignore_from_tagsel(tagsel: Tag) -> Self {
+        Tag { lo: !tagsel.lo, hi: !tagsel.hi }
+    }
+}
+
+impl From<u64> for Tag {
+    fn from(lo: u64) -> Self {
+        Tag { lo, hi: 0 }
+    }
+}
+
+impl Not for Tag {
+    type Output = Tag;
+    fn not(self) -> Tag {
+        Tag { lo: !self.lo, hi: !self.hi }
+    }
+}
+
+impl BitAnd for Tag {
+    type Output = Tag;
+    fn bitand(self, other: Tag) -> Tag {
+        Tag { lo: self.lo & other.lo, hi: self.hi & other.hi }
+    }
+}
+
+impl BitOr for Tag {
+    type Output = Tag;
+    fn bitor(self, other: Tag) -> Tag {
+        Tag { lo: self.lo | other.lo, hi: self.hi | other.hi }
+    }
+}
+
+impl BitXor for Tag {
+    type Output = Tag;
+    fn bitxor(self, other: Tag) -> Tag {
+        Tag { lo: self.lo ^ other.lo, hi: self.hi ^ other.hi }
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}:{:016x}", self.hi, self.lo)
+    }
+}
+
+/// A posted receive. Stale once it was matched or cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// A message that came before its receive. Stale once it was received, taken or discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnexpectedId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// A kind of receive known beforehand: which bits it compares, and whether it names a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShapeId(pub(super) u8);
+
+/// A message, as it was given to [`arrive`](super::Matcher::arrive).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Who sent it.
+    pub source: u32,
+    /// The sender's tag, every bit of it.
+    pub tag: Tag,
+    /// The sender's length, in bytes.
+    pub len: u64,
+    /// The caller's word for the message: where its payload lies, or what to ask the sender for.
+    pub cookie: u64,
+}
+
+/// What became of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Post {
+    /// It waits for a message.
+    Waiting(ReceiveId),
+    /// It got this message, the oldest that matches. Nothing of either is left in the matcher.
+    Matched(Arrived),
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Arrive {
+    /// It went to this receive, the oldest that matches. Nothing of either is left in the matcher.
+    Matched {
+        /// The receive, whose id is stale now.
+        receive: ReceiveId,
+        /// The receive's context.
+        context: u64,
+    },
+    /// No receive matches: it waits.
+    Stored(UnexpectedId),
+}
+
+/// What became of the wish to cancel a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Cancel {
+    /// The receive is gone, and this was its context. No message will be given to it.
+    Removed(u64),
+    /// A message was given to it before. Nothing changed. Said as long as no later receive took its slot.
+    AlreadyMatched,
+    /// No such receive: cancelled before, over for long, or of another matcher. Nothing changed.
+    Stale,
+}
+
+/// Why the matcher refused. Nothing changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TagError {
+    /// The array for it, sized at setup, is full.
+    Full,
+    /// The tag or the mask has bits beyond the width chosen at setup.
+    TooWide,
+    /// The id names nothing: what it named is over, or it is of another matcher.
+    Stale,
+    /// The message was not claimed by [`mprobe`](super::Matcher::mprobe).
+    NotClaimed,
+}
+
+/// Counters since setup. Plain numbers of one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MatchStats {
+    /// Searches: one per arrival that found receives posted, one per post or probe that found messages waiting.
+    pub searches: u64,
+    /// Look-ups in a hash table, all searches together. A search does at most one per shape in use.
+    pub probes: u64,
+    /// Most look-ups in one search.
+    pub most_probes: u32,
+    /// Most entries that one search passed over: hash neighbours with another key, entries not indexed, receives beyond
+    /// the limit of shapes. Groups of equal receives or messages are never walked.
+    pub longest_walk: u32,
+    /// Messages that found their receive posted, and their bytes.
+    pub expected: u64,
+    /// See `expected`.
+    pub expected_bytes: u64,
+    /// Messages that were stored, and their bytes.
+    pub unexpected: u64,
+    /// See `unexpected`.
+    pub unexpected_bytes: u64,
+    /// Most messages stored (claimed ones included) at one time.
+    pub unexpected_peak: u32,
+    /// Receives posted beyond the limit of shapes: each lengthens the walk of arrivals.
+    pub overflowed: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_widths() {
+        let tag = Tag::from_words([1, 2, 3]);
+        assert_eq!((tag, tag.words()), (Tag::new(0x2_0000_0001, 3), [1, 2, 3]));
+        assert_eq!(Tag::low_bits(0), Tag::ZERO);
+        assert_eq!(Tag::low_bits(1), Tag::new(1, 0));
+        assert_eq!(Tag::low_bits(64), Tag::new(u64::MAX, 0));
+        assert_eq!(Tag::low_bits(65), Tag::new(u64::MAX, 1));
+        assert_eq!(Tag::low_bits(95), Tag::new(u64::MAX, u32::MAX >> 1));
+        assert_eq!(Tag::low_bits(96), Tag::ALL);
+        assert_eq!(Tag::ignore_from_tagsel(Tag::new(1, 2)), !Tag::new(1, 2));
+    }
+}

@@ -1,0 +1,128 @@
+//! Random operations with tiny alphabets: 2 communicators, 2 sources, 4 tags, 2 values of bits 64 to 95, and 48 shapes.
+
+use fishplate_core::engine::tag::{Arrived, Tag};
+
+use super::engines::{Build, Ours};
+use super::model::Model;
+use super::ops::{Answers, Op, Random, Seen, Wanted, setting};
+
+/// Operations after which a phase with more posts gives way to one with more arrivals.
+const PERIOD: u64 = 8192;
+
+/// Sources other than these send nothing.
+pub const SOURCES: u64 = 2;
+
+pub fn tag(random: &mut Random) -> Tag {
+    Tag::new(random.below(2) << 40 | random.below(4) | 1 << 63, random.below(2) as u32)
+}
+
+/// One of 24 masks: any of the communicator and of the two bits of the tag are compared or not; a bit that all share is compared
+/// or not with half of these; bits 64 to 95 are compared or not.
+pub fn ignore(random: &mut Random) -> Tag {
+    let kind = random.below(12);
+    let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;
+    Tag::new(lo, if random.below(2) == 0 { 0 } else { u32::MAX })
+}
+
+pub fn wanted(random: &mut Random) -> Wanted {
+    let source = (random.below(2) == 0).then(|| random.below(SOURCES) as u32);
+    // Half of the receives are of four shapes, as in programs; the others of any.
+    let ignore = if random.below(2) == 0 { Tag::ZERO } else { ignore(random) };
+    Wanted { source, tag: tag(random), ignore }
+}
+
+/// The next operation. What is cancelled or taken is picked from what the model holds.
+pub fn operation(random: &mut Random, number: u64, model: &Model) -> Op {
+    let share = if (number / PERIOD).is_multiple_of(2) { 60 } else { 40 };
+    match random.below(100) {
+        0..8 if !model.posted.is_empty() => {
+            Op::Cancel { context: model.posted[random.below(model.posted.len() as u64) as usize].0 }
+        }
+        8..12 => Op::Probe(wanted(random)),
+        12..16 => Op::Claim(wanted(random)),
+        16..20 if !model.claimed.is_empty() => {
+            Op::Take { cookie: model.claimed[random.below(model.claimed.len() as u64) as usize].cookie }
+        }
+        20 if !model.unexpected.is_empty() => {
+            let at = random.below(model.unexpected.len() as u64) as usize;
+            Op::Discard { cookie: model.unexpected[at].cookie }
+        }
+        21 if random.below(40) == 0 => Op::FailSource(random.below(SOURCES) as u32),
+        _ if random.below(100) < share => Op::Post { wanted: wanted(random), context: number },
+        _ => Op::Arrive(Arrived {
+            source: random.below(SOURCES) as u32,
+            tag: tag(random),
+            len: random.below(1 << 20),
+            cookie: number,
+        }),
+    }
+}
+
+/// Runs operations against the model and compares what is seen of each.
+fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, count: u64) {
+    let mut random = Random(seed);
+    let mut ours = Ours::<SHAPES, INDEXES>::new(build);
+    let mut model = Model::new(build.room);
+    let named = || format!("seed {seed}, {SHAPES} shapes, {INDEXES} indexes, {build:?}");
+    let (mut most_posted, mut most_unexpected) = (0, 0);
+    for number in 0..count {
+        let op = operation(&mut random, number, &model);
+        let (right, seen) = (model.answer(&op), ours.answer(&op));
+        assert_eq!(seen, right, "operation {number}, {op:?}; {}", named());
+        if number % 64 == 0 || build.room < 8 {
+            assert_eq!(ours.matcher.verify(), Ok(()), "after operation {number}, {op:?}; {}", named());
+        }
+        let counts = (model.posted.len(), model.unexpected.len(), model.claimed.len());
+        let matcher = &ours.matcher;
+        assert_eq!((matcher.posted(), matcher.unexpected(), matcher.claimed()), counts, "{}", named());
+        most_posted = most_posted.max(counts.0);
+        most_unexpected = most_unexpected.max(counts.1);
+        // Claimed messages do not pile up for ever.
+        if counts.2 > build.room / 2 {
+            let op = Op::Take { cookie: model.claimed[0].cookie };
+            assert!(matches!(model.answer(&op), Seen::Message(_)));
+            assert!(matches!(ours.answer(&op), Seen::Message(_)));
+        }
+    }
+    if count >= 2 * PERIOD {
+        // Both sides were deep, or full.
+        let deep = build.room.min(100);
+        assert!(
+            most_posted >= deep && most_unexpected >= deep,
+            "{most_posted} {most_unexpected}; {}",
+            named()
+        );
+    }
+}
+
+#[test]
+fn any_configuration_answers_as_two_lists_do() {
+    let mut random = Random::seeded("any_configuration_answers_as_two_lists_do");
+    // 16 runs; the lists cost more the deeper they are.
+    let each = setting("FISHPLATE_TAG_OPS", 16 * 20_000).div_ceil(16);
+    let build = |room: usize, buckets: usize, first_sequence: Option<u64>, seed: u64| Build {
+        room,
+        buckets,
+        seed,
+        first_sequence,
+    };
+    let mut seed = || random.next();
+    agree::<32, 4>(Build { seed: seed(), ..Build::new(1000) }, seed(), each);
+    agree::<32, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
+    agree::<64, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
+    agree::<16, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
+    agree::<16, 4>(build(300, 512, Some((1 << 32) - each / 4), seed()), seed(), each);
+    agree::<16, 4>(build(300, 512, Some((1 << 63) - 1 - each / 4), seed()), seed(), each);
+    // Degenerate: all in one chain, one shape, one index, none.
+    agree::<32, 4>(build(120, 2, None, seed()), seed(), each);
+    agree::<2, 2>(build(120, 4, None, seed()), seed(), each);
+    agree::<1, 1>(build(120, 2, None, seed()), seed(), each);
+    agree::<1, 1>(build(120, 256, None, seed()), seed(), each);
+    agree::<0, 0>(build(120, 2, None, seed()), seed(), each);
+    agree::<8, 1>(build(120, 3, None, seed()), seed(), each);
+    // Always full, or nearly.
+    agree::<32, 4>(build(1, 2, None, seed()), seed(), each);
+    agree::<32, 4>(build(3, 8, None, seed()), seed(), each);
+    agree::<2, 2>(build(20, 2, None, seed()), seed(), each);
+    agree::<32, 2>(build(20, 64, Some((1 << 32) - 5), seed()), seed(), each);
+}
