@@ -22,6 +22,7 @@
 mod finish;
 mod pending;
 mod post;
+pub mod protocol;
 mod receive;
 mod service;
 mod stream;
@@ -50,6 +51,7 @@ use crate::rail::Rail;
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use pending::Pending;
+use protocol::Protocol;
 use stream::Due;
 use table::{Handle, PeerState};
 use wire::{GENERATION_MASK, Owner, PostTag};
@@ -195,6 +197,10 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub ordered: bool,
     pub native_atomics: bool,
     pub stats: Stats,
+    /// Two-sided messages, if this engine has them.
+    pub protocol: Option<Protocol<'m, RAILS>>,
+    /// Where the regions are that messages were read from.
+    pub hints: [u16; protocol::HINTS],
 }
 
 /// The engine. See the module's documentation.
@@ -272,6 +278,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 ordered,
                 native_atomics: native && ordered,
                 stats: Stats::default(),
+                protocol: None,
+                hints: [u16::MAX; protocol::HINTS],
             },
         })
     }
@@ -336,6 +344,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 rail.detach(peer.peer());
             }
         }
+        self.state.forget_matching(peer.index);
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];
@@ -398,6 +407,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let handle = Handle::<RAILS>::decode(handle)?;
+        self.import_handle(peer, handle)
+    }
+
+    fn import_handle(&mut self, peer: PeerId, handle: Handle<RAILS>) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Connected {
             return Err(AttachError::UnknownPeer);
@@ -470,6 +483,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         if self.state.due.len != 0 {
             self.service();
+        }
+        if self.state.has_chores() {
+            self.serve_protocol();
         }
         self.flush();
         events

@@ -75,6 +75,8 @@ pub enum Violation {
     Counter,
     /// A reply to nothing.
     Reply,
+    /// More messages than the receiver has promised room for, or credits that were never used.
+    Credit,
 }
 
 /// Why memory, a peer or a rail could not be attached. Nothing was attached.
@@ -160,6 +162,10 @@ pub enum OpError {
     StaleToken,
     /// A rail refused for good.
     Rail(RailId, PostError),
+    /// Tagged messages need [`Engine::attach_matching`](crate::engine::Engine::attach_matching).
+    NoMatching,
+    /// The tag or the mask has bits beyond the width chosen at setup.
+    TagTooWide,
 }
 
 /// Why a wait ended without what it waited for.

@@ -113,6 +113,8 @@ pub enum Fault {
     Post(RailId, PostError),
     /// The peer was given up.
     Peer(PeerError),
+    /// The receiver could not take the message.
+    Receiver,
 }
 
 /// The end of one operation.
@@ -124,6 +126,8 @@ pub struct Completion {
     pub tag: u64,
     /// How it ended.
     pub outcome: Outcome,
-    /// The value that a fetching atomic fetched; otherwise 0.
+    /// The value that a fetching atomic fetched, or the bytes that the receiver of a tagged message took; otherwise 0.
     pub value: u64,
+    /// Counts ends, of reported operations and of receives alike: the order in which they came.
+    pub order: u64,
 }

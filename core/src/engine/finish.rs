@@ -6,7 +6,7 @@ use crate::op::{Completion, Fault, Outcome, Token};
 use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
-use super::pending::{List, NONE, State as Stage};
+use super::pending::{Kind, List, NONE, State as Stage};
 use super::table::PeerState;
 use super::{Engine, State};
 
@@ -40,7 +40,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let token = self.pending.token(index);
         self.pending.ended.remove(self.pending.slots, index);
         let slot = &self.pending.slots[index as usize];
-        let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value };
+        let Seq(order) = slot.end;
+        let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value, order };
         self.pending.free(index);
         completion
     }
@@ -76,7 +77,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             slot.acked = true;
             let (report, done) = (slot.report, matches!(slot.outcome, Outcome::Done));
-            let over = slot.posts == 0 && !slot.fetch && done;
+            let simple = done && slot.kind != Kind::Send && !slot.inner;
+            let over = slot.posts == 0 && !slot.fetch && simple;
             s.ops.pop(pending.slots);
             if over {
                 s.open -= 1;
@@ -176,14 +178,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let (stream, report, failed) = (slot.stream, slot.report, slot.outcome != Outcome::Done);
+        let (kind, inner) = (slot.kind, slot.inner);
+        slot.state = Stage::Ended;
         self.open -= 1;
         if stream != NONE {
             let s = &mut self.streams[stream as usize];
             s.closing.remove(self.pending.slots, index);
             s.open -= 1;
-            if failed && !report {
+            if failed && !report && !inner {
                 self.lose(stream);
             }
+        }
+        if kind == Kind::Send {
+            self.send_over(index);
+        }
+        if inner {
+            self.read_over(index);
         }
         self.pending.end(index, report);
     }
@@ -223,7 +233,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
                     self.streams[stream].open -= 1;
-                    if !slot.report && slot.outcome != Outcome::Done {
+                    if !slot.report && !slot.inner && slot.outcome != Outcome::Done {
                         self.lose(stream as u32);
                     }
                     self.end_if_over(index);
@@ -231,6 +241,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
             }
         }
+        self.fail_matching(peer, why);
     }
 
     /// Counts a failed operation that nobody will be told of one by one.

@@ -7,7 +7,9 @@ use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
 use crate::sync::seq::Seq;
 
+use super::protocol::Form;
 use super::submit::Notice;
+use super::tag::Tag;
 use super::wire::Body;
 
 /// No slot.
@@ -30,6 +32,8 @@ pub(crate) enum Kind {
     Read,
     /// A numbered message alone.
     Message,
+    /// A tagged message.
+    Send,
 }
 
 /// One operation. 192 bytes, three cache lines; of one that is wholly posted only the first is touched.
@@ -72,6 +76,17 @@ pub struct PendingSlot {
     pub(crate) left: u64,
     /// The message that follows the writes.
     pub(crate) message: Option<Body>,
+
+    /// It is the protocol's own, which is told of its end.
+    pub(crate) inner: bool,
+    /// The receiver pulls it, under this name.
+    pub(crate) pulled: bool,
+    pub(crate) request: u64,
+    pub(crate) pull_next: u32,
+    /// How a tagged message travels, its tag, and the block that it keeps its payload in.
+    pub(crate) form: Form,
+    pub(crate) envelope: Tag,
+    pub(crate) outgoing: u32,
 }
 
 // SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised, or for the length
@@ -104,6 +119,13 @@ impl PendingSlot {
         offset: 0,
         left: 0,
         message: None,
+        inner: false,
+        pulled: false,
+        request: 0,
+        pull_next: NONE,
+        form: Form::Eager,
+        envelope: Tag::ZERO,
+        outgoing: NONE,
     };
 
     /// Makes it an operation of which nothing is left to post: `posts` of its posts are out, `end` is the number after its last.
@@ -111,7 +133,7 @@ impl PendingSlot {
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
         (self.state, self.posted, self.acked, self.numbered) = (State::Open, true, false, true);
-        (self.fenced, self.fetch) = (false, false);
+        (self.kind, self.fenced, self.fetch, self.inner) = (Kind::Message, false, false, false);
         (self.outcome, self.value) = (Outcome::Done, 0);
         (self.report, self.tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -123,6 +145,17 @@ impl PendingSlot {
     #[inline(always)]
     pub(crate) fn token(&self, index: u32) -> Token {
         Token(((self.generation as u64) << 32) | index as u64)
+    }
+
+    /// Makes it an operation of which nothing is posted.
+    pub(crate) fn set_open(&mut self, stream: u32, kind: Kind, notice: Notice) {
+        let (report, tag) = match notice {
+            Notice::Report(tag) => (true, tag),
+            Notice::Silent => (false, 0),
+        };
+        let generation = self.generation;
+        *self =
+            PendingSlot { generation, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
     }
 
     /// Records the first thing that went wrong; what may still land outweighs what is over.
@@ -189,6 +222,8 @@ pub(crate) struct Pending<'m> {
     free: u32,
     /// Ended and not taken, oldest first.
     pub ended: List,
+    /// How many have ended with a report.
+    pub ends: u64,
 }
 
 impl<'m> Pending<'m> {
@@ -199,7 +234,7 @@ impl<'m> Pending<'m> {
             slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
             slot.generation = 1;
         }
-        Pending { slots, free: if count == 0 { NONE } else { 0 }, ended: List::EMPTY }
+        Pending { slots, free: if count == 0 { NONE } else { 0 }, ended: List::EMPTY, ends: 0 }
     }
 
     /// The slot that [`take`](Self::take) would take.
@@ -223,7 +258,10 @@ impl<'m> Pending<'m> {
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {
-            self.slots[index as usize].state = State::Ended;
+            let slot = &mut self.slots[index as usize];
+            // An ended operation has no numbers any more: this counts ends now.
+            (slot.state, slot.end) = (State::Ended, Seq(self.ends));
+            self.ends += 1;
             self.ended.push(self.slots, index);
         } else {
             self.free(index);

@@ -10,14 +10,14 @@ use crate::mem::{Peer, RailId, Untrusted};
 use crate::op::Fault;
 use crate::rail::{Local, Posted, Rail, Remote};
 
-use crate::sync::seq::truncate;
+use crate::sync::seq::{Seq, truncate};
 
 use super::pending::{Kind, NONE};
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::{Engine, RailPolicy, State};
 
 /// Why posting stopped.
-enum Blocked {
+pub(super) enum Blocked {
     /// As many numbers are in flight as the window allows; an acknowledgement continues.
     Window,
     /// A fence holds writes back until all before them is acknowledged.
@@ -98,6 +98,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
             }
             Kind::Message => {}
+            Kind::Send => return self.post_send(stream, index),
         }
         match self.state.pending.slots[index as usize].message {
             Some(body) => self.post_numbered(stream, index, body),
@@ -253,22 +254,31 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         payload: Untrusted<'_>,
         owner: Owner,
     ) -> Result<Posted, Blocked> {
-        let state = &mut self.state;
-        let s = &state.streams[stream as usize];
+        let s = &self.state.streams[stream as usize];
         // A reply acknowledges the atomic that it answers, whose turn is over once the reply is on its way.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
         let len = Message { context: s.context, seq, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
-        let bytes = (len + payload.len()) as u32;
+        self.post_bytes(stream, peer, &head[..len], payload, owner, cursor)
+    }
+
+    /// Sends a message that says `cursor`, whatever it is, on any rail that has room.
+    #[inline]
+    pub(super) fn post_bytes(
+        &mut self,
+        stream: u32,
+        peer: u16,
+        head: &[u8],
+        payload: Untrusted<'_>,
+        owner: Owner,
+        cursor: Seq,
+    ) -> Result<Posted, Blocked> {
+        let state = &mut self.state;
+        let bytes = (head.len() + payload.len()) as u32;
         let mut tried = 0;
         loop {
             let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
-            match self.rails[rail].post_message(
-                Peer(peer),
-                &head[..len],
-                payload,
-                PostTag { owner, bytes }.pack(),
-            ) {
+            match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
                         state.outstanding[rail].0 += 1;

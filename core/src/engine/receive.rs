@@ -11,6 +11,7 @@ use crate::rail::Sink;
 use crate::sync::seq::Seq;
 
 use super::State;
+use super::protocol::FIRST_KIND;
 use super::table::{PeerState, in_bounds};
 use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
 use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, parse_write_word};
@@ -80,7 +81,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     /// The stream of what a peer sent in a context, if both exist.
     #[inline(always)]
-    fn arrival_stream(&self, peer: Peer, context: u8) -> Result<Option<u32>, Violation> {
+    pub(super) fn arrival_stream(&self, peer: Peer, context: u8) -> Result<Option<u32>, Violation> {
         if !matches!(self.peers.get(peer.0 as usize), Some(slot) if slot.state == PeerState::Connected) {
             return Ok(None);
         }
@@ -92,13 +93,13 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     /// Something has arrived and was applied at once.
     #[inline(always)]
-    fn in_order(&mut self, stream: u32) {
+    pub(super) fn in_order(&mut self, stream: u32) {
         self.stats.arrived += 1;
         self.due.push(self.streams, stream);
     }
 
     /// Something has arrived that was held for its turn, or was here before.
-    fn held(&mut self, stream: u32, arrival: Arrival) {
+    pub(super) fn held(&mut self, stream: u32, arrival: Arrival) {
         self.stats.arrived += 1;
         match arrival {
             Arrival::Due => {}
@@ -142,7 +143,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     /// Holds a message for its turn. `true`: it is new, and so is the payload that came with it.
     #[inline(never)]
-    fn park(&mut self, stream: u32, wire: u32, parked: Parked) -> Result<bool, Violation> {
+    pub(super) fn park(&mut self, stream: u32, wire: u32, parked: Parked) -> Result<bool, Violation> {
         let (window, mut cells) = self.window(stream);
         let arrival = window.message(wire, parked, &mut cells)?;
         self.held(stream, arrival);
@@ -151,6 +152,17 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     #[inline]
     fn message_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
+        // Only which way it goes: each way copies the head out and checks the kind for itself.
+        let mut kind = [0];
+        bytes.copy_out(&mut kind);
+        if kind[0] >= FIRST_KIND {
+            return self.tagged_arrived(peer, bytes);
+        }
+        self.untagged_arrived(peer, bytes)
+    }
+
+    #[inline]
+    fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (message, payload) = Message::decode(bytes)?;
         let Some(stream) = self.arrival_stream(peer, message.context)? else { return Ok(()) };
         self.acknowledged(stream, message.ack)?;
@@ -203,8 +215,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
-            Body::Ack { asked: false } => {}
-            Body::Ack { asked: true } => {
+            Body::Ack { asked: false, freed } => self.credits_freed(stream, freed)?,
+            Body::Ack { asked: true, freed } => {
+                self.credits_freed(stream, freed)?;
                 let window = self.config.window as u64;
                 let s = &mut self.streams[stream as usize];
                 let wanted = Seq::from_wire(message.seq, s.window.expected());

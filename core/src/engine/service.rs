@@ -8,8 +8,10 @@ use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
 use super::pending::NONE;
+use super::protocol::Kept;
 use super::stream::Stream;
 use super::table::PeerState;
+use super::tag::Tag;
 use super::window::{Next, Parcel, Parked};
 use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
@@ -76,6 +78,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         return Ok(Applied::More);
                     }
                 }
+                Parcel::Tagged { lo, hi, kept } => {
+                    self.state.turn(stream, Tag { lo, hi }, Kept::unpack(kept))?;
+                }
                 Parcel::Reply { token, value } => {
                     if !self.post_control(stream, 0, Body::Reply { token, value }) {
                         return Ok(Applied::More);
@@ -92,19 +97,31 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// carry it.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
-        let s = &mut self.state.streams[stream as usize];
+        let s = &self.state.streams[stream as usize];
         let owed = s.owed();
-        if owed == 0 {
+        let (credits, many) = self.state.credits_owed(stream);
+        if owed == 0 && !credits {
             return;
         }
+        let s = &mut self.state.streams[stream as usize];
         s.age += 1;
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
-        let now = asked || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
-        if now && self.post_control(stream, 0, Body::Ack { asked: false }) {
+        let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
+        if now && self.post_ack(stream, 0, false) {
             self.state.stats.acks_alone += 1;
         } else {
             self.state.due.push(self.state.streams, stream);
         }
+    }
+
+    /// Sends an acknowledgement, or asks for one. `false`: no rail has room.
+    fn post_ack(&mut self, stream: u32, seq: u32, asked: bool) -> bool {
+        let freed = self.state.returned(stream);
+        let posted = self.post_control(stream, seq, Body::Ack { asked, freed });
+        if posted {
+            self.state.told(stream);
+        }
+        posted
     }
 
     /// Asks the peer for an acknowledgement, once per number reached.
@@ -115,7 +132,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let upto = s.next;
         if s.in_flight() != 0 && s.asked != upto {
-            if !self.post_control(stream, upto.to_wire(), Body::Ack { asked: true }) {
+            if !self.post_ack(stream, upto.to_wire(), true) {
                 return self.state.due.push(self.state.streams, stream);
             }
             self.state.streams[stream as usize].asked = upto;

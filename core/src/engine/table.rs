@@ -99,6 +99,9 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) theirs: (u16, u16),
     /// The rail that mapped it.
     pub(crate) rail: u8,
+    /// Imported to read messages from, not by the user; and how many reads are under way.
+    pub(crate) auto: bool,
+    pub(crate) uses: u32,
     pub(crate) keys: [RailKey; RAILS],
 }
 
@@ -116,6 +119,8 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         generation: 0,
         theirs: (0, 0),
         rail: 0,
+        auto: false,
+        uses: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 }

@@ -131,7 +131,7 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Drives progress until `ready` gives something. `None`: the deadline has passed.
-    fn block<H: Host, P: Park, T>(
+    pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
@@ -153,7 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     return Turn::Ready;
                 }
             }
-            match events != 0 || self.state.due.len != 0 {
+            match events != 0 || self.has_due() {
                 true => Turn::Busy,
                 false if *wakes => Turn::Nothing,
                 false => Turn::Unnotified,
@@ -433,7 +433,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Something is left to do that no event announces.
     pub(super) fn has_due(&self) -> bool {
-        self.state.due.len != 0
+        self.state.due.len != 0 || self.state.has_chores()
     }
 
     /// What a stream is waiting for.

@@ -27,6 +27,8 @@ pub(crate) enum Parcel {
     Signal { op: SignalOp, value: u64 },
     /// Execute an atomic and send what it fetched, unless the token says that nobody wants it.
     Amo { amo: Amo, token: u64 },
+    /// A tagged message, and what is kept of it.
+    Tagged { lo: u64, hi: u32, kept: u64 },
     /// An atomic that was executed; its reply found no room in the rails yet.
     Reply { token: u64, value: u64 },
 }
@@ -141,6 +143,14 @@ impl Window {
         cells: &mut Cells<'_>,
     ) -> Result<Arrival, Violation> {
         self.hold(wire, Some(parked), cells)
+    }
+
+    /// Whether a number was here before. Says what is wrong with one that no correct peer sends.
+    pub(crate) fn seen(&self, wire: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
+        Ok(match self.place(wire)? {
+            Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
+            None => true,
+        })
     }
 
     fn hold(

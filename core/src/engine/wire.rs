@@ -10,7 +10,8 @@
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Ack         16 bytes: head; sequence names what an acknowledgement is asked for, where `op` is 1
+//! Ack         16 bytes: head; sequence names what an acknowledgement is asked for, where `op` is 1; instead of region and
+//!             generation the credits given back, u32 (see `protocol`, whose messages have kinds from 16 on)
 //! ```
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below it were applied here. They are
@@ -70,7 +71,8 @@ pub(crate) enum Body {
     /// The fetched value.
     Reply { token: u64, value: u64 },
     /// Nothing but the cursor. `asked`: the other side wants one in return once everything below the number is applied.
-    Ack { asked: bool },
+    /// `freed`: credits of the reverse stream that came back, as in the messages that carry a tag.
+    Ack { asked: bool, freed: u32 },
 }
 
 /// A message, decoded.
@@ -94,7 +96,7 @@ impl Message {
             Body::Data { at } => (KIND_DATA, 0, 0, at, 24),
             Body::Amo { at, amo, .. } => (KIND_AMO, amo.op as u8, amo.width, at, 48),
             Body::Reply { .. } => (KIND_REPLY, 0, 0, Place::default(), 32),
-            Body::Ack { asked } => (KIND_ACK, asked as u8, 0, Place::default(), 16),
+            Body::Ack { asked, .. } => (KIND_ACK, asked as u8, 0, Place::default(), 16),
         };
         out[0..4].copy_from_slice(&[kind, self.context, op, width]);
         out[4..8].copy_from_slice(&self.seq.to_le_bytes());
@@ -123,7 +125,7 @@ impl Message {
                 put64(out, 16, token);
                 put64(out, 24, value);
             }
-            Body::Ack { .. } => {}
+            Body::Ack { freed, .. } => out[12..16].copy_from_slice(&freed.to_le_bytes()),
         }
         len
     }
@@ -175,8 +177,8 @@ impl Message {
             }
             KIND_REPLY => Body::Reply { token: get64(&head, 16), value: get64(&head, 24) },
             _ => match op {
-                0 => Body::Ack { asked: false },
-                1 => Body::Ack { asked: true },
+                0 => Body::Ack { asked: false, freed: get32(&head, 12) },
+                1 => Body::Ack { asked: true, freed: get32(&head, 12) },
                 _ => return Err(Violation::Kind),
             },
         };
@@ -296,8 +298,8 @@ mod tests {
             Body::Data { at },
             Body::Amo { at, amo, token: 77 },
             Body::Reply { token: u64::MAX, value: 1 },
-            Body::Ack { asked: false },
-            Body::Ack { asked: true },
+            Body::Ack { asked: false, freed: 0 },
+            Body::Ack { asked: true, freed: u32::MAX },
         ]
         .map(|body| Message { context: 200, seq: 0xf_ffff, ack: 0xa_bcde, body })
     }

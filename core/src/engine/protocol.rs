@@ -1,0 +1,265 @@
+//! Two-sided messages: what stands between a matched tag and bytes in a buffer.
+//!
+//! Nothing here blocks except the waits, and nothing allocates: all memory is lent at [`Engine::attach_matching`] and bounds everything.
+//! An engine has one matched queue. A message matches in the order of its (context, peer) stream, whatever rail carried it.
+//!
+//! # How a message travels
+//!
+//! | message                                   | what is sent                                       | the send is done when            |
+//! |-------------------------------------------|----------------------------------------------------|----------------------------------|
+//! | up to the eager limit, with a credit      | *Tagged*, the payload in it                        | it is posted: its bytes are copied |
+//! | the same, synchronous                     | *Sync*, the payload in it; *Fin* comes back        | it has matched                   |
+//! | longer, or without a credit               | *Rts*, where the payload lies; the receiver reads it over all rails, or has it sent in *Chunks* (*Pull*); *Fin* comes back | the receiver has all it wants |
+//!
+//! A *credit* is room for one payload that comes before its receive; a stream has as many as both ends were configured with. Whoever
+//! runs out keeps the payload and sends its header only, so that a receiver may wait for any message first, and memory stays
+//! bounded. Headers are bounded too: a send that needs one more is refused with [`OpError::Again`](crate::error::OpError::Again).
+//!
+//! # Files
+//!
+//! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the accounts of both ends; `send` and
+//! `receive` are what users call, `arrive` is what rails report, `rendezvous` moves payloads that stayed at their sender, `lost` ends
+//! what a peer leaves behind.
+
+mod arrive;
+mod head;
+mod lost;
+mod receive;
+mod rendezvous;
+mod request;
+mod send;
+mod stock;
+
+pub(crate) use head::FIRST_KIND;
+pub use receive::Claimed;
+pub(crate) use rendezvous::HINTS;
+pub use request::{Cancelled, Envelope, Received, RecvSlot, Request, Status};
+pub(crate) use send::Form;
+pub use send::Payload;
+pub(crate) use stock::Kept;
+pub use stock::{Account, BlockSlot, HeaderSlot};
+
+use crate::error::{AttachError, Violation};
+use crate::rail::Rail;
+
+use super::tag::{MatchStats, Matcher, MatcherMemory};
+use super::{Engine, State};
+use request::Requests;
+use stock::{Blocks, Headers};
+
+/// Sizes of the protocol. Both ends of a connection use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatchConfig {
+    /// Payload up to which a message carries it, in bytes; less where a rail's messages are shorter.
+    pub eager: u32,
+    /// Messages of one stream whose payload the receiver keeps until they match.
+    pub credits: u32,
+    /// Messages of one stream that wait at the receiver, their payload at the sender.
+    pub headers: u32,
+    /// Mixed into hashes: tags are remote input.
+    pub seed: u64,
+}
+
+impl MatchConfig {
+    /// The defaults.
+    pub const DEFAULT: MatchConfig = MatchConfig { eager: 8128, credits: 64, headers: 64, seed: 0x5eed };
+
+    /// Bytes of one block.
+    pub const fn block(&self) -> usize {
+        (self.eager as usize).next_multiple_of(64)
+    }
+
+    /// Messages that can wait at an engine with so many streams.
+    pub const fn unexpected(&self, streams: usize) -> usize {
+        streams * (self.credits as usize + self.headers as usize)
+    }
+}
+
+impl Default for MatchConfig {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// The memory of the protocol, borrowed for the engine's life. With `S` streams (peers times contexts):
+pub struct MatchMemory<'m, const RAILS: usize> {
+    /// Of the matcher: at least as many receives as `receives`, and [`MatchConfig::unexpected`]`(S)` messages.
+    pub matcher: MatcherMemory<'m>,
+    /// One per receive whose status was not taken.
+    pub receives: &'m mut [RecvSlot],
+    /// S.
+    pub accounts: &'m mut [Account],
+    /// S times the credits.
+    pub blocks: &'m mut [BlockSlot],
+    /// [`MatchConfig::block`] bytes for each of them.
+    pub block_bytes: &'m mut [u8],
+    /// S times the headers.
+    pub headers: &'m mut [HeaderSlot<RAILS>],
+    /// One per payload that is sent from a slice and cannot be posted at once.
+    pub outgoing: &'m mut [BlockSlot],
+    /// [`MatchConfig::block`] bytes for each of them.
+    pub outgoing_bytes: &'m mut [u8],
+}
+
+/// Counters of the protocol. Plain numbers of one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProtocolStats {
+    /// Messages sent with their payload.
+    pub eager: u64,
+    /// Messages sent as a header, for whatever reason, synchronous ones with their payload not among them.
+    pub rendezvous: u64,
+    /// Of these, how many because the receiver had no room left.
+    pub credits_exhausted: u64,
+    /// Payloads read from the sender's memory, copied from where it is mapped, or sent by it in chunks.
+    pub fetched: u64,
+    /// Of these, how many came in chunks.
+    pub pulled: u64,
+    /// Payloads kept until their receive.
+    pub kept: u64,
+    /// What the matcher counted.
+    pub matching: MatchStats,
+}
+
+/// The state of the protocol.
+pub(crate) struct Protocol<'m, const RAILS: usize> {
+    pub matcher: Matcher<'m>,
+    pub requests: Requests<'m>,
+    pub accounts: &'m mut [Account],
+    pub blocks: Blocks<'m>,
+    pub headers: Headers<'m, RAILS>,
+    pub outgoing: Blocks<'m>,
+    /// Sends that their receivers pull, by slot; linked through the slots.
+    pub pulled: rendezvous::Pulled,
+    pub eager: u32,
+    pub credits: u32,
+    pub most_headers: u32,
+    pub stats: ProtocolStats,
+}
+
+impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
+    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol. Both
+    /// ends of a connection do it, with the same [`MatchConfig`].
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names what is out of range or too short, or that it was done before.
+    pub fn attach_matching(
+        &mut self,
+        config: MatchConfig,
+        memory: MatchMemory<'m, RAILS>,
+    ) -> Result<(), AttachError> {
+        let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
+        let MatchMemory {
+            matcher,
+            receives,
+            accounts,
+            blocks,
+            block_bytes,
+            headers,
+            outgoing,
+            outgoing_bytes,
+        } = memory;
+        let streams = self.state.peers.len() * self.state.config.contexts as usize;
+        let limit = 1 << 24;
+        check(self.state.protocol.is_none(), "matching: attached before")?;
+        check(
+            config.credits <= limit && config.headers <= limit,
+            "matching: credits and headers up to 2^24",
+        )?;
+        check(config.headers >= 1, "matching.headers: at least 1")?;
+        check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
+        check(accounts.len() >= streams, "matching.accounts: peers x contexts")?;
+        check(blocks.len() >= streams * config.credits as usize, "matching.blocks: streams x credits")?;
+        check(headers.len() >= streams * config.headers as usize, "matching.headers: streams x headers")?;
+        check(blocks.len() < 1 << 31 && headers.len() < 1 << 31, "matching: below 2^31 blocks and headers")?;
+        let bytes = |count: usize| count.checked_mul(config.block()).unwrap_or(usize::MAX);
+        check(block_bytes.len() >= bytes(blocks.len()), "matching.block_bytes: blocks x MatchConfig::block")?;
+        check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
+        check(
+            outgoing_bytes.len() >= bytes(outgoing.len()),
+            "matching.outgoing_bytes: outgoing x MatchConfig::block",
+        )?;
+        check(matcher.posted.len() >= receives.len(), "matching.matcher.posted: as many as receives")?;
+        check(
+            matcher.unexpected.len() >= config.unexpected(streams),
+            "matching.matcher.unexpected: MatchConfig::unexpected",
+        )?;
+        // The longest head and all keys fit too, or fewer keys travel.
+        let room = self.state.message_room as usize + super::wire::HEAD_MAX;
+        check(
+            room >= head::RTS + 16 * RAILS.min(head::KEYS),
+            "rail: messages too short for a request to send",
+        )?;
+        accounts.fill(Account::EMPTY);
+        self.state.protocol = Some(Protocol {
+            matcher: Matcher::new(matcher, config.seed)?,
+            requests: Requests::new(receives),
+            accounts,
+            blocks: Blocks::new(block_bytes, blocks, config.block()),
+            headers: Headers::new(headers),
+            outgoing: Blocks::new(outgoing_bytes, outgoing, config.block()),
+            pulled: rendezvous::Pulled::EMPTY,
+            eager: config.eager.min((room - head::SYNC) as u32),
+            credits: config.credits,
+            most_headers: config.headers,
+            stats: ProtocolStats::default(),
+        });
+        Ok(())
+    }
+
+    /// The counters of two-sided messages; zero where there are none.
+    pub fn matching_stats(&self) -> ProtocolStats {
+        match &self.state.protocol {
+            Some(protocol) => ProtocolStats { matching: protocol.matcher.stats(), ..protocol.stats },
+            None => ProtocolStats::default(),
+        }
+    }
+
+    /// Longest payload that [`send`](Self::send) takes from a slice, in bytes. 0 without matching.
+    pub fn eager_max(&self) -> usize {
+        self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager as usize)
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// The peer of a stream says how many credits came back in all.
+    #[inline(always)]
+    pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {
+        match &mut self.protocol {
+            Some(protocol) => protocol.accounts[stream as usize].freed(freed),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the protocol has something to post.
+    #[inline(always)]
+    pub(super) fn has_chores(&self) -> bool {
+        self.protocol.as_ref().is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
+    }
+
+    /// How many credits the peer of a stream was given back in all: what an acknowledgement says.
+    #[inline(always)]
+    pub(super) fn returned(&self, stream: u32) -> u32 {
+        self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
+    }
+
+    /// The peer of a stream was told of all its credits.
+    #[inline(always)]
+    pub(super) fn told(&mut self, stream: u32) {
+        if let Some(protocol) = &mut self.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.told = account.returned;
+        }
+    }
+
+    /// Credits that the peer of a stream does not know of, and whether they are so many that it must.
+    #[inline(always)]
+    pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
+        match &self.protocol {
+            Some(protocol) => {
+                let owed = protocol.accounts[stream as usize].owed();
+                (owed != 0, owed > protocol.credits / 2)
+            }
+            None => (false, false),
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Two-sided messages as rails report them. State changes only: nothing here posts. Everything a peer says is checked before it
+//! has an effect. A message that is not the next of its stream is kept until its turn, on its sender's credit.
+
+use crate::error::Violation;
+use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
+use crate::op::Outcome;
+use crate::sync::seq::WIRE_BITS;
+
+use super::super::State;
+use super::super::pending::{Kind, NONE, State as Open};
+use super::super::tag::{Arrive, Tag};
+use super::super::window::{Arrival, Parcel, Parked};
+use super::super::wire::{NO_TOKEN, Place};
+use super::head::{self, Head, Offer, trailing};
+use super::request::{Received, Stage};
+use super::stock::Kept;
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// A message of one of the protocol's kinds.
+    #[inline]
+    pub(in super::super) fn tagged_arrived(
+        &mut self,
+        peer: Peer,
+        bytes: Untrusted<'_>,
+    ) -> Result<(), Violation> {
+        let (head, rest) = Head::read(bytes)?;
+        let Some(stream) = self.arrival_stream(peer, head.context)? else { return Ok(()) };
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        protocol.accounts[stream as usize].freed(head.freed)?;
+        self.acknowledged(stream, head.ack)?;
+        match head.kind {
+            head::TAGGED if head.op <= 1 => {
+                let tag = head.tag()?;
+                if !self.streams[stream as usize].window.take_in_order(head.seq) {
+                    return self.park_payload(stream, head.seq, tag, rest, NO_TOKEN);
+                }
+                self.payload(stream, tag, rest, NO_TOKEN)?;
+                self.stats.arrived += 1;
+                // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
+                let owed = self.streams[stream as usize].owed();
+                if head.op != 0 || owed >= self.half_window() || self.credits_owed(stream).1 {
+                    self.due.push(self.streams, stream);
+                }
+                Ok(())
+            }
+            _ => self.tagged_slow(stream, peer, head, rest),
+        }
+    }
+
+    #[inline(always)]
+    fn half_window(&self) -> u64 {
+        (self.config.window as u64 / 2).max(1)
+    }
+
+    #[inline(never)]
+    fn tagged_slow(
+        &mut self,
+        stream: u32,
+        peer: Peer,
+        head: Head,
+        rest: Untrusted<'_>,
+    ) -> Result<(), Violation> {
+        match (head.kind, head.op) {
+            (head::SYNCHRONOUS, 0) => {
+                let tag = head.tag()?;
+                let (token, payload) = trailing(rest)?;
+                if token == NO_TOKEN {
+                    return Err(Violation::Kind);
+                }
+                if !self.streams[stream as usize].window.take_in_order(head.seq) {
+                    return self.park_payload(stream, head.seq, tag, payload, token);
+                }
+                self.payload(stream, tag, payload, token)?;
+                self.in_order(stream);
+                Ok(())
+            }
+            (head::REQUEST, 0) => {
+                let tag = head.tag()?;
+                let offer = Offer::<RAILS>::read(rest)?;
+                if head.seq >> WIRE_BITS != 0 {
+                    return Err(Violation::Sequence);
+                }
+                if self.streams[stream as usize].window.take_in_order(head.seq) {
+                    let kept = self.keep_header(stream, offer)?;
+                    self.turn(stream, tag, kept)?;
+                    self.in_order(stream);
+                    return Ok(());
+                }
+                let kept = self.keep_header(stream, offer)?;
+                self.park_kept(stream, head.seq, tag, kept)
+            }
+            (head::FIN, 0 | 1) if rest.is_empty() => {
+                self.finned(peer.0, head.words[0], head.words[1], head.op == 0)
+            }
+            (head::PULL, 0) => {
+                let (len, rest) = trailing(rest)?;
+                if !rest.is_empty() {
+                    return Err(Violation::Length);
+                }
+                self.pull_asked(peer.0, head.words[0], head.words[1], len)
+            }
+            (head::CHUNK, 0) => self.chunk(stream, head.words[0], head.words[1], rest),
+            (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK, _) => Err(Violation::Kind),
+            (head::FIN, 0 | 1) => Err(Violation::Length),
+            _ => Err(Violation::Kind),
+        }
+    }
+
+    /// The next message of a stream, with its payload.
+    #[inline(always)]
+    fn payload(
+        &mut self,
+        stream: u32,
+        tag: Tag,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<(), Violation> {
+        let Some(protocol) = &mut self.protocol else { return Ok(()) };
+        let peer = self.streams[stream as usize].peer;
+        let len = payload.len();
+        // The matcher's word for the block comes afterwards, if one is needed.
+        match protocol.matcher.arrive(peer as u32, tag, len as u64, 0) {
+            Ok(Arrive::Matched { context, .. }) => {
+                let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
+                let index = context as u32;
+                let slot = &mut protocol.requests.slots[index as usize];
+                let (n, outcome) = slot.fit(len as u64);
+                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;
+                // the payload is readable during this call.
+                unsafe { copy_bytes(payload.as_ptr(), slot.ptr, n as usize) };
+                (slot.source, slot.tag, slot.len) = (Some(source), tag, len as u64);
+                (slot.delivered, slot.outcome) = (n, outcome);
+                let account = &mut protocol.accounts[stream as usize];
+                account.returned = account.returned.wrapping_add(1);
+                if token == NO_TOKEN {
+                    protocol.requests.end(index, &mut self.pending.ends);
+                } else {
+                    (slot.token, slot.stream) = (token, stream);
+                    protocol.requests.push_due(index, Stage::Tell);
+                }
+                Ok(())
+            }
+            Ok(Arrive::Stored(id)) => {
+                let block = self.keep_payload(stream, payload, token);
+                let Some(protocol) = &mut self.protocol else { return Ok(()) };
+                match block {
+                    Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
+                    Err(violation) => {
+                        // It broke the rules: nothing of it stays.
+                        let _ = protocol.matcher.discard(id);
+                        Err(violation)
+                    }
+                }
+            }
+            Err(_) => Err(Violation::Credit),
+        }
+    }
+
+    /// Copies a payload into a block, on its sender's credit.
+    #[inline(never)]
+    fn keep_payload(&mut self, stream: u32, payload: Untrusted<'_>, token: u64) -> Result<Kept, Violation> {
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let account = &mut protocol.accounts[stream as usize];
+        let peer = self.streams[stream as usize].peer;
+        if account.kept >= protocol.credits {
+            return Err(Violation::Credit);
+        }
+        if payload.len() > protocol.blocks.size() {
+            return Err(Violation::Length);
+        }
+        let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
+        let block =
+            protocol.blocks.take(stream, source, payload.len() as u32, token).ok_or(Violation::Credit)?;
+        account.kept += 1;
+        protocol.stats.kept += 1;
+        // SAFETY: the block is this message's alone and holds `size` bytes, which the payload does not exceed.
+        unsafe { copy_bytes(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
+        Ok(Kept::Block(block))
+    }
+
+    fn keep_header(&mut self, stream: u32, offer: Offer<RAILS>) -> Result<Kept, Violation> {
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let account = &mut protocol.accounts[stream as usize];
+        let peer = self.streams[stream as usize].peer;
+        if account.headers >= protocol.most_headers {
+            return Err(Violation::Credit);
+        }
+        let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
+        let header = protocol.headers.take(stream, source, offer).ok_or(Violation::Credit)?;
+        account.headers += 1;
+        Ok(Kept::Header(header))
+    }
+
+    /// A payload that came before its turn.
+    #[inline(never)]
+    fn park_payload(
+        &mut self,
+        stream: u32,
+        seq: u32,
+        tag: Tag,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<(), Violation> {
+        if seq >> WIRE_BITS != 0 {
+            return Err(Violation::Sequence);
+        }
+        // One that was here before has no credit, and needs none.
+        let (window, mut cells) = self.window(stream);
+        if window.seen(seq, &mut cells)? {
+            self.held(stream, Arrival::Duplicate);
+            return Ok(());
+        }
+        let kept = self.keep_payload(stream, payload, token)?;
+        self.park_kept(stream, seq, tag, kept)
+    }
+
+    fn park_kept(&mut self, stream: u32, seq: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
+        let what = Parcel::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
+        match self.park(stream, seq, Parked { at: Place::default(), what }) {
+            Ok(true) => Ok(()),
+            // Here before, or beyond the window: what was kept for it goes back.
+            other => {
+                self.give_back(kept, false);
+                other.map(drop)
+            }
+        }
+    }
+
+    /// The turn of a message that was kept: its payload, or its header.
+    pub(in super::super) fn turn(&mut self, stream: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
+        let Some(protocol) = &mut self.protocol else { return Ok(()) };
+        let peer = self.streams[stream as usize].peer;
+        let len = match kept {
+            Kept::Block(index) => protocol.blocks.slots[index as usize].len as u64,
+            Kept::Header(index) => protocol.headers.slots[index as usize].offer.len,
+        };
+        match protocol.matcher.arrive(peer as u32, tag, len, kept.pack()) {
+            Ok(Arrive::Matched { context, .. }) => {
+                self.deliver(context as u32, tag, kept);
+                Ok(())
+            }
+            Ok(Arrive::Stored(_)) => Ok(()),
+            Err(_) => {
+                self.give_back(kept, false);
+                Err(Violation::Credit)
+            }
+        }
+    }
+
+    /// Gives a kept message to a receive that is in no list and no longer in the matcher.
+    pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        slot.tag = tag;
+        match kept {
+            Kept::Block(block) => {
+                let from = protocol.blocks.bytes(block);
+                let description = &protocol.blocks.slots[block as usize];
+                let (n, outcome) = slot.fit(description.len as u64);
+                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; a
+                // block holds at least the length it was taken for.
+                unsafe { copy_bytes(from, slot.ptr, n as usize) };
+                (slot.source, slot.len) = (Some(description.source), description.len as u64);
+                (slot.delivered, slot.outcome) = (n, outcome);
+                let (token, stream) = (description.token, description.stream);
+                if token == NO_TOKEN {
+                    protocol.requests.end(index, &mut self.pending.ends);
+                } else {
+                    (slot.token, slot.stream) = (token, stream);
+                    protocol.requests.push_due(index, Stage::Tell);
+                }
+                self.give_back(kept, true);
+            }
+            Kept::Header(header) => {
+                let HeaderOf { source, stream, len, token } =
+                    HeaderOf::of(&protocol.headers.slots[header as usize]);
+                let (_, outcome) = slot.fit(len);
+                (slot.source, slot.len, slot.stream) = (Some(source), len, stream);
+                (slot.delivered, slot.outcome) = (0, outcome);
+                (slot.header, slot.token) = (header, token);
+                protocol.requests.push_due(index, Stage::Fetch(false));
+            }
+        }
+    }
+
+    /// Frees a block or a header. `credit`: its peer gets the credit back.
+    pub(super) fn give_back(&mut self, kept: Kept, credit: bool) {
+        let Some(protocol) = &mut self.protocol else { return };
+        match kept {
+            Kept::Block(index) => {
+                let stream = protocol.blocks.slots[index as usize].stream;
+                protocol.blocks.free(index);
+                let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
+                account.kept -= 1;
+                if credit {
+                    account.returned = account.returned.wrapping_add(1);
+                    self.due.push(self.streams, stream);
+                }
+            }
+            Kept::Header(index) => {
+                let stream = protocol.headers.slots[index as usize].stream;
+                protocol.headers.free(index);
+                if let Some(account) = protocol.accounts.get_mut(stream as usize) {
+                    account.headers -= 1;
+                }
+            }
+        }
+    }
+
+    /// A send of ours has matched, and the receiver has all it wants of it; or could not take it.
+    fn finned(&mut self, peer: u16, token: u64, delivered: u64, well: bool) -> Result<(), Violation> {
+        let index = self.answered(peer, token)?;
+        let slot = &mut self.pending.slots[index as usize];
+        if slot.pulled || delivered > slot.left {
+            return Err(Violation::Reply);
+        }
+        slot.fetch = false;
+        slot.value = delivered;
+        if !well {
+            slot.fail(crate::op::Fault::Receiver, true);
+        }
+        self.end_if_over(index);
+        Ok(())
+    }
+
+    /// The receiver wants the payload of a send of ours in chunks.
+    fn pull_asked(&mut self, peer: u16, token: u64, request: u64, len: u64) -> Result<(), Violation> {
+        let index = self.answered(peer, token)?;
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let slot = &mut self.pending.slots[index as usize];
+        if slot.pulled || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
+            return Err(Violation::Reply);
+        }
+        (slot.pulled, slot.request, slot.left, slot.value) = (true, request, len, len);
+        protocol.pulled.push(self.pending.slots, index);
+        Ok(())
+    }
+
+    /// The slot of a send to this peer that waits for an answer.
+    fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
+        let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
+        let slot = &self.pending.slots[index as usize];
+        let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
+        let waits = slot.kind == Kind::Send && slot.fetch && slot.posted && slot.state == Open::Open;
+        if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
+    }
+
+    /// A part of a payload that a receive of ours pulls.
+    fn chunk(
+        &mut self,
+        stream: u32,
+        request: u64,
+        offset: u64,
+        bytes: Untrusted<'_>,
+    ) -> Result<(), Violation> {
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let index = protocol.requests.find(super::request::Request(request)).map_err(|_| Violation::Reply)?;
+        let slot = &mut protocol.requests.slots[index as usize];
+        if slot.stage != Stage::Chunks || slot.stream != stream {
+            return Err(Violation::Reply);
+        }
+        // Chunks come in any order, each once: together they fill what was asked for.
+        let len = bytes.len() as u64;
+        let want = slot.fit(slot.len).0;
+        if len == 0 || len > slot.left || offset > want || len > want - offset {
+            return Err(Violation::Bounds);
+        }
+        // SAFETY: `offset + len` lies within what fits the buffer, which was checked against its region.
+        unsafe { copy_bytes(bytes.as_ptr(), slot.ptr.add(offset as usize), len as usize) };
+        slot.left -= len;
+        if slot.left == 0 {
+            slot.delivered = want;
+            let header = core::mem::replace(&mut slot.header, NONE);
+            protocol.requests.end(index, &mut self.pending.ends);
+            if header != NONE {
+                self.give_back(Kept::Header(header), false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a receive as failed. It is in no list and not in the matcher.
+    #[cold]
+    pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        (slot.outcome, slot.delivered) = (outcome, 0);
+        let header = core::mem::replace(&mut slot.header, NONE);
+        protocol.requests.end(index, &mut self.pending.ends);
+        if header != NONE {
+            self.give_back(Kept::Header(header), false);
+        }
+    }
+}
+
+/// What a receive takes over from a header.
+struct HeaderOf {
+    source: PeerId,
+    stream: u32,
+    len: u64,
+    token: u64,
+}
+
+impl HeaderOf {
+    fn of<const RAILS: usize>(slot: &super::stock::HeaderSlot<RAILS>) -> Self {
+        HeaderOf { source: slot.source, stream: slot.stream, len: slot.offer.len, token: slot.offer.token }
+    }
+}

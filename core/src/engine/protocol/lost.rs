@@ -1,0 +1,92 @@
+//! What a lost peer leaves behind. Its failure ends the receives that name it and those whose payload it still had; receives
+//! from anybody stay posted, and payloads that are here can still be received. Its removal clears all that is left. Slow paths.
+
+use crate::error::PeerError;
+use crate::op::Fault;
+
+use super::super::State;
+use super::super::pending::NONE;
+use super::super::window::Parcel;
+use super::Protocol;
+use super::request::{Received, Stage};
+use super::stock::{Account, Kept};
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// A peer has failed.
+    #[cold]
+    pub(in super::super) fn fail_matching(&mut self, peer: u16, why: PeerError) {
+        let failed = Received::Failed(Fault::Peer(why));
+        let Some(Protocol { matcher, requests, .. }) = &mut self.protocol else { return };
+        let ends = &mut self.pending.ends;
+        matcher.fail_source(peer as u32, |_, context| {
+            let slot = &mut requests.slots[context as usize];
+            (slot.outcome, slot.delivered) = (failed, 0);
+            requests.end(context as u32, ends);
+        });
+        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
+        for index in 0..count {
+            let Some(protocol) = &mut self.protocol else { return };
+            let slot = &protocol.requests.slots[index as usize];
+            if slot.source.is_none_or(|source| source.index != peer) {
+                continue;
+            }
+            match slot.stage {
+                Stage::Chunks => self.fail_receive(index, failed),
+                Stage::Fetch(_) => {
+                    protocol.requests.remove_due(index);
+                    self.fail_receive(index, failed);
+                }
+                Stage::Tell => {
+                    protocol.requests.remove_due(index);
+                    let header =
+                        core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
+                    protocol.requests.end(index, &mut self.pending.ends);
+                    if header != NONE {
+                        self.give_back(Kept::Header(header), false);
+                    }
+                }
+                Stage::Free | Stage::Posted | Stage::Reading | Stage::Ended => {}
+            }
+        }
+    }
+
+    /// A peer is forgotten, and with it every message of it that nobody has received.
+    #[cold]
+    pub(in super::super) fn forget_matching(&mut self, peer: u16) {
+        // Messages that wait for their turn.
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer);
+            for place in 0..self.config.window {
+                let (_, cells) = self.window(stream);
+                let (word, bit) = (place as usize / 64, 1u64 << (place % 64));
+                let Parcel::Tagged { kept, .. } = cells.parked[place as usize].what else { continue };
+                if cells.arrived[word] & cells.message[word] & bit != 0 {
+                    self.give_back(Kept::unpack(kept), false);
+                }
+            }
+        }
+        let Some(protocol) = &mut self.protocol else { return };
+        // Messages that wait for their receive. What they had is freed below, with that of the claimed ones, whose names end so.
+        protocol.matcher.retain_messages(|_, message| message.source != peer as u32);
+        for slot in protocol.requests.slots.iter_mut() {
+            if slot.stage == Stage::Reading && slot.source.is_some_and(|source| source.index == peer) {
+                slot.header = NONE;
+            }
+        }
+        let peers = self.peers.len() as u32;
+        let theirs = |stream: u32| stream != NONE && stream % peers == peer as u32;
+        for index in 0..protocol.blocks.slots.len() as u32 {
+            if theirs(protocol.blocks.slots[index as usize].stream) {
+                protocol.blocks.free(index);
+            }
+        }
+        for index in 0..protocol.headers.slots.len() as u32 {
+            if theirs(protocol.headers.slots[index as usize].stream) {
+                protocol.headers.free(index);
+            }
+        }
+        for context in 0..self.config.contexts as u32 {
+            protocol.accounts[(context * peers + peer as u32) as usize] = Account::EMPTY;
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Receiving: what users call. Nothing here blocks but the wait; an error means that nothing was done.
+
+use crate::error::{OpError, Stuck, WaitError};
+use crate::mem::{LocalAddr, PeerId};
+use crate::rail::Rail;
+use crate::sync::event::Park;
+use crate::sync::host::Host;
+
+use super::super::table::{PeerState, resolve_local};
+use super::super::tag::{Arrived, Cancel, Post, Tag, TagError, UnexpectedId};
+use super::super::wait::Waiter;
+use super::super::{Engine, State};
+use super::request::{Cancelled, Envelope, Received, Request, Stage, Status};
+use super::stock::Kept;
+
+/// Passes before a wait looks at the clock, or sleeps.
+const QUICK_PASSES: u32 = 256;
+
+/// A message that only its holder can receive. One that is neither received nor [discarded](Engine::discard) keeps its memory
+/// until its sender is removed.
+#[doc(alias = "psm2_mq_req_t")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// What it says of itself.
+    pub envelope: Envelope,
+    id: UnexpectedId,
+    /// Of what is kept of it.
+    generation: u32,
+}
+
+/// Where a receive puts what it gets, checked.
+#[derive(Clone, Copy)]
+struct Buffer {
+    ptr: *mut u8,
+    len: u64,
+    region: u16,
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Receives the oldest message that matches, now or when it comes, into `len` bytes at `into`; without `into`, none of it.
+    /// A message matches when it comes from `source`, or that is none, and agrees with `tag` in every bit that is not set
+    /// in `ignore` (PSM's `tagsel` is `!ignore`). `word` comes back in the status.
+    ///
+    /// # Errors
+    /// [`OpError::Again`] when as many receives are open as there is memory for. What is wrong with region, range or peer;
+    /// [`OpError::PeerFailed`] only if no message of it is left that matches.
+    #[doc(alias = "psm2_mq_irecv")]
+    #[doc(alias = "psm2_mq_irecv2")]
+    #[doc(alias = "fi_trecv")]
+    #[inline]
+    pub fn recv(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Option<(LocalAddr, usize)>,
+        word: u64,
+    ) -> Result<Request, OpError> {
+        let buffer = self.buffer(into)?;
+        let state = &mut self.state;
+        if let Some(source) = source {
+            state.receivable(source, tag, ignore)?;
+        }
+        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
+        match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, index as u64) {
+            Ok(Post::Waiting(id)) => {
+                let request = state.open_receive(index, buffer, word);
+                if let Some(protocol) = &mut state.protocol {
+                    let slot = &mut protocol.requests.slots[index as usize];
+                    (slot.stage, slot.posted) = (Stage::Posted, Some(id));
+                }
+                Ok(request)
+            }
+            Ok(Post::Matched(message)) => {
+                let request = state.open_receive(index, buffer, word);
+                state.deliver(index, message.tag, Kept::unpack(message.cookie));
+                self.after_match();
+                Ok(request)
+            }
+            Err(error) => Err(refused(error)),
+        }
+    }
+
+    /// What the oldest message that matches says of itself, if one is here that nobody has received. Makes one pass if not,
+    /// and looks again. The message stays.
+    #[doc(alias = "psm2_mq_iprobe")]
+    #[doc(alias = "psm2_mq_iprobe2")]
+    pub fn probe(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<Option<Envelope>, OpError> {
+        Ok(self.look_for(source, tag, ignore)?.map(|(_, message)| self.state.envelope(&message)))
+    }
+
+    /// As [`probe`](Self::probe), and claims the message: no receive and no probe finds it any more. Claimed messages may be
+    /// [received](Self::mrecv) in any order.
+    #[doc(alias = "psm2_mq_improbe")]
+    #[doc(alias = "psm2_mq_improbe2")]
+    pub fn mprobe(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<Option<Claimed>, OpError> {
+        if self.look_for(source, tag, ignore)?.is_none() {
+            return Ok(None);
+        }
+        let state = &mut self.state;
+        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let claimed = protocol.matcher.mprobe(source.map(|peer| peer.index as u32), tag, ignore);
+        let Some((id, message)) = claimed.map_err(refused)? else { return Ok(None) };
+        let generation = state.kept_generation(Kept::unpack(message.cookie));
+        Ok(Some(Claimed { envelope: self.state.envelope(&message), id, generation }))
+    }
+
+    /// Receives a claimed message, as [`recv`](Self::recv) does.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if it was received or discarded before, or its sender was removed. As `recv` otherwise; the
+    /// message stays claimed.
+    #[doc(alias = "psm2_mq_imrecv")]
+    pub fn mrecv(
+        &mut self,
+        message: Claimed,
+        into: Option<(LocalAddr, usize)>,
+        word: u64,
+    ) -> Result<Request, OpError> {
+        let buffer = self.buffer(into)?;
+        let state = &mut self.state;
+        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
+        let arrived = state.claimed(message)?;
+        let request = state.open_receive(index, buffer, word);
+        state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie));
+        self.after_match();
+        Ok(request)
+    }
+
+    /// Throws a claimed message away. A synchronous send of it, and one whose payload its sender keeps, is done with nothing
+    /// delivered.
+    ///
+    /// # Errors
+    /// As [`mrecv`](Self::mrecv).
+    #[doc(alias = "FI_DISCARD")]
+    pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
+        let request = self.mrecv(message, None, 0)?;
+        if let Some(protocol) = &mut self.state.protocol
+            && let Ok(index) = protocol.requests.find(request)
+        {
+            let slot = &mut protocol.requests.slots[index as usize];
+            slot.unclaimed = true;
+            if slot.stage == Stage::Ended {
+                protocol.requests.take(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status can be taken.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if its status was taken before.
+    #[doc(alias = "psm2_mq_cancel")]
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&mut self, request: Request) -> Result<Cancelled, OpError> {
+        let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let index = protocol.requests.find(request)?;
+        let slot = &mut protocol.requests.slots[index as usize];
+        let (Stage::Posted, Some(id)) = (slot.stage, slot.posted) else {
+            return Ok(Cancelled::AlreadyMatched);
+        };
+        match protocol.matcher.cancel(id) {
+            Cancel::Removed(_) => {
+                slot.outcome = Received::Cancelled;
+                protocol.requests.end(index, &mut self.state.pending.ends);
+                Ok(Cancelled::Removed)
+            }
+            Cancel::AlreadyMatched | Cancel::Stale => Ok(Cancelled::AlreadyMatched),
+        }
+    }
+
+    /// Takes the status of a receive if it has ended; `None` while it has not. Does not make progress.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if it was taken before.
+    #[doc(alias = "psm2_mq_test2")]
+    #[inline]
+    pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, OpError> {
+        let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let index = protocol.requests.find(request)?;
+        Ok((protocol.requests.slots[index as usize].stage == Stage::Ended)
+            .then(|| protocol.requests.take(index)))
+    }
+
+    /// The status of the receive that ended first among those whose status was not taken. It stays. Does not make progress.
+    #[doc(alias = "psm2_mq_ipeek2")]
+    #[inline]
+    pub fn peek_recv(&self) -> Option<Status> {
+        let requests = &self.state.protocol.as_ref()?.requests;
+        requests.oldest().map(|index| requests.status(index))
+    }
+
+    /// Takes the status of the receive that ended first. Does not make progress.
+    #[doc(alias = "psm2_mq_ipeek_dequeue")]
+    #[inline]
+    pub fn next_recv(&mut self) -> Option<Status> {
+        let requests = &mut self.state.protocol.as_mut()?.requests;
+        requests.oldest().map(|index| requests.take(index))
+    }
+
+    /// Waits until a receive has ended, and takes its status.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`]: it is still open. [`OpError::StaleToken`] if its status was taken before.
+    #[doc(alias = "psm2_mq_wait2")]
+    #[inline]
+    pub fn wait_recv<H: Host, P: Park>(
+        &mut self,
+        request: Request,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<Status, WaitError> {
+        for _ in 0..QUICK_PASSES {
+            if let Some(status) = self.test_recv(request)? {
+                return Ok(status);
+            }
+            self.progress();
+        }
+        self.wait_recv_slow(request, waiter, deadline_ns)
+    }
+
+    #[cold]
+    fn wait_recv_slow<H: Host, P: Park>(
+        &mut self,
+        request: Request,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<Status, WaitError> {
+        let found = self.block(waiter, deadline_ns, |e| e.test_recv(request).transpose());
+        match found {
+            Some(found) => Ok(found?),
+            None => {
+                let hole = self.state.first_hole(None);
+                let peer = hole.map(|(peer, _)| PeerId {
+                    index: peer,
+                    generation: self.state.peers[peer as usize].generation,
+                });
+                Err(WaitError::Deadline(Stuck { peer, rail: None, hole: hole.map(|(_, seq)| seq.0) }))
+            }
+        }
+    }
+
+    /// The memory that a receive fills.
+    #[inline(always)]
+    fn buffer(&self, into: Option<(LocalAddr, usize)>) -> Result<Buffer, OpError> {
+        match into {
+            Some((at, len)) => {
+                let ptr = resolve_local(self.state.locals, at, len as u64)?.as_ptr();
+                Ok(Buffer { ptr, len: len as u64, region: at.region.index as u16 })
+            }
+            None => Ok(Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }),
+        }
+    }
+
+    /// Searches, makes a pass, searches again.
+    fn look_for(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+    ) -> Result<Option<(UnexpectedId, Arrived)>, OpError> {
+        for last in [false, true] {
+            if let Some(source) = source
+                && self
+                    .state
+                    .receivable(source, tag, ignore)
+                    .is_err_and(|e| !matches!(e, OpError::PeerFailed(_)))
+            {
+                return Err(OpError::UnknownPeer);
+            }
+            let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+            let found = protocol.matcher.probe(source.map(|peer| peer.index as u32), tag, ignore);
+            let found = found.map_err(refused)?;
+            if found.is_some() || last {
+                return Ok(found);
+            }
+            self.progress();
+        }
+        Ok(None)
+    }
+
+    /// A message that was kept has matched outside of a pass: what it needs posted is posted, what it freed is told in time.
+    #[inline(never)]
+    fn after_match(&mut self) {
+        if self.state.has_chores() {
+            self.serve_protocol();
+            self.flush();
+        }
+    }
+}
+
+fn refused(error: TagError) -> OpError {
+    match error {
+        TagError::TooWide => OpError::TagTooWide,
+        _ => OpError::Again,
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Whether a receive may name this peer: one that has failed only for what it has left.
+    #[inline(always)]
+    fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
+        match self.peers.get(source.index as usize) {
+            Some(slot) if slot.generation == source.generation => match slot.state {
+                PeerState::Connected => Ok(()),
+                PeerState::Failed(why) => {
+                    self.left_behind(source, tag, ignore).ok_or(OpError::PeerFailed(why))
+                }
+                PeerState::Reserved | PeerState::Free => Err(OpError::UnknownPeer),
+            },
+            _ => Err(OpError::UnknownPeer),
+        }
+    }
+
+    #[cold]
+    fn left_behind(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Option<()> {
+        let protocol = self.protocol.as_mut()?;
+        protocol.matcher.probe(Some(source.index as u32), tag, ignore).ok().flatten().map(drop)
+    }
+
+    /// Sets up the first free slot.
+    #[inline(always)]
+    fn open_receive(&mut self, index: u32, buffer: Buffer, word: u64) -> Request {
+        let Some(protocol) = &mut self.protocol else { return Request(0) };
+        protocol.requests.take_free();
+        let slot = &mut protocol.requests.slots[index as usize];
+        (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
+        (slot.source, slot.len, slot.delivered, slot.unclaimed) = (None, 0, 0, false);
+        slot.header = super::super::pending::NONE;
+        slot.stage = Stage::Posted;
+        slot.posted = None;
+        protocol.requests.name(index)
+    }
+
+    fn envelope(&self, message: &Arrived) -> Envelope {
+        let source = match (Kept::unpack(message.cookie), &self.protocol) {
+            (Kept::Block(index), Some(protocol)) => protocol.blocks.slots[index as usize].source,
+            (Kept::Header(index), Some(protocol)) => protocol.headers.slots[index as usize].source,
+            (_, None) => PeerId { index: message.source as u16, generation: 0 },
+        };
+        Envelope { source, tag: message.tag, len: message.len }
+    }
+
+    fn kept_generation(&self, kept: Kept) -> u32 {
+        match (kept, &self.protocol) {
+            (Kept::Block(index), Some(protocol)) => protocol.blocks.slots[index as usize].generation,
+            (Kept::Header(index), Some(protocol)) => protocol.headers.slots[index as usize].generation,
+            (_, None) => 0,
+        }
+    }
+
+    /// Takes a claimed message out of the matcher.
+    fn claimed(&mut self, message: Claimed) -> Result<Arrived, OpError> {
+        let protocol = self.protocol.as_ref().ok_or(OpError::NoMatching)?;
+        let found = protocol.matcher.message(message.id).map_err(|_| OpError::StaleToken)?;
+        let alive = self.kept_generation(Kept::unpack(found.cookie)) == message.generation;
+        let protocol = self.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let taken = protocol.matcher.take(message.id).map_err(|_| OpError::StaleToken)?;
+        if alive { Ok(taken) } else { Err(OpError::StaleToken) }
+    }
+}

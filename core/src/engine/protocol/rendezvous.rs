@@ -1,0 +1,348 @@
+//! Payloads that stayed at their sender: read from its memory where that can be reached, sent in chunks where not; and what
+//! senders are told afterwards. Part of a pass, bounded as it is; what finds no room is tried again in the next.
+
+use crate::mem::{PeerId, Untrusted, copy_bytes};
+use crate::op::{Fault, Outcome};
+use crate::rail::Rail;
+
+use super::super::pending::{Kind, NONE, PendingSlot};
+use super::super::submit::Notice;
+use super::super::table::{Handle, PeerState, RemoteSlot};
+use super::super::{Engine, State};
+use super::head::{self, KEYS, Offer, UNREADABLE};
+use super::request::{Received, Stage};
+use super::stock::Kept;
+
+/// Sends that are pulled: a list through the slots of operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pulled {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl Pulled {
+    pub(crate) const EMPTY: Pulled = Pulled { head: NONE, tail: NONE, len: 0 };
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(super) fn push(&mut self, slots: &mut [PendingSlot], index: u32) {
+        slots[index as usize].pull_next = NONE;
+        match self.tail {
+            NONE => self.head = index,
+            tail => slots[tail as usize].pull_next = index,
+        }
+        self.tail = index;
+        self.len += 1;
+    }
+
+    /// Takes one out, from wherever it stands.
+    pub(super) fn remove(&mut self, slots: &mut [PendingSlot], index: u32) {
+        let (mut before, mut at) = (NONE, self.head);
+        while at != NONE && at != index {
+            (before, at) = (at, slots[at as usize].pull_next);
+        }
+        if at == NONE {
+            return;
+        }
+        let next = slots[at as usize].pull_next;
+        match before {
+            NONE => self.head = next,
+            before => slots[before as usize].pull_next = next,
+        }
+        if self.tail == index {
+            self.tail = before;
+        }
+        self.len -= 1;
+    }
+}
+
+/// What became of an attempt to read a payload.
+enum Read {
+    /// It is here.
+    Copied,
+    /// It is on its way.
+    Started,
+    /// There is no room; later.
+    Later,
+    /// It cannot be read.
+    Unable,
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Goes on with what the protocol has to post: at most a batch of receives, and a batch of chunks.
+    #[inline(never)]
+    pub(in super::super) fn serve_protocol(&mut self) {
+        let batch = self.state.config.batch;
+        let due = self.state.protocol.as_ref().map_or(0, |protocol| protocol.requests.due().min(batch));
+        for _ in 0..due {
+            let Some(protocol) = &mut self.state.protocol else { return };
+            let Some(index) = protocol.requests.pop_due() else { break };
+            let stage = protocol.requests.slots[index as usize].stage;
+            match stage {
+                Stage::Fetch(by_message) => self.bring(index, by_message),
+                _ => self.tell(index),
+            }
+        }
+        for _ in 0..batch {
+            let Some(protocol) = &self.state.protocol else { return };
+            if protocol.pulled.head == NONE || !self.send_chunk(protocol.pulled.head) {
+                break;
+            }
+        }
+    }
+
+    /// Why the sender of a receive's message cannot be asked any more, if it cannot.
+    fn sender_lost(&self, index: u32) -> Option<Fault> {
+        let protocol = self.state.protocol.as_ref()?;
+        let source = protocol.requests.slots[index as usize].source?;
+        self.state.lost(source)
+    }
+
+    /// Begins to fetch the payload of a receive that is in no list.
+    fn bring(&mut self, index: u32, by_message: bool) {
+        if let Some(fault) = self.sender_lost(index) {
+            return self.state.fail_receive(index, Received::Failed(fault));
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        let (want, _) = slot.fit(slot.len);
+        if want == 0 {
+            return self.tell(index);
+        }
+        if !by_message {
+            match self.read(index, want) {
+                Read::Copied => {
+                    if let Some(protocol) = &mut self.state.protocol {
+                        protocol.requests.slots[index as usize].delivered = want;
+                        protocol.stats.fetched += 1;
+                    }
+                    return self.tell(index);
+                }
+                Read::Started => return,
+                Read::Later => return self.later(index, Stage::Fetch(false)),
+                Read::Unable => {}
+            }
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let name = protocol.requests.name(index).0;
+        let slot = &mut protocol.requests.slots[index as usize];
+        let (stream, token) = (slot.stream, slot.token);
+        if self
+            .post_answer(stream, head::PULL, 0, [token, name], Some(want), Untrusted::from_slice(&[]))
+            .is_none()
+        {
+            return match self.sender_lost(index) {
+                Some(fault) => self.state.fail_receive(index, Received::Failed(fault)),
+                None => self.later(index, Stage::Fetch(true)),
+            };
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        (protocol.stats.fetched, protocol.stats.pulled) =
+            (protocol.stats.fetched + 1, protocol.stats.pulled + 1);
+        let slot = &mut protocol.requests.slots[index as usize];
+        (slot.stage, slot.left) = (Stage::Chunks, want);
+        // The sender counts the header as free once it has sent all; here it must be free before.
+        let header = core::mem::replace(&mut slot.header, NONE);
+        if header != NONE {
+            self.state.give_back(Kept::Header(header), false);
+        }
+    }
+
+    fn later(&mut self, index: u32, stage: Stage) {
+        if let Some(protocol) = &mut self.state.protocol {
+            protocol.requests.push_due(index, stage);
+        }
+    }
+
+    /// Tells the sender that a receive is over, and ends it. It is in no list.
+    fn tell(&mut self, index: u32) {
+        let lost = self.sender_lost(index).is_some();
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        let (stream, words) = (slot.stream, [slot.token, slot.delivered]);
+        let failed = matches!(slot.outcome, Received::Failed(_) | Received::Unknown(_));
+        let told = lost
+            || self
+                .post_answer(stream, head::FIN, failed as u8, words, None, Untrusted::from_slice(&[]))
+                .is_some()
+            || self.sender_lost(index).is_some();
+        if !told {
+            return self.later(index, Stage::Tell);
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let header = core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
+        protocol.requests.end(index, &mut self.state.pending.ends);
+        if header != NONE {
+            self.state.give_back(Kept::Header(header), false);
+        }
+    }
+
+    /// Reads `want` bytes of a receive's message straight into its buffer, over all rails.
+    fn read(&mut self, index: u32, want: u64) -> Read {
+        let Some(protocol) = &self.state.protocol else { return Read::Unable };
+        let slot = &protocol.requests.slots[index as usize];
+        let (stream, ptr, region) = (slot.stream, slot.ptr, slot.region);
+        let header = &protocol.headers.slots[slot.header as usize];
+        let (source, offer) = (header.source, header.offer);
+        let Some(remote) = self.reach(source, &offer) else { return Read::Unable };
+        let mapped = self.state.remotes[remote as usize].mapped;
+        if !mapped.is_null() {
+            // SAFETY: the offer lies inside its region, which is mapped here with the size that the offer says; the buffer was
+            // checked against its region, and `want` against the buffer.
+            unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
+            return Read::Copied;
+        }
+        let state = &mut self.state;
+        let Some(op) = state.pending.take() else { return Read::Later };
+        state.remotes[remote as usize].uses += 1;
+        let generation = state.remotes[remote as usize].generation;
+        state.pending.slots[op as usize].set_open(stream, Kind::Read, Notice::Silent);
+        let slot = &mut state.pending.slots[op as usize];
+        (slot.local, slot.local_region, slot.left) = (ptr, region, want);
+        (slot.remote, slot.offset) = (remote, offer.offset);
+        (slot.inner, slot.tag, slot.value) = (true, index as u64, generation as u64);
+        let s = &mut state.streams[stream as usize];
+        s.ops.push(state.pending.slots, op);
+        if s.unposted == NONE {
+            s.unposted = op;
+        }
+        s.open += 1;
+        state.open += 1;
+        if let Some(protocol) = &mut state.protocol {
+            protocol.requests.slots[index as usize].stage = Stage::Reading;
+        }
+        self.advance(stream);
+        Read::Started
+    }
+
+    /// The imported region that an offer lies in, imported now if it was not yet.
+    fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+        if offer.region == UNREADABLE || RAILS > KEYS {
+            return None;
+        }
+        let theirs = (offer.region, offer.generation);
+        let place = (source.index as usize ^ (offer.region as usize) << 2) % HINTS;
+        let serves = |slot: &RemoteSlot<RAILS>| {
+            slot.auto
+                && slot.peer == source.index
+                && slot.theirs == theirs
+                && slot.len == offer.size
+                && slot.keys == offer.keys
+        };
+        let hint = self.state.hints[place];
+        if self.state.remotes.get(hint as usize).is_some_and(serves) {
+            return Some(hint);
+        }
+        let found = self.state.remotes.iter().position(serves).map(|found| found as u16);
+        let found = found.or_else(|| self.import_offer(source, offer))?;
+        self.state.hints[place] = found;
+        Some(found)
+    }
+
+    #[cold]
+    fn import_offer(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+        let theirs = (offer.region, offer.generation);
+        // What the peer had under this number before is gone.
+        let stale = |slot: &RemoteSlot<RAILS>| {
+            slot.auto && slot.uses == 0 && slot.peer == source.index && slot.theirs.0 == offer.region
+        };
+        while let Some(index) = self.state.remotes.iter().position(stale) {
+            self.release_slot(index);
+        }
+        if self.state.remotes.iter().all(|slot| slot.peer != RemoteSlot::<RAILS>::FREE) {
+            // One that can be imported again when it is needed.
+            let idle = self.state.remotes.iter().position(|slot| slot.auto && slot.uses == 0)?;
+            self.release_slot(idle);
+        }
+        let handle = Handle { theirs, len: offer.size, keys: offer.keys };
+        let id = self.import_handle(source, handle).ok()?;
+        self.state.remotes[id.index as usize].auto = true;
+        Some(id.index as u16)
+    }
+
+    /// Sends the next chunk of a send that its receiver pulls. `false`: no rail has room.
+    fn send_chunk(&mut self, index: u32) -> bool {
+        let slot = &self.state.pending.slots[index as usize];
+        let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);
+        let room = self.state.message_room as u64 + super::super::wire::HEAD_MAX as u64 - head::HEAD as u64;
+        let len = (total - sent).min(room);
+        // SAFETY: the source of a send stays until it ends; `sent + len` does not exceed its length.
+        let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, piece).is_none() {
+            return false;
+        }
+        let slot = &mut self.state.pending.slots[index as usize];
+        slot.offset = sent + len;
+        if slot.offset == total {
+            slot.fetch = false;
+            self.state.end_if_over(index);
+            let Some(protocol) = &mut self.state.protocol else { return true };
+            // Not yet over: its own post is still to be reported. Nothing more of it is to be sent.
+            let slot = &mut self.state.pending.slots[index as usize];
+            if slot.pulled {
+                slot.pulled = false;
+                protocol.pulled.remove(self.state.pending.slots, index);
+            }
+        }
+        true
+    }
+}
+
+/// Places of the cache that finds an imported region.
+pub(crate) const HINTS: usize = 64;
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Why a peer cannot be asked any more, if it cannot.
+    pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
+        match self.peers.get(peer.index as usize) {
+            Some(slot) if slot.generation == peer.generation => match slot.state {
+                PeerState::Connected => None,
+                PeerState::Failed(why) => Some(Fault::Peer(why)),
+                _ => Some(Fault::Peer(crate::error::PeerError::Closed)),
+            },
+            _ => Some(Fault::Peer(crate::error::PeerError::Closed)),
+        }
+    }
+
+    /// An operation of the protocol that read a payload is over.
+    pub(in super::super) fn read_over(&mut self, op: u32) {
+        let slot = &mut self.pending.slots[op as usize];
+        slot.inner = false;
+        let (index, outcome, remote) = (slot.tag as u32, slot.outcome, slot.remote);
+        let generation = slot.value as u16;
+        if let Some(remote) = self.remotes.get_mut(remote as usize)
+            && remote.generation == generation
+            && remote.auto
+        {
+            remote.uses = remote.uses.saturating_sub(1);
+        }
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        let Some(source) = slot.source else { return };
+        match outcome {
+            Outcome::Done => {
+                slot.delivered = slot.fit(slot.len).0;
+                protocol.stats.fetched += 1;
+                protocol.requests.push_due(index, Stage::Tell);
+            }
+            Outcome::Failed(fault) => match self.lost(source) {
+                Some(_) => self.fail_receive(index, Received::Failed(fault)),
+                // Its sender still has it: it can send it.
+                None => {
+                    if let Some(protocol) = &mut self.protocol {
+                        protocol.requests.push_due(index, Stage::Fetch(true));
+                    }
+                }
+            },
+            Outcome::Unknown(fault) => {
+                slot.outcome = Received::Unknown(fault);
+                slot.delivered = 0;
+                protocol.requests.push_due(index, Stage::Tell);
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Receives: a fixed table of slots from the call that posts one to the call that takes its status.
+//!
+//! A slot is free, posted (in the matcher), on its way (matched, its data still moving), or ended. The ended are a list in order of
+//! completion; those that have something to post are another. Nothing here allocates; everything is a few stores.
+
+use crate::error::OpError;
+use crate::mem::PeerId;
+use crate::op::Fault;
+
+use super::super::pending::NONE;
+use super::super::tag::{ReceiveId, Tag};
+
+/// A receive whose status was not taken yet. A taken or foreign one is an error, never "done".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request(pub(crate) u64);
+
+/// How a receive ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// All of the message is in the buffer.
+    Ok,
+    /// The message was longer than the buffer, which is full.
+    Truncated,
+    /// It was cancelled before anything matched. The buffer is untouched.
+    Cancelled,
+    /// It failed, and is quiescent: nothing will land in the buffer later.
+    Failed(Fault),
+    /// It failed, and something may land in the buffer later: it must not be reused.
+    Unknown(Fault),
+}
+
+/// What a message says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// The sender.
+    pub source: PeerId,
+    /// The sender's tag.
+    pub tag: Tag,
+    /// What was sent, in bytes, whatever the buffer holds.
+    pub len: u64,
+}
+
+/// The end of one receive. No field is left over from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The receive.
+    pub request: Request,
+    /// The word that was given with it.
+    pub word: u64,
+    /// How it ended.
+    pub outcome: Received,
+    /// What matched, if anything has.
+    pub envelope: Option<Envelope>,
+    /// What is in the buffer, in bytes from its start.
+    pub delivered: u64,
+    /// Counts ends, of receives and of reported operations alike: the order in which they came.
+    pub order: u64,
+}
+
+/// What became of a cancellation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// Nothing had matched: the receive has ended as [`Received::Cancelled`], and its status can be taken.
+    Removed,
+    /// A message had matched: the receive ends, or has ended, by itself.
+    AlreadyMatched,
+}
+
+/// Where a receive stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Free,
+    /// In the matcher.
+    Posted,
+    /// Matched, and its payload is to be fetched; `true`: by messages, because reading it failed.
+    Fetch(bool),
+    /// An operation of ours reads it.
+    Reading,
+    /// The sender sends it in chunks.
+    Chunks,
+    /// All is here, or lost; the sender is to be told.
+    Tell,
+    Ended,
+}
+
+/// One receive. 128 bytes; a match in time touches the first 64.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct RecvSlot {
+    pub(crate) next: u32,
+    pub(crate) prev: u32,
+    pub(crate) generation: u32,
+    pub(crate) stage: Stage,
+    pub(crate) ptr: *mut u8,
+    /// Bytes that the buffer holds.
+    pub(crate) capacity: u64,
+    pub(crate) word: u64,
+    pub(crate) delivered: u64,
+    /// Length of the message.
+    pub(crate) len: u64,
+    pub(crate) source: Option<PeerId>,
+    pub(crate) tag: Tag,
+    pub(crate) outcome: Received,
+    pub(crate) order: u64,
+    pub(crate) posted: Option<ReceiveId>,
+    /// The region of the buffer, as the table of regions counts.
+    pub(crate) region: u16,
+    /// The stream that the message came in.
+    pub(crate) stream: u32,
+    /// Where the sender keeps the payload.
+    pub(crate) header: u32,
+    /// Names the send to the sender.
+    pub(crate) token: u64,
+    /// Bytes that have not arrived in chunks.
+    pub(crate) left: u64,
+    /// Nobody wants its status.
+    pub(crate) unclaimed: bool,
+}
+
+// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised.
+unsafe impl Send for RecvSlot {}
+
+impl RecvSlot {
+    /// A slot without a receive.
+    pub const EMPTY: RecvSlot = RecvSlot {
+        next: NONE,
+        prev: NONE,
+        generation: 0,
+        stage: Stage::Free,
+        ptr: core::ptr::null_mut(),
+        capacity: 0,
+        word: 0,
+        delivered: 0,
+        len: 0,
+        source: None,
+        tag: Tag { lo: 0, hi: 0 },
+        outcome: Received::Ok,
+        order: 0,
+        posted: None,
+        region: 0,
+        stream: NONE,
+        header: NONE,
+        token: 0,
+        left: 0,
+        unclaimed: false,
+    };
+
+    /// How a message of `len` bytes fits.
+    #[inline(always)]
+    pub(crate) fn fit(&self, len: u64) -> (u64, Received) {
+        if len <= self.capacity { (len, Received::Ok) } else { (self.capacity, Received::Truncated) }
+    }
+}
+
+/// A list through the slots.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl List {
+    const EMPTY: List = List { head: NONE, tail: NONE, len: 0 };
+
+    #[inline(always)]
+    fn push(&mut self, slots: &mut [RecvSlot], index: u32) {
+        slots[index as usize].next = NONE;
+        slots[index as usize].prev = self.tail;
+        match self.tail {
+            NONE => self.head = index,
+            tail => slots[tail as usize].next = index,
+        }
+        self.tail = index;
+        self.len += 1;
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, slots: &mut [RecvSlot], index: u32) {
+        let (prev, next) = (slots[index as usize].prev, slots[index as usize].next);
+        match prev {
+            NONE => self.head = next,
+            prev => slots[prev as usize].next = next,
+        }
+        match next {
+            NONE => self.tail = prev,
+            next => slots[next as usize].prev = prev,
+        }
+        self.len -= 1;
+    }
+}
+
+/// The table.
+pub(crate) struct Requests<'m> {
+    pub slots: &'m mut [RecvSlot],
+    free: u32,
+    /// Ended and not taken, oldest first.
+    ended: List,
+    /// With something to post.
+    due: List,
+}
+
+impl<'m> Requests<'m> {
+    pub(crate) fn new(slots: &'m mut [RecvSlot]) -> Self {
+        slots.fill(RecvSlot::EMPTY);
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
+            slot.generation = 1;
+        }
+        let free = if count == 0 { NONE } else { 0 };
+        Requests { slots, free, ended: List::EMPTY, due: List::EMPTY }
+    }
+
+    /// The slot that the next receive gets.
+    #[inline(always)]
+    pub(crate) fn first_free(&self) -> Option<u32> {
+        (self.free != NONE).then_some(self.free)
+    }
+
+    /// Takes that slot.
+    #[inline(always)]
+    pub(crate) fn take_free(&mut self) {
+        self.free = self.slots[self.free as usize].next;
+    }
+
+    /// The name of the receive in a slot. Never 0: generations start at 1.
+    #[inline(always)]
+    pub(crate) fn name(&self, index: u32) -> Request {
+        Request(((self.slots[index as usize].generation as u64) << 32) | index as u64)
+    }
+
+    /// The slot of a receive whose status was not taken yet.
+    #[inline(always)]
+    pub(crate) fn find(&self, request: Request) -> Result<u32, OpError> {
+        let index = request.0 as u32;
+        match self.slots.get(index as usize) {
+            Some(slot) if slot.generation == (request.0 >> 32) as u32 && slot.stage != Stage::Free => {
+                Ok(index)
+            }
+            _ => Err(OpError::StaleToken),
+        }
+    }
+
+    /// It is over.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
+        let slot = &mut self.slots[index as usize];
+        slot.stage = Stage::Ended;
+        slot.order = *order;
+        *order += 1;
+        let unclaimed = slot.unclaimed;
+        self.ended.push(self.slots, index);
+        if unclaimed {
+            self.take(index);
+        }
+    }
+
+    /// Something of it is to be posted by the next pass.
+    pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
+        self.slots[index as usize].stage = stage;
+        self.due.push(self.slots, index);
+    }
+
+    /// The next that has something to post.
+    pub(crate) fn pop_due(&mut self) -> Option<u32> {
+        let index = self.due.head;
+        if index == NONE {
+            return None;
+        }
+        self.due.remove(self.slots, index);
+        Some(index)
+    }
+
+    /// Takes one off that list.
+    pub(crate) fn remove_due(&mut self, index: u32) {
+        self.due.remove(self.slots, index);
+    }
+
+    /// How many have something to post.
+    #[inline(always)]
+    pub(crate) fn due(&self) -> u32 {
+        self.due.len
+    }
+
+    /// The one that ended first.
+    #[inline(always)]
+    pub(crate) fn oldest(&self) -> Option<u32> {
+        (self.ended.head != NONE).then_some(self.ended.head)
+    }
+
+    /// What is to be said of one that has ended.
+    #[inline(always)]
+    pub(crate) fn status(&self, index: u32) -> Status {
+        let slot = &self.slots[index as usize];
+        Status {
+            request: self.name(index),
+            word: slot.word,
+            outcome: slot.outcome,
+            envelope: slot.source.map(|source| Envelope { source, tag: slot.tag, len: slot.len }),
+            delivered: slot.delivered,
+            order: slot.order,
+        }
+    }
+
+    /// Takes the status of one that has ended; its name is stale from now on.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, index: u32) -> Status {
+        let status = self.status(index);
+        self.ended.remove(self.slots, index);
+        let slot = &mut self.slots[index as usize];
+        slot.stage = Stage::Free;
+        slot.generation = slot.generation.wrapping_add(1).max(1);
+        slot.next = self.free;
+        self.free = index;
+        status
+    }
+}

@@ -1,0 +1,383 @@
+//! Sending. A message that can be posted at once is, and is done on return; everything else takes its place behind what its stream
+//! has and is posted by the passes that follow. Nothing here blocks; an error means that nothing was done.
+
+use core::ptr::NonNull;
+
+use crate::error::OpError;
+use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
+use crate::rail::{Posted, Rail, RailKey};
+use crate::sync::seq::truncate;
+
+use super::super::pending::{Kind, NONE, PendingSlot};
+use super::super::post::Blocked;
+use super::super::submit::{Issued, Notice};
+use super::super::table::{PeerSlot, PeerState, resolve_local};
+use super::super::tag::Tag;
+use super::super::wire::{GENERATION_MASK, Owner, PostTag};
+use super::super::{ContextId, Engine, State};
+use super::head::{self, Head, LONGEST, Offer, UNREADABLE};
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Bytes that may be reused on return. At most [`Engine::eager_max`].
+    Bytes(&'a [u8]),
+    /// So many bytes from here on, which stay as they are until the send is done.
+    Region(LocalAddr, usize),
+}
+
+/// How a send travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// With its payload.
+    Eager,
+    /// With its payload, done once it has matched.
+    Sync,
+    /// As a header; the receiver fetches the payload.
+    Request,
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer match in the order sent.
+    ///
+    /// [`Issued::Done`]: the payload may be reused; the message is on its way, and [`quiet`](Self::quiet) says when it has arrived.
+    /// [`Issued::Pending`]: a [`Completion`](crate::op::Completion) will say when it may be reused, and carry how many bytes the
+    /// receiver took where it took them itself.
+    ///
+    /// # Errors
+    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with region or peer, or [`OpError::Again`]:
+    /// no room in rails or tables, or as many headers wait at the receiver as may.
+    #[doc(alias = "psm2_mq_isend")]
+    #[doc(alias = "psm2_mq_isend2")]
+    #[doc(alias = "psm2_mq_send2")]
+    #[doc(alias = "fi_tsend")]
+    #[inline]
+    pub fn send(
+        &mut self,
+        context: ContextId,
+        to: PeerId,
+        tag: Tag,
+        payload: Payload<'_>,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        if let Some(issued) = self.send_now(context, to, tag, &payload) {
+            return Ok(issued);
+        }
+        self.send_slow(context, to, tag, payload, notice, false)
+    }
+
+    /// [`send`](Self::send) that is done only once a receive has matched, also where the peer is this engine.
+    #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
+    #[doc(alias = "fi_tsendmsg")]
+    pub fn send_sync(
+        &mut self,
+        context: ContextId,
+        to: PeerId,
+        tag: Tag,
+        payload: Payload<'_>,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        self.send_slow(context, to, tag, payload, notice, true)
+    }
+
+    /// Posts the message now, if it has a credit, its stream has nothing unposted, and a rail takes it.
+    #[inline(always)]
+    fn send_now(
+        &mut self,
+        context: ContextId,
+        to: PeerId,
+        tag: Tag,
+        payload: &Payload<'_>,
+    ) -> Option<Issued> {
+        let (from, len) = match *payload {
+            Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            Payload::Region(at, len) => {
+                let from = resolve_local(self.state.locals, at, len as u64).ok()?;
+                (from.as_ptr().cast_const(), len)
+            }
+        };
+        let state = &mut self.state;
+        let protocol = state.protocol.as_mut()?;
+        match state.peers.get(to.index as usize) {
+            Some(PeerSlot { state: PeerState::Connected, generation, .. })
+                if *generation == to.generation => {}
+            _ => return None,
+        }
+        if context.0 as u16 >= state.config.contexts || len > protocol.eager as usize {
+            return None;
+        }
+        let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
+        let account = &mut protocol.accounts[stream as usize];
+        let s = &mut state.streams[stream as usize];
+        if s.unposted != NONE
+            || s.in_flight() >= state.config.window as u64
+            || account.used() >= protocol.credits
+        {
+            return None;
+        }
+        let (seq, cursor) = (s.next, s.window.expected());
+        let head = Head {
+            seq: seq.to_wire(),
+            ack: truncate::<32>(cursor.0),
+            freed: account.returned,
+            ..Head::tagged(head::TAGGED, context.0, tag)
+        };
+        let rail = state.pick(to.index, 0)?;
+        let bytes = (head::HEAD + len) as u32;
+        let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
+        // SAFETY: a slice, or a range that was checked against its region.
+        let body = unsafe { Untrusted::new(from, len) };
+        let cx = PostTag { owner, bytes }.pack();
+        let posted = self.rails[rail].post_message(Peer(to.index), &head.write(), body, cx).ok()?;
+        let state = &mut self.state;
+        if posted == Posted::Pending {
+            state.outstanding[rail].0 += 1;
+            state.outstanding[rail].1 += bytes as u64;
+        }
+        if let Some(protocol) = &mut state.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.sent = account.sent.wrapping_add(1);
+            account.told = account.returned;
+            protocol.stats.eager += 1;
+        }
+        state.stats.posted += 1;
+        let s = &mut state.streams[stream as usize];
+        s.ack_sent = cursor;
+        s.age = 0;
+        s.next = seq.plus(1);
+        // No slot follows this message: the stream itself is open until it is acknowledged.
+        state.open += s.silent_until_next();
+        self.flush();
+        Some(Issued::Done { value: len as u64 })
+    }
+
+    /// Everything that cannot simply be posted, and everything that is wrong.
+    #[inline(never)]
+    fn send_slow(
+        &mut self,
+        context: ContextId,
+        to: PeerId,
+        tag: Tag,
+        payload: Payload<'_>,
+        notice: Notice,
+        sync: bool,
+    ) -> Result<Issued, OpError> {
+        let state = &mut self.state;
+        if context.0 as u16 >= state.config.contexts {
+            return Err(OpError::UnknownContext);
+        }
+        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let (len, region) = match payload {
+            Payload::Bytes(bytes) => (bytes.len(), u16::MAX),
+            Payload::Region(at, len) => {
+                resolve_local(state.locals, at, len as u64)?;
+                (len, at.region.index as u16)
+            }
+        };
+        let eager = len <= protocol.eager as usize;
+        if !eager && region == u16::MAX {
+            return Err(OpError::TooLong { len, max: protocol.eager as usize });
+        }
+        let slot = state.peers.get(to.index as usize).filter(|slot| slot.generation == to.generation);
+        slot.ok_or(OpError::UnknownPeer)?.usable()?;
+        let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
+        let account = &mut protocol.accounts[stream as usize];
+        let credit = account.used() < protocol.credits;
+        let form = match (eager && credit, sync) {
+            (true, false) => Form::Eager,
+            (true, true) => Form::Sync,
+            (false, _) => Form::Request,
+        };
+        // A slice has no copy to wait with where only rails are full.
+        if form == Form::Eager && region == u16::MAX {
+            return Err(OpError::Again);
+        }
+        if form == Form::Request && account.asked >= protocol.most_headers {
+            protocol.stats.credits_exhausted += 1;
+            return Err(OpError::Again);
+        }
+        let source = PeerId { index: to.index, generation: to.generation };
+        let mut outgoing = NONE;
+        let local = match payload {
+            Payload::Region(at, len) => resolve_local(state.locals, at, len as u64)?.as_ptr(),
+            Payload::Bytes([]) => NonNull::dangling().as_ptr(),
+            Payload::Bytes(bytes) => {
+                outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
+                let block = protocol.outgoing.bytes(outgoing);
+                // SAFETY: a block holds `eager` bytes, which the slice does not exceed, and is this send's alone.
+                unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
+                block
+            }
+        };
+        let Some(index) = state.pending.take() else {
+            if outgoing != NONE {
+                protocol.outgoing.free(outgoing);
+            }
+            return Err(OpError::Again);
+        };
+        match form {
+            Form::Eager => protocol.stats.eager += 1,
+            Form::Sync => {}
+            Form::Request => {
+                protocol.stats.rendezvous += 1;
+                protocol.stats.credits_exhausted += eager as u64;
+                account.asked += 1;
+            }
+        }
+        if form != Form::Request {
+            account.sent = account.sent.wrapping_add(1);
+        }
+        state.pending.slots[index as usize].set_open(stream, Kind::Send, notice);
+        let slot = &mut state.pending.slots[index as usize];
+        (slot.local, slot.local_region, slot.left) = (local, region, len as u64);
+        (slot.form, slot.envelope, slot.outgoing) = (form, tag, outgoing);
+        slot.fetch = form != Form::Eager;
+        let s = &mut state.streams[stream as usize];
+        s.ops.push(state.pending.slots, index);
+        if s.unposted == NONE {
+            s.unposted = index;
+        }
+        s.open += 1;
+        state.open += 1;
+        let token = state.pending.token(index);
+        self.advance(stream);
+        self.flush();
+        Ok(Issued::Pending(token))
+    }
+
+    /// Posts a send that took its place in its stream.
+    pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
+        let s = &self.state.streams[stream as usize];
+        let (peer, seq, context) = (s.peer, s.next, s.context);
+        if s.in_flight() >= self.state.config.window as u64 {
+            return Err(Blocked::Window);
+        }
+        let token = self.state.pending.token(index).0;
+        let slot = &self.state.pending.slots[index as usize];
+        let kind = match slot.form {
+            Form::Eager => head::TAGGED,
+            Form::Sync => head::SYNCHRONOUS,
+            Form::Request => head::REQUEST,
+        };
+        let head = Head {
+            // Whoever sent it waits for its acknowledgement.
+            op: (slot.form == Form::Eager) as u8,
+            seq: seq.to_wire(),
+            freed: self.state.returned(stream),
+            ..Head::tagged(kind, context, slot.envelope)
+        };
+        let mut out = [0; LONGEST];
+        let (len, payload) = match slot.form {
+            Form::Eager => (head::HEAD, slot.left),
+            Form::Sync => {
+                out[head::HEAD..head::SYNC].copy_from_slice(&token.to_le_bytes());
+                (head::SYNC, slot.left)
+            }
+            Form::Request => (self.state.offer(slot, token).write(&mut out), 0),
+        };
+        // SAFETY: the source of a send was checked against its region, or is a block of its own, and stays until the send ends.
+        let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
+        let posted = self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))?;
+        let slot = &mut self.state.pending.slots[index as usize];
+        slot.posts += (posted == Posted::Pending) as u32;
+        slot.numbered = true;
+        self.state.streams[stream as usize].next = seq.plus(1);
+        self.state.stats.posted += 1;
+        Ok(())
+    }
+
+    /// Sends a message of the protocol on any rail that has room; `out` holds what follows the head up to `len`.
+    #[expect(clippy::too_many_arguments, reason = "a message in its parts")]
+    pub(super) fn post_headed(
+        &mut self,
+        stream: u32,
+        peer: u16,
+        mut head: Head,
+        out: &mut [u8; LONGEST],
+        len: usize,
+        payload: Untrusted<'_>,
+        owner: Owner,
+    ) -> Result<Posted, Blocked> {
+        let cursor = self.state.streams[stream as usize].window.expected();
+        head.ack = truncate::<32>(cursor.0);
+        head.freed = self.state.returned(stream);
+        out[..head::HEAD].copy_from_slice(&head.write());
+        let posted = self.post_bytes(stream, peer, &out[..len], payload, owner, cursor)?;
+        self.state.told(stream);
+        Ok(posted)
+    }
+
+    /// Sends a message of the protocol that has no number. `None`: no rail has room, or the peer is lost.
+    pub(super) fn post_answer(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        op: u8,
+        words: [u64; 2],
+        last: Option<u64>,
+        payload: Untrusted<'_>,
+    ) -> Option<()> {
+        let s = &self.state.streams[stream as usize];
+        let peer = s.peer;
+        let head = Head { kind, context: s.context, op, seq: 0, ack: 0, freed: 0, words };
+        let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
+        let mut out = [0; LONGEST];
+        let mut len = head::HEAD;
+        if let Some(last) = last {
+            out[len..len + 8].copy_from_slice(&last.to_le_bytes());
+            len += 8;
+        }
+        match self.post_headed(stream, peer, head, &mut out, len, payload, owner) {
+            Ok(_) => Some(()),
+            Err(Blocked::Refused(rail, _)) => {
+                self.state.fail_peer(peer, crate::error::PeerError::Rail(rail));
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Where the payload of a send lies.
+    fn offer(&self, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
+        let mut offer = Offer {
+            token,
+            len: slot.left,
+            offset: 0,
+            size: slot.left,
+            region: UNREADABLE,
+            generation: 0,
+            keys: [RailKey::default(); RAILS],
+        };
+        if let Some(region) = self.locals.get(slot.local_region as usize)
+            && !region.ptr.is_null()
+        {
+            offer.region = slot.local_region;
+            offer.generation = region.generation;
+            offer.offset = (slot.local as usize).wrapping_sub(region.ptr as usize) as u64;
+            (offer.size, offer.keys) = (region.len, region.keys);
+        }
+        offer
+    }
+
+    /// What a send had is given back. Called once, when it ends.
+    pub(in super::super) fn send_over(&mut self, index: u32) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut self.pending.slots[index as usize];
+        let (stream, form, outgoing) = (slot.stream, slot.form, slot.outgoing);
+        if outgoing != NONE {
+            slot.outgoing = NONE;
+            protocol.outgoing.free(outgoing);
+        }
+        if slot.pulled {
+            slot.pulled = false;
+            protocol.pulled.remove(self.pending.slots, index);
+        }
+        if form == Form::Request
+            && let Some(account) = protocol.accounts.get_mut(stream as usize)
+        {
+            account.asked = account.asked.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What is kept for messages that cannot go on yet: blocks for payloads, headers for payloads that stayed at the sender, and one
+//! account per stream that says how many of them each side may still use. Fixed at setup; nothing here allocates or posts.
+
+use crate::error::Violation;
+use crate::mem::PeerId;
+
+use super::super::pending::NONE;
+use super::head::Offer;
+
+/// Which block or header an unexpected message has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Its payload is here.
+    Block(u32),
+    /// Its payload is at the sender.
+    Header(u32),
+}
+
+impl Kept {
+    const HEADER: u64 = 1 << 63;
+
+    /// As the word that the matcher keeps.
+    #[inline(always)]
+    pub(crate) fn pack(self) -> u64 {
+        match self {
+            Kept::Block(index) => index as u64,
+            Kept::Header(index) => index as u64 | Self::HEADER,
+        }
+    }
+
+    /// The reverse.
+    #[inline(always)]
+    pub(crate) fn unpack(word: u64) -> Self {
+        if word & Self::HEADER == 0 { Kept::Block(word as u32) } else { Kept::Header(word as u32) }
+    }
+}
+
+/// One block's description; its bytes lie elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockSlot {
+    next: u32,
+    /// Counts uses.
+    pub(crate) generation: u32,
+    /// The stream that it counts for, or none: it is free, or its peer was removed.
+    pub(crate) stream: u32,
+    pub(crate) len: u32,
+    pub(crate) source: PeerId,
+    /// Names a synchronous send that waits for the match; 0: it is not synchronous.
+    pub(crate) token: u64,
+}
+
+impl BlockSlot {
+    /// A block that nobody uses.
+    pub const EMPTY: BlockSlot = BlockSlot {
+        next: NONE,
+        generation: 0,
+        stream: NONE,
+        len: 0,
+        source: PeerId { index: 0, generation: 0 },
+        token: 0,
+    };
+}
+
+/// Payloads of equal room.
+pub(crate) struct Blocks<'m> {
+    bytes: &'m mut [u8],
+    pub slots: &'m mut [BlockSlot],
+    size: usize,
+    free: u32,
+}
+
+impl<'m> Blocks<'m> {
+    /// Blocks of `size` bytes, as many as there are slots.
+    pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            *slot = BlockSlot {
+                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
+                ..BlockSlot::EMPTY
+            };
+        }
+        Blocks { bytes, slots, size, free: if count == 0 { NONE } else { 0 } }
+    }
+
+    /// Bytes that a block holds.
+    #[inline(always)]
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Takes a block.
+    #[inline]
+    pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
+        (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
+        Some(index)
+    }
+
+    /// Gives a block back.
+    #[inline]
+    pub(crate) fn free(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.stream = NONE;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = self.free;
+        self.free = index;
+    }
+
+    /// The first byte of a block.
+    #[inline]
+    pub(crate) fn bytes(&mut self, index: u32) -> *mut u8 {
+        let at = index as usize * self.size;
+        self.bytes[at..at + self.size].as_mut_ptr()
+    }
+}
+
+/// A message whose payload is still at its sender.
+#[derive(Clone, Copy, Debug)]
+pub struct HeaderSlot<const RAILS: usize> {
+    next: u32,
+    pub(crate) generation: u32,
+    /// The stream that it came in, or none: it is free.
+    pub(crate) stream: u32,
+    pub(crate) source: PeerId,
+    pub(crate) offer: Offer<RAILS>,
+}
+
+impl<const RAILS: usize> HeaderSlot<RAILS> {
+    /// A header that nobody uses.
+    pub const EMPTY: Self = HeaderSlot {
+        next: NONE,
+        generation: 0,
+        stream: NONE,
+        source: PeerId { index: 0, generation: 0 },
+        offer: Offer {
+            token: 0,
+            len: 0,
+            offset: 0,
+            size: 0,
+            region: 0,
+            generation: 0,
+            keys: [crate::rail::RailKey { key: 0, base: 0 }; RAILS],
+        },
+    };
+}
+
+/// All headers.
+pub(crate) struct Headers<'m, const RAILS: usize> {
+    pub slots: &'m mut [HeaderSlot<RAILS>],
+    free: u32,
+}
+
+impl<'m, const RAILS: usize> Headers<'m, RAILS> {
+    pub(crate) fn new(slots: &'m mut [HeaderSlot<RAILS>]) -> Self {
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            *slot = HeaderSlot {
+                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
+                ..HeaderSlot::EMPTY
+            };
+        }
+        Headers { slots, free: if count == 0 { NONE } else { 0 } }
+    }
+
+    pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
+        (slot.stream, slot.source, slot.offer) = (stream, source, offer);
+        Some(index)
+    }
+
+    pub(crate) fn free(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.stream = NONE;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = self.free;
+        self.free = index;
+    }
+}
+
+/// What the two ends of a stream may still use of each other's memory.
+///
+/// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours at the peer, `kept` and
+/// `returned` count the peer's here. A header is used from its request to send until the answer, so it needs no count on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Messages with a payload sent, and how many of their credits came back.
+    pub(crate) sent: u32,
+    pub(crate) freed: u32,
+    /// Requests to send that were not answered.
+    pub(crate) asked: u32,
+    /// Payloads and headers of the peer that are kept here.
+    pub(crate) kept: u32,
+    pub(crate) headers: u32,
+    /// Credits of the peer given back, and of how many it was told.
+    pub(crate) returned: u32,
+    pub(crate) told: u32,
+}
+
+impl Account {
+    /// Nothing used.
+    pub const EMPTY: Account =
+        Account { sent: 0, freed: 0, asked: 0, kept: 0, headers: 0, returned: 0, told: 0 };
+
+    /// Credits in use.
+    #[inline(always)]
+    pub(crate) fn used(&self) -> u32 {
+        self.sent.wrapping_sub(self.freed)
+    }
+
+    /// Credits given back of which the peer was not told.
+    #[inline(always)]
+    pub(crate) fn owed(&self) -> u32 {
+        self.returned.wrapping_sub(self.told)
+    }
+
+    /// The peer says how many credits it has given back in all.
+    #[inline(always)]
+    pub(crate) fn freed(&mut self, freed: u32) -> Result<(), Violation> {
+        let more = freed.wrapping_sub(self.freed);
+        if more > self.used() {
+            // An older message that was overtaken says what is known; a number ahead of what was sent is made up.
+            return if more >> 31 != 0 { Ok(()) } else { Err(Violation::Credit) };
+        }
+        self.freed = freed;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_come_back_once_and_never_more_than_were_used() {
+        for start in [0u32, u32::MAX - 1, 1 << 31] {
+            let mut account = Account { sent: start.wrapping_add(3), freed: start, ..Account::EMPTY };
+            assert_eq!(account.freed(start.wrapping_add(4)), Err(Violation::Credit));
+            assert_eq!(account.freed(start.wrapping_add(2)), Ok(()));
+            assert_eq!(account.used(), 1);
+            // Late news.
+            assert_eq!(account.freed(start), Ok(()));
+            assert_eq!(account.freed(start.wrapping_sub(1000)), Ok(()));
+            assert_eq!(account.used(), 1);
+            assert_eq!(account.freed(start.wrapping_add(3)), Ok(()));
+            assert_eq!(account.used(), 0);
+        }
+    }
+
+    #[test]
+    fn every_block_is_taken_once_and_a_freed_one_has_another_generation() {
+        let (mut bytes, mut slots) = ([0u8; 48], [BlockSlot::EMPTY; 3]);
+        let mut blocks = Blocks::new(&mut bytes, &mut slots, 16);
+        let source = PeerId { index: 1, generation: 2 };
+        let taken: [_; 4] = core::array::from_fn(|_| blocks.take(5, source, 16, 0));
+        assert_eq!(taken, [Some(0), Some(1), Some(2), None]);
+        let before = blocks.slots[1].generation;
+        blocks.free(1);
+        assert_eq!(blocks.take(5, source, 16, 0), Some(1));
+        assert_ne!(blocks.slots[1].generation, before);
+        assert_eq!(blocks.bytes(2) as usize - blocks.bytes(1) as usize, 16);
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_from_its_word() {
+        for kept in [Kept::Block(0), Kept::Block(u32::MAX), Kept::Header(0), Kept::Header(u32::MAX)] {
+            assert_eq!(Kept::unpack(kept.pack()), kept);
+        }
+    }
+}

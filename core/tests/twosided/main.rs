@@ -1,0 +1,7 @@
+//! Tagged messages between engines: matching, protocols, credits, failures.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod basics;
+mod rig;

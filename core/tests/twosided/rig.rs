@@ -1,0 +1,153 @@
+//! Engines that send and receive tagged messages: one to itself, or a fleet on a simulated fabric.
+
+use fishplate_core::engine::protocol::{
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request, Status,
+};
+use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
+use fishplate_core::engine::{Config, Engine, Issued, Notice};
+use fishplate_core::error::OpError;
+use fishplate_core::mem::{LocalId, PeerId};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::Dials;
+
+use super::support::fleet::{self, Node};
+use super::support::*;
+
+/// Small, so that everything runs out soon.
+pub const SMALL: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 4, seed: 7 };
+
+/// Receives that can be open at once in these tests.
+pub const RECEIVES: usize = 64;
+
+/// Leaked memory for so many streams.
+pub fn memory<const RAILS: usize>(
+    config: MatchConfig,
+    streams: usize,
+    outgoing: usize,
+) -> MatchMemory<'static, RAILS> {
+    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
+        Box::leak(vec![value; n].into_boxed_slice())
+    }
+    let unexpected = config.unexpected(streams);
+    let blocks = streams * config.credits as usize;
+    MatchMemory {
+        matcher: MatcherMemory {
+            posted: leak(PostedSlot::EMPTY, RECEIVES),
+            unexpected: leak(UnexpectedSlot::EMPTY, unexpected),
+            buckets: leak(0, MatcherMemory::buckets(RECEIVES, unexpected)),
+        },
+        receives: leak(RecvSlot::EMPTY, RECEIVES),
+        accounts: leak(Account::EMPTY, streams),
+        blocks: leak(BlockSlot::EMPTY, blocks),
+        block_bytes: leak(0, blocks * config.block()),
+        headers: leak(HeaderSlot::EMPTY, streams * config.headers as usize),
+        outgoing: leak(BlockSlot::EMPTY, outgoing),
+        outgoing_bytes: leak(0, outgoing * config.block()),
+    }
+}
+
+/// One engine that sends to itself.
+pub struct Own1<R: Rail, const RAILS: usize> {
+    pub engine: Engine<'static, R, RAILS>,
+    pub me: PeerId,
+    /// What is sent, and where it is received.
+    pub out: LocalId,
+    pub into: LocalId,
+}
+
+/// Bytes of each region in these tests.
+pub const SIZE: usize = 1 << 16;
+
+pub fn own1<R: Rail, const RAILS: usize>(
+    config: Config,
+    matching: MatchConfig,
+    rails: [R; RAILS],
+) -> Own1<R, RAILS> {
+    let mut own = own(config, rails, SIZE);
+    own.engine.attach_matching(matching, memory(matching, 4 * config.contexts as usize, 4)).unwrap();
+    Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
+}
+
+pub fn loopback(matching: MatchConfig) -> Own1<Loopback<256>, 1> {
+    own1(Config::DEFAULT, matching, [Loopback::new()])
+}
+
+pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<64>, 16>, 2> {
+    let rail = |n| Faulty::new(Loopback::new(), Faults::DISORDER, seed + n);
+    own1(Config { window: 16, ..Config::DEFAULT }, matching, [rail(0), rail(1000)])
+}
+
+/// A fleet whose nodes all match.
+pub fn tagged_fleet<const RAILS: usize>(
+    nodes: u16,
+    dials: Dials,
+    config: Config,
+    matching: MatchConfig,
+    seed: u64,
+) -> Vec<Node<fleet::End, RAILS>> {
+    let (_, mut fleet) = fleet::plain::<RAILS>(nodes, dials, config, SIZE, seed);
+    for node in &mut fleet {
+        let streams = nodes as usize * config.contexts as usize;
+        node.engine.attach_matching(matching, memory(matching, streams, 4)).unwrap();
+    }
+    fleet
+}
+
+pub fn tag(lo: u64) -> Tag {
+    Tag::from(lo)
+}
+
+/// Nothing ignored, and everything.
+pub const EXACT: Tag = Tag::ZERO;
+pub const ANY: Tag = Tag::ALL;
+
+impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
+    /// A receive of up to `len` bytes at `at`.
+    pub fn recv(&mut self, lo: u64, ignore: Tag, at: u64, len: usize) -> Request {
+        self.engine.recv(Some(self.me), tag(lo), ignore, Some((self.into.at(at), len)), lo).unwrap()
+    }
+
+    pub fn send(&mut self, lo: u64, bytes: &[u8]) -> Result<Issued, OpError> {
+        self.engine.send(CX, self.me, tag(lo), Payload::Bytes(bytes), Notice::Silent)
+    }
+
+    /// Sends `len` bytes of the source region, which are a function of their place.
+    pub fn send_region(&mut self, lo: u64, at: u64, len: usize, sync: bool) -> Result<Issued, OpError> {
+        write(&self.engine, self.out.at(at), &pattern(at, len));
+        let payload = Payload::Region(self.out.at(at), len);
+        match sync {
+            true => self.engine.send_sync(CX, self.me, tag(lo), payload, Notice::Report(lo)),
+            false => self.engine.send(CX, self.me, tag(lo), payload, Notice::Report(lo)),
+        }
+    }
+
+    /// Passes until a receive has ended.
+    pub fn finish(&mut self, request: Request) -> Status {
+        let mut status = None;
+        pass_until(&mut self.engine, "receive", |engine| {
+            status = engine.test_recv(request).unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    pub fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        read(&self.engine, self.into.at(at), len)
+    }
+}
+
+/// Bytes that say where they lie.
+pub fn pattern(at: u64, len: usize) -> Vec<u8> {
+    (at..at + len as u64).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
+}
+
+/// Says what a status must be.
+pub fn check(status: &Status, outcome: Received, tag_lo: u64, len: u64, delivered: u64) {
+    let envelope = status.envelope.expect("matched");
+    assert_eq!(
+        (status.outcome, envelope.tag.lo, envelope.len, status.delivered),
+        (outcome, tag_lo, len, delivered)
+    );
+}
