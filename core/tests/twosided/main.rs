@@ -4,4 +4,5 @@
 mod support;
 
 mod basics;
+mod order;
 mod rig;
