@@ -8,6 +8,8 @@
 
 use core::mem::MaybeUninit;
 
+use crate::engine::protocol::{Cancelled, Claimed, Envelope};
+use crate::engine::tag::Tag;
 use crate::engine::worker::{Answer, Command, Desk, Reply, Request};
 use crate::engine::{ContextId, Signal};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
@@ -122,6 +124,106 @@ impl<'m, H: Host> Context<'m, H> {
     /// [`Engine::fetch`](crate::engine::Engine::fetch); the value comes with the reply.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo) -> Result<Ticket, OpError> {
         self.ask(Command::Amo { at, amo, fetch: true })
+    }
+
+    /// [`Engine::send`](crate::engine::Engine::send) of so many bytes, which stay as they are until it is answered.
+    #[doc(alias = "psm2_mq_isend2")]
+    pub fn send(
+        &mut self,
+        to: PeerId,
+        tag: Tag,
+        from: Option<(LocalAddr, usize)>,
+    ) -> Result<Ticket, OpError> {
+        self.ask(Command::Send { to, tag, from, sync: false })
+    }
+
+    /// [`Engine::send_sync`](crate::engine::Engine::send_sync): answered once it has matched.
+    #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
+    pub fn send_sync(
+        &mut self,
+        to: PeerId,
+        tag: Tag,
+        from: Option<(LocalAddr, usize)>,
+    ) -> Result<Ticket, OpError> {
+        self.ask(Command::Send { to, tag, from, sync: true })
+    }
+
+    /// [`Engine::recv`](crate::engine::Engine::recv): answered with [`Reply::Received`], once.
+    #[doc(alias = "psm2_mq_irecv2")]
+    pub fn recv(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Option<(LocalAddr, usize)>,
+    ) -> Result<Ticket, OpError> {
+        self.ask(Command::Recv { source, tag, ignore, into })
+    }
+
+    /// [`Engine::probe`](crate::engine::Engine::probe).
+    ///
+    /// # Errors
+    /// What that refuses, and [`WaitError::Deadline`] when the worker does not answer in time.
+    #[doc(alias = "psm2_mq_iprobe2")]
+    pub fn probe(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        deadline_ns: u64,
+    ) -> Result<Option<Envelope>, WaitError> {
+        let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: false }, deadline_ns)?;
+        match self.wait(ticket, deadline_ns)? {
+            Reply::Found(found) => Ok(found),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message that is claimed after the deadline has passed is nobody's.
+    ///
+    /// # Errors
+    /// As [`probe`](Self::probe).
+    #[doc(alias = "psm2_mq_improbe2")]
+    pub fn mprobe(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        deadline_ns: u64,
+    ) -> Result<Option<Claimed>, WaitError> {
+        let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: true }, deadline_ns)?;
+        match self.wait(ticket, deadline_ns)? {
+            Reply::Claimed(found) => Ok(found),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// [`Engine::mrecv`](crate::engine::Engine::mrecv): answered as [`recv`](Self::recv) is.
+    #[doc(alias = "psm2_mq_imrecv")]
+    pub fn mrecv(
+        &mut self,
+        message: Claimed,
+        into: Option<(LocalAddr, usize)>,
+    ) -> Result<Ticket, OpError> {
+        self.ask(Command::ClaimedRecv { message, into })
+    }
+
+    /// [`Engine::discard`](crate::engine::Engine::discard).
+    pub fn discard(&mut self, message: Claimed) -> Result<Ticket, OpError> {
+        self.ask(Command::Discard(message))
+    }
+
+    /// [`Engine::cancel`](crate::engine::Engine::cancel). The receive is answered as well, once, whatever this says.
+    ///
+    /// # Errors
+    /// [`OpError::StaleToken`] if the receive has been answered; [`WaitError::Deadline`].
+    #[doc(alias = "psm2_mq_cancel")]
+    pub fn cancel(&mut self, receive: Ticket, deadline_ns: u64) -> Result<Cancelled, WaitError> {
+        let ticket = self.ask_until(Command::Cancel(receive.0), deadline_ns)?;
+        match self.wait(ticket, deadline_ns)? {
+            Reply::Cancelled(done) => Ok(done),
+            other => Err(unexpected(other)),
+        }
     }
 
     /// Any command without an answer; [`quiet`](Self::quiet) says if it failed.
@@ -250,10 +352,17 @@ impl<'m, H: Host> Context<'m, H> {
     fn value(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<u64, WaitError> {
         match self.wait(ticket, deadline_ns)? {
             Reply::Done(value) => Ok(value),
-            Reply::Wait(error) => Err(error),
-            Reply::Refused(error) => Err(error.into()),
             // Quiet and watch are not posted, so they do not fail as posts do.
-            Reply::Failed(_) => Err(OpError::StaleToken.into()),
+            other => Err(unexpected(other)),
         }
+    }
+}
+
+/// What an answer means that is not of the kind asked for.
+fn unexpected(reply: Reply) -> WaitError {
+    match reply {
+        Reply::Refused(error) => error.into(),
+        Reply::Wait(error) => error,
+        _ => OpError::StaleToken.into(),
     }
 }

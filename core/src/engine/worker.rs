@@ -20,6 +20,8 @@ use crate::sync::primitive::AtomicBool;
 use crate::sync::ring::{Consumer, Producer};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
+use super::protocol::{self, Cancelled, Claimed, Envelope, Payload, Status};
+use super::tag::Tag;
 use super::wait::{Noted, Pulse};
 use super::{ContextId, Engine, Issued, Notice, Signal};
 
@@ -81,6 +83,51 @@ pub enum Command {
         /// The peer whose failure ends the watch.
         from: Option<PeerId>,
     },
+    /// [`Engine::send`], or with `sync` [`Engine::send_sync`].
+    Send {
+        /// The receiver.
+        to: PeerId,
+        /// The tag.
+        tag: Tag,
+        /// The payload and its length in bytes; without it, none.
+        from: Option<(LocalAddr, usize)>,
+        /// Whether it is done only once it has matched.
+        sync: bool,
+    },
+    /// [`Engine::recv`]; the answer is its status.
+    Recv {
+        /// The sender, or anybody.
+        source: Option<PeerId>,
+        /// The tag,
+        tag: Tag,
+        /// and the bits of it that are not compared.
+        ignore: Tag,
+        /// The buffer and its length in bytes; without it, none.
+        into: Option<(LocalAddr, usize)>,
+    },
+    /// [`Engine::probe`], or with `claim` [`Engine::mprobe`].
+    Probe {
+        /// The sender, or anybody.
+        source: Option<PeerId>,
+        /// The tag,
+        tag: Tag,
+        /// and the bits of it that are not compared.
+        ignore: Tag,
+        /// Whether the message is claimed.
+        claim: bool,
+    },
+    /// [`Engine::mrecv`]; the answer is its status.
+    ClaimedRecv {
+        /// The message.
+        message: Claimed,
+        /// The buffer and its length in bytes; without it, none.
+        into: Option<(LocalAddr, usize)>,
+    },
+    /// [`Engine::discard`].
+    Discard(Claimed),
+    /// [`Engine::cancel`] of the receive that was submitted under this ticket. The receive is answered too, once, whatever
+    /// this says.
+    Cancel(u64),
 }
 
 /// A command on its way to the worker.
@@ -105,6 +152,14 @@ pub enum Reply {
     Refused(OpError),
     /// The quiet or the watch that it asked for ended so.
     Wait(WaitError),
+    /// The receive has ended.
+    Received(Status),
+    /// What was found, if anything.
+    Found(Option<Envelope>),
+    /// What was claimed, if anything was found.
+    Claimed(Option<Claimed>),
+    /// What became of the receive.
+    Cancelled(Cancelled),
 }
 
 /// An answer on its way back.
@@ -198,6 +253,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
                     outcome => Reply::Failed(outcome),
                 };
                 desk.answer(tag & TICKET_MASK, reply);
+            }
+        }
+        for _ in 0..batch {
+            let Some(status) = self.engine.next_recv() else { break };
+            busy = true;
+            if let Some(desk) = self.desks.get_mut((status.word >> TICKET_BITS) as usize) {
+                desk.answer(status.word & TICKET_MASK, Reply::Received(status));
             }
         }
         for desk in self.desks.iter_mut().filter(|desk| desk.answered) {
@@ -321,6 +383,38 @@ fn carry_out<R: Rail, const RAILS: usize>(
             Ok(false) => return Step::Later,
             Err(error) => return Step::Replied(Reply::Wait(error)),
         },
+        Command::Send { to, tag, from, sync } => {
+            let payload = from.map_or(Payload::Bytes(&[]), |(at, len)| Payload::Region(at, len));
+            match sync {
+                true => engine.send_sync(context, to, tag, payload, notice),
+                false => engine.send(context, to, tag, payload, notice),
+            }
+        }
+        Command::Recv { source, tag: want, ignore, into } => {
+            match engine.recv(source, want, ignore, into, tag) {
+                Ok(receive) => return received(engine, request, receive),
+                Err(error) => Err(error),
+            }
+        }
+        Command::Probe { source, tag, ignore, claim: false } => match engine.probe(source, tag, ignore) {
+            Ok(found) => return Step::Replied(Reply::Found(found)),
+            Err(error) => Err(error),
+        },
+        Command::Probe { source, tag, ignore, claim: true } => match engine.mprobe(source, tag, ignore) {
+            Ok(found) => return Step::Replied(Reply::Claimed(found)),
+            Err(error) => Err(error),
+        },
+        Command::ClaimedRecv { message, into } => match engine.mrecv(message, into, tag) {
+            Ok(receive) => return received(engine, request, receive),
+            Err(error) => Err(error),
+        },
+        Command::Discard(message) => engine.discard(message).map(|()| Issued::Done { value: 0 }),
+        Command::Cancel(ticket) => {
+            match engine.cancel_word((desk << TICKET_BITS) | (ticket & TICKET_MASK)) {
+                Ok(done) => return Step::Replied(Reply::Cancelled(done)),
+                Err(error) => Err(error),
+            }
+        }
         Command::Watch { .. } => {
             return match look(engine, request.command) {
                 Some(reply) => Step::Replied(reply),
@@ -334,6 +428,18 @@ fn carry_out<R: Rail, const RAILS: usize>(
         Err(OpError::Again) => Step::Later,
         Err(error) => Step::Replied(Reply::Refused(error)),
     }
+}
+
+/// A receive is posted; without a report, nobody wants to hear of its end.
+fn received<R: Rail, const RAILS: usize>(
+    engine: &mut Engine<'_, R, RAILS>,
+    request: &Request,
+    receive: protocol::Request,
+) -> Step {
+    if !request.report {
+        engine.forget(receive);
+    }
+    Step::Taken
 }
 
 /// Looks at a watched word.

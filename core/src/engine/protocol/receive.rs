@@ -146,7 +146,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// As [`mrecv`](Self::mrecv).
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
-        let request = self.mrecv(message, None, 0)?;
+        self.mrecv(message, None, 0).map(|request| self.forget(request))
+    }
+
+    /// Nobody will ask for the status of this receive.
+    pub(in super::super) fn forget(&mut self, request: Request) {
         if let Some(protocol) = &mut self.state.protocol
             && let Ok(index) = protocol.requests.find(request)
         {
@@ -156,7 +160,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 protocol.requests.take(index);
             }
         }
-        Ok(())
     }
 
     /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status can be taken.
@@ -180,6 +183,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Cancel::AlreadyMatched | Cancel::Stale => Ok(Cancelled::AlreadyMatched),
         }
+    }
+
+    /// [`cancel`](Self::cancel) by the word that was given with a receive. Slow path: looks at every receive.
+    pub(in super::super) fn cancel_word(&mut self, word: u64) -> Result<Cancelled, OpError> {
+        let protocol = self.state.protocol.as_ref().ok_or(OpError::NoMatching)?;
+        let open = |slot: &super::RecvSlot| slot.stage != Stage::Free && slot.word == word;
+        let index = protocol.requests.slots.iter().position(open).ok_or(OpError::StaleToken)?;
+        let request = protocol.requests.name(index as u32);
+        self.cancel(request)
     }
 
     /// Takes the status of a receive if it has ended; `None` while it has not. Does not make progress.
