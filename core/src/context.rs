@@ -200,11 +200,7 @@ impl<'m, H: Host> Context<'m, H> {
 
     /// [`Engine::mrecv`](crate::engine::Engine::mrecv): answered as [`recv`](Self::recv) is.
     #[doc(alias = "psm2_mq_imrecv")]
-    pub fn mrecv(
-        &mut self,
-        message: Claimed,
-        into: Option<(LocalAddr, usize)>,
-    ) -> Result<Ticket, OpError> {
+    pub fn mrecv(&mut self, message: Claimed, into: Option<(LocalAddr, usize)>) -> Result<Ticket, OpError> {
         self.ask(Command::ClaimedRecv { message, into })
     }
 

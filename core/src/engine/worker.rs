@@ -409,12 +409,10 @@ fn carry_out<R: Rail, const RAILS: usize>(
             Err(error) => Err(error),
         },
         Command::Discard(message) => engine.discard(message).map(|()| Issued::Done { value: 0 }),
-        Command::Cancel(ticket) => {
-            match engine.cancel_word((desk << TICKET_BITS) | (ticket & TICKET_MASK)) {
-                Ok(done) => return Step::Replied(Reply::Cancelled(done)),
-                Err(error) => Err(error),
-            }
-        }
+        Command::Cancel(ticket) => match engine.cancel_word((desk << TICKET_BITS) | (ticket & TICKET_MASK)) {
+            Ok(done) => return Step::Replied(Reply::Cancelled(done)),
+            Err(error) => Err(error),
+        },
         Command::Watch { .. } => {
             return match look(engine, request.command) {
                 Some(reply) => Step::Replied(reply),

@@ -4,6 +4,8 @@
 mod support;
 
 mod basics;
+mod flood;
+mod hostile;
 mod order;
 mod rig;
 mod scenarios;

@@ -135,7 +135,11 @@ fn traffic<const RAILS: usize>(seed: u64) {
                 let message = plans[from][number as usize];
                 assert_eq!((message.to, message.len as u64), (me, envelope.len), "seed {seed}");
                 assert_eq!(envelope.tag.lo, message.tag, "seed {seed}");
-                assert_eq!(bytes[8..], pattern(number * ROOM + 8, message.len)[..message.len - 8], "seed {seed}");
+                assert_eq!(
+                    bytes[8..],
+                    pattern(number * ROOM + 8, message.len)[..message.len - 8],
+                    "seed {seed}"
+                );
                 let receive = &mut posted[me][at];
                 assert!(receive.accepts(from, message.tag), "seed {seed}: matched what it does not accept");
                 receive.got = Some((from, number));
@@ -156,7 +160,9 @@ fn traffic<const RAILS: usize>(seed: u64) {
     fleet::turn_until(&mut fleet, &format!("seed {seed}: quiet"), |fleet| {
         fleet.iter_mut().all(|node| {
             while node.engine.next_completion().is_some() {}
-            (0..2).all(|context| peers.iter().all(|&peer| node.engine.is_quiet(ContextId(context), peer) == Ok(true)))
+            (0..2).all(|context| {
+                peers.iter().all(|&peer| node.engine.is_quiet(ContextId(context), peer) == Ok(true))
+            })
         })
     });
     for (me, receives) in posted.iter().enumerate() {

@@ -22,7 +22,7 @@ pub const SMALL: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 4,
 pub const RECEIVES: usize = 64;
 
 /// Leaked memory for so many streams.
-pub fn memory<const RAILS: usize>(
+pub fn match_memory<const RAILS: usize>(
     config: MatchConfig,
     streams: usize,
     outgoing: usize,
@@ -66,7 +66,7 @@ pub fn own1<R: Rail, const RAILS: usize>(
     rails: [R; RAILS],
 ) -> Own1<R, RAILS> {
     let mut own = own(config, rails, SIZE);
-    own.engine.attach_matching(matching, memory(matching, 4 * config.contexts as usize, 4)).unwrap();
+    own.engine.attach_matching(matching, match_memory(matching, 4 * config.contexts as usize, 4)).unwrap();
     Own1 { engine: own.engine, me: own.peer, out: own.source, into: own.target }
 }
 
@@ -90,7 +90,7 @@ pub fn tagged_fleet<const RAILS: usize>(
     let (_, mut fleet) = fleet::plain::<RAILS>(nodes, dials, config, SIZE, seed);
     for node in &mut fleet {
         let streams = nodes as usize * config.contexts as usize;
-        node.engine.attach_matching(matching, memory(matching, streams, 4)).unwrap();
+        node.engine.attach_matching(matching, match_memory(matching, streams, 4)).unwrap();
     }
     fleet
 }
