@@ -191,8 +191,15 @@ impl<'a> Untrusted<'a> {
         let n = self.len.min(into.len());
         // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy makes no claim that
         // the source holds still.
-        unsafe { ptr::copy_nonoverlapping(self.ptr, into.as_mut_ptr(), n) };
+        unsafe { copy_bytes(self.ptr, into.as_mut_ptr(), n) };
         n
+    }
+
+    /// The first byte as it is now, or 0 of an empty view.
+    #[inline(always)]
+    pub fn first(&self) -> u8 {
+        // SAFETY: not empty, and readable as `new` was promised; volatile, for it may change at any time.
+        if self.len == 0 { 0 } else { unsafe { self.ptr.read_volatile() } }
     }
 
     /// Splits the view after `n` bytes, or `None` when it is shorter.

@@ -47,12 +47,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// The peer says that everything below the number whose low 32 bits are `ack` is applied there.
-    #[inline]
+    #[inline(always)]
     pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
-        let s = &mut self.streams[stream as usize];
-        if ack == truncate::<32>(s.acked.0) {
+        if ack == truncate::<32>(self.streams[stream as usize].acked.0) {
             return Ok(());
         }
+        self.acknowledged_more(stream, ack)
+    }
+
+    #[inline(never)]
+    fn acknowledged_more(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
+        let s = &mut self.streams[stream as usize];
         let cursor = Seq(expand::<32>(ack, s.acked.0));
         if cursor.is_before(s.acked) {
             // An older message that was overtaken: what it says is known.

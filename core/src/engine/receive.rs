@@ -153,9 +153,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline]
     fn message_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         // Only which way it goes: each way copies the head out and checks the kind for itself.
-        let mut kind = [0];
-        bytes.copy_out(&mut kind);
-        if kind[0] >= FIRST_KIND {
+        if bytes.first() >= FIRST_KIND {
             return self.tagged_arrived(peer, bytes);
         }
         self.untagged_arrived(peer, bytes)

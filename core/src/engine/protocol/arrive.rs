@@ -17,7 +17,7 @@ use super::stock::Kept;
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// A message of one of the protocol's kinds.
-    #[inline]
+    #[inline(never)]
     pub(in super::super) fn tagged_arrived(
         &mut self,
         peer: Peer,
