@@ -1,7 +1,7 @@
 //! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
 //!
 //! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
-//! memory that an engine borrows. The command-line tool `fishplate` is the feature `tool`, on by default; a program
+//! memory that an engine borrows, and [`MatchStorage`], which owns that of tagged messages. The command-line tool `fishplate` is the feature `tool`, on by default; a program
 //! that links the transport turns it off.
 //!
 //! ```
@@ -41,4 +41,4 @@ pub use fishplate_sys as sys;
 
 mod storage;
 
-pub use storage::{Limits, Storage};
+pub use storage::{Limits, MatchStorage, Storage};

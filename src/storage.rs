@@ -1,5 +1,7 @@
 //! The memory of an engine, taken from the heap once.
 
+use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
+use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
     Config, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
@@ -75,6 +77,60 @@ impl<const RAILS: usize> Storage<RAILS> {
             pending: &mut self.pending,
         };
         Engine::new(config, rails, memory)
+    }
+}
+
+/// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never again; payloads' memory is not
+/// touched before it is used.
+pub struct MatchStorage<const RAILS: usize> {
+    posted: Vec<PostedSlot>,
+    unexpected: Vec<UnexpectedSlot>,
+    buckets: Vec<u32>,
+    receives: Vec<RecvSlot>,
+    accounts: Vec<Account>,
+    blocks: Vec<BlockSlot>,
+    block_bytes: Vec<u8>,
+    headers: Vec<HeaderSlot<RAILS>>,
+    outgoing: Vec<BlockSlot>,
+    outgoing_bytes: Vec<u8>,
+}
+
+impl<const RAILS: usize> MatchStorage<RAILS> {
+    /// Memory for `streams` (peers times contexts), `receives` open at once, and `outgoing` payloads from slices that cannot be
+    /// posted at once.
+    pub fn new(config: &MatchConfig, streams: usize, receives: usize, outgoing: usize) -> Self {
+        let unexpected = config.unexpected(streams);
+        let blocks = streams * config.credits as usize;
+        MatchStorage {
+            posted: vec![PostedSlot::EMPTY; receives],
+            unexpected: vec![UnexpectedSlot::EMPTY; unexpected],
+            buckets: vec![0; MatcherMemory::buckets(receives, unexpected)],
+            receives: vec![RecvSlot::EMPTY; receives],
+            accounts: vec![Account::EMPTY; streams],
+            blocks: vec![BlockSlot::EMPTY; blocks],
+            block_bytes: vec![0; blocks * config.block()],
+            headers: vec![HeaderSlot::EMPTY; streams * config.headers as usize],
+            outgoing: vec![BlockSlot::EMPTY; outgoing],
+            outgoing_bytes: vec![0; outgoing * config.block()],
+        }
+    }
+
+    /// Lends it, to [`Engine::attach_matching`].
+    pub fn memory(&mut self) -> MatchMemory<'_, RAILS> {
+        MatchMemory {
+            matcher: MatcherMemory {
+                posted: &mut self.posted,
+                unexpected: &mut self.unexpected,
+                buckets: &mut self.buckets,
+            },
+            receives: &mut self.receives,
+            accounts: &mut self.accounts,
+            blocks: &mut self.blocks,
+            block_bytes: &mut self.block_bytes,
+            headers: &mut self.headers,
+            outgoing: &mut self.outgoing,
+            outgoing_bytes: &mut self.outgoing_bytes,
+        }
     }
 }
 

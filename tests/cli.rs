@@ -37,7 +37,9 @@ fn socket(name: &str) -> PathBuf {
 #[test]
 fn every_test_runs_on_every_transport_and_verifies_everything() {
     for transport in ["loopback", "loopback --rails 3", "sim", "sim --rails 4", "shm"] {
-        for test in ["put-signal", "put", "get", "amo", "signal-rate"] {
+        for test in
+            ["put-signal", "put", "get", "amo", "signal-rate", "tag", "tag -s 300", "tag-bw", "tag-bw -s 20K"]
+        {
             let line = format!("perf {test} --transport {transport} -n 300 -w 20 --window 16 --check");
             for row in rows(&line) {
                 let [iters, checked, errors, misordered] =

@@ -71,6 +71,10 @@ pub enum Test {
     Amo,
     /// A stream of signals to one word; the other side waits for the last.
     SignalRate,
+    /// Ping-pong of tagged messages; latency is half a round trip.
+    Tag,
+    /// Tagged messages, as fast as the window allows; the other side receives them all.
+    TagBw,
     /// The ring alone, without a transport: ping-pong latency, then throughput.
     Ring,
 }
@@ -165,13 +169,13 @@ pub struct PerfArgs {
     /// Seed of payloads and of the simulated fabric.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// With --transport sim: run this many seeds, from --seed on.
+    /// With --transport sim, put-signal or tag: run this many seeds, from --seed on.
     #[arg(long, value_name = "N", value_parser = sizes::parse_count)]
     pub seeds: Option<u64>,
     /// Verify the payload of every iteration.
     #[arg(long)]
     pub check: bool,
-    /// Operations in flight (put, signal-rate, ring).
+    /// Operations in flight (put, signal-rate, tag-bw, ring); receives posted at once (tag-bw).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
     /// Processors: auto (none with --mode worker), none, or A,B for this side and the other.
@@ -217,6 +221,8 @@ Latency:
   put         time per put, averaged over a window; with --check the other side verifies every window.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
+  tag         half of a round trip, from one send to the next; receives are posted while a message is in flight.
+  tag-bw      time per message, averaged over a window; with --check every window is answered.
   ring        half of a round trip through two rings; rates are of a stream through one.
   With --mode worker, every window of puts ends with a quiet. Operations and answers pass through rings to and
   from the engine's thread, and that time is included; who waits longer than some microseconds sleeps.
@@ -426,9 +432,11 @@ impl PerfArgs {
                 self.rails
             )));
         }
-        if self.seeds.is_some() && (self.transport != Transport::Sim || self.test != Test::PutSignal) {
+        if self.seeds.is_some()
+            && (self.transport != Transport::Sim || !matches!(self.test, Test::PutSignal | Test::Tag))
+        {
             return Err(Failure::usage(
-                "--seeds checks the order of signals: use it with put-signal --transport sim",
+                "--seeds checks order: use it with put-signal or tag and --transport sim",
             ));
         }
         if self.test == Test::Ring && self.transport != Transport::Shm {

@@ -1,5 +1,5 @@
 //! Measuring. `pair` brings two processes together and has both run the same legs; `solo` plays both sides in one
-//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `ring`) do not know which. `worker`
+//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which. `worker`
 //! runs some of them with a second thread per side, which drives the engine.
 
 mod amo;
@@ -13,6 +13,8 @@ mod ring;
 mod seat;
 mod signal_rate;
 mod solo;
+mod tag;
+mod tag_bw;
 mod worker;
 
 use fishplate_core::rail::Rail;
@@ -72,6 +74,8 @@ fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
         Test::Get => get::prepare(seat, leg, side),
         Test::Amo => amo::prepare(seat, leg, side),
         Test::SignalRate => signal_rate::prepare(seat, leg, side),
+        // Messages find their own place.
+        Test::Tag | Test::TagBw => Ok(()),
         Test::Ring => ring::prepare(seat, leg, side),
     }
 }
@@ -90,6 +94,8 @@ fn start_leg<R: Rail + Send, const RAILS: usize>(
         Test::Get => get::start(seat, leg, histogram),
         Test::Amo => amo::start(seat, leg, histogram),
         Test::SignalRate => signal_rate::start(seat, leg, histogram),
+        Test::Tag => tag::start(seat, leg, histogram),
+        Test::TagBw => tag_bw::start(seat, leg, histogram),
         Test::Ring => ring::start(seat, leg, histogram),
     }?;
     tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
@@ -109,6 +115,8 @@ fn answer_leg<R: Rail + Send, const RAILS: usize>(
         Test::Get => get::answer(seat, leg),
         Test::Amo => amo::answer(seat, leg),
         Test::SignalRate => signal_rate::answer(seat, leg),
+        Test::Tag => tag::answer(seat, leg),
+        Test::TagBw => tag_bw::answer(seat, leg),
         Test::Ring => ring::answer(seat, leg),
     }?;
     tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;

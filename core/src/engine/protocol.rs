@@ -171,7 +171,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(blocks.len() >= streams * config.credits as usize, "matching.blocks: streams x credits")?;
         check(headers.len() >= streams * config.headers as usize, "matching.headers: streams x headers")?;
         check(blocks.len() < 1 << 31 && headers.len() < 1 << 31, "matching: below 2^31 blocks and headers")?;
-        let bytes = |count: usize| count.checked_mul(config.block()).unwrap_or(usize::MAX);
+        let bytes = |count: usize| count.saturating_mul(config.block());
         check(block_bytes.len() >= bytes(blocks.len()), "matching.block_bytes: blocks x MatchConfig::block")?;
         check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
         check(

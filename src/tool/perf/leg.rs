@@ -120,12 +120,12 @@ impl Leg {
 
     /// Whether samples are of whole windows.
     pub fn is_windowed(&self) -> bool {
-        matches!(self.test, Test::Put | Test::SignalRate)
+        matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw)
     }
 
     /// Whether both sides send payloads.
     pub fn is_two_way(&self) -> bool {
-        self.test == Test::PutSignal
+        matches!(self.test, Test::PutSignal | Test::Tag)
     }
 
     /// Bytes from one slot of a stream to the next.
@@ -140,7 +140,7 @@ impl Leg {
 
     /// Operations of one window: those after which the other side verifies, when it does.
     pub fn per_window(&self) -> u64 {
-        if self.check && self.test == Test::Put { self.slots() } else { self.window }
+        if self.check && matches!(self.test, Test::Put | Test::TagBw) { self.slots() } else { self.window }
     }
 
     /// Where payload and signal lie.
@@ -156,8 +156,8 @@ impl Leg {
     /// What one sample of the histogram has to be divided by.
     pub fn divisor(&self) -> f64 {
         match self.test {
-            Test::PutSignal | Test::Ring => 2.0,
-            Test::Put | Test::SignalRate => self.per_window() as f64,
+            Test::PutSignal | Test::Tag | Test::Ring => 2.0,
+            Test::Put | Test::SignalRate | Test::TagBw => self.per_window() as f64,
             Test::Get | Test::Amo => 1.0,
         }
     }

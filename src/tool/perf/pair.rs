@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::leg::{Leg, Side, Tally};
 use super::meet::{self, Second};
-use super::seat::{Buffer, Seat};
+use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
 use super::{always_checks, answer_leg, finish_row, headline, prepare_leg, start_leg};
 use crate::tool::args::{Meeting, PeerArgs, Plan, Test, name};
 use crate::tool::clock::{Clock, monotonic_ns};
@@ -29,7 +29,7 @@ use crate::tool::progress::Progress;
 use crate::tool::report::{Report, Row};
 use crate::tool::sizes;
 
-use fishplate::{Limits, Storage};
+use fishplate::{Limits, MatchStorage, Storage};
 
 /// The pad of the floor comes first in the common segment, then the arena.
 const ARENA_AT: usize = 4096;
@@ -130,6 +130,7 @@ struct Table<'m> {
 /// What a table stands on.
 struct Ground {
     storage: Storage<1>,
+    matching: MatchStorage<1>,
     buffer: Buffer,
     host: LinuxHost,
     never: Asleep,
@@ -139,9 +140,10 @@ const CONFIG: Config = Config { window: 256, ..Config::DEFAULT };
 
 impl Ground {
     fn new(region: usize) -> Outcome<Self> {
-        let limits = Limits { peers: 1, locals: 2, remotes: 1, operations: 1024 };
+        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 1024 };
         Ok(Ground {
             storage: Storage::new(&CONFIG, limits),
+            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
             buffer: Buffer::new(Leg::arena(region))?,
             host: LinuxHost::shared(),
             never: Asleep::new(),
@@ -154,6 +156,7 @@ impl Ground {
         let common = link.common().map(|(base, _)| base);
         let base = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
         let mut engine = self.storage.engine(CONFIG, [rail]).map_err(refused)?;
+        engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
         let peer = engine.reserve_peer().map_err(refused)?;
         // SAFETY: both processes touch the common segment only through atomics, raw copies and the engine. The engine
         // and the table, which use it, are dropped together, and the peer is not detached before.
@@ -371,7 +374,9 @@ fn measure(plan: &Plan, size: usize, table: &mut Table<'_>, progress: &Progress)
         row.window = plan.window;
         row.layout = (plan.test == Test::PutSignal).then_some(leg.layout);
         row.p50_over_floor = match (plan.test, row.lat_ns, row.floor_ns) {
-            (Test::PutSignal | Test::Ring, Some(latency), Some(floor)) => Some(latency.p50 / floor),
+            (Test::PutSignal | Test::Tag | Test::Ring, Some(latency), Some(floor)) => {
+                Some(latency.p50 / floor)
+            }
             _ => None,
         };
         copied.sort_by(f64::total_cmp);

@@ -8,7 +8,9 @@ use std::alloc::{Layout as Block, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fishplate_core::engine::{ContextId, Engine, Waiter};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{ContextId, Engine, Notice, Waiter};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
@@ -21,6 +23,13 @@ use crate::tool::failure::{Failure, Outcome};
 
 /// Ticks of the clock after which a stream of direct operations looks whether its peer lives: some 10 to 30 ms.
 pub const LOOK_TICKS: u64 = 1 << 25;
+
+/// Two-sided messages in the tests: twice as many credits as numbers may be in flight, so that a receiver that posts its receives in
+/// time never makes its sender wait for more than the window.
+pub const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
+
+/// Receives that a test has open at once.
+pub const RECEIVES: usize = 1024;
 
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
@@ -90,6 +99,68 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
             Ok(()) => Ok(()),
             Err(error) => Err(self.wait_failed(error)),
         }
+    }
+
+    /// The payload of a message: a slice where that is short enough to travel in it.
+    #[inline(always)]
+    pub fn payload(&self, offset: usize, len: usize) -> Payload<'_> {
+        if len <= self.engine.eager_max() {
+            // SAFETY: the tests use offsets inside the buffer; nothing writes there before the send has returned.
+            Payload::Bytes(unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(offset), len) })
+        } else {
+            Payload::Region(self.buffer.at(offset as u64), len)
+        }
+    }
+
+    /// Sends `len` bytes of the buffer, making progress while there is no room. Returns whether its end will be reported.
+    #[inline(always)]
+    pub fn send(&mut self, tag: u64, offset: usize, len: usize, deadline_ns: u64) -> Outcome<bool> {
+        loop {
+            let payload: Payload<'static> = match self.payload(offset, len) {
+                // SAFETY: the buffer is not freed before the engine is, and the call below is over before anything writes there.
+                Payload::Bytes(bytes) => Payload::Bytes(unsafe { &*(bytes as *const [u8]) }),
+                Payload::Region(at, len) => Payload::Region(at, len),
+            };
+            match self.engine.send(CONTEXT, self.peer, Tag::from(tag), payload, Notice::Report(tag)) {
+                Ok(issued) => return Ok(matches!(issued, fishplate_core::engine::Issued::Pending(_))),
+                Err(error) => self.refused(error, deadline_ns)?,
+            }
+        }
+    }
+
+    /// Posts a receive of a message with this tag into the buffer.
+    #[inline(always)]
+    pub fn recv(&mut self, tag: u64, offset: usize, len: usize) -> Outcome<Request> {
+        let into = Some((self.buffer.at(offset as u64), len));
+        let posted = self.engine.recv(Some(self.peer), Tag::from(tag), Tag::ZERO, into, tag);
+        posted.map_err(|error| Failure::run(format!("a receive was refused: {error:?}")))
+    }
+
+    /// Waits for a receive.
+    #[inline(always)]
+    pub fn received(&mut self, request: Request, deadline_ns: u64) -> Outcome<Status> {
+        match self.engine.wait_recv(request, &mut self.waiter, deadline_ns) {
+            Ok(status) if status.outcome == Received::Ok => Ok(status),
+            Ok(status) => Err(Failure::run(format!("a receive ended with {:?}", status.outcome))),
+            Err(error) => Err(self.wait_failed(error)),
+        }
+    }
+
+    /// Makes progress until so many sends have ended.
+    pub fn sent(&mut self, mut count: u64, deadline_ns: u64) -> Outcome {
+        let mut looks = 0u32;
+        while count != 0 {
+            match self.engine.next_completion() {
+                Some(end) if end.outcome == fishplate_core::op::Outcome::Done => count -= 1,
+                Some(end) => return Err(Failure::run(format!("a send ended with {:?}", end.outcome))),
+                None => drop(self.engine.progress()),
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 16) {
+                self.check(deadline_ns)?;
+            }
+        }
+        Ok(())
     }
 
     /// Says what became of a wait.

@@ -6,6 +6,7 @@
 use std::array;
 use std::ptr::NonNull;
 
+use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, Waiter};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{PeerId, RailId};
@@ -16,7 +17,7 @@ use fishplate_core::rail::sim::{Dials, Packet, Sim};
 use fishplate_sys::LinuxHost;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
-use super::seat::{Buffer, CONTEXT, Seat};
+use super::seat::{Buffer, CONTEXT, RECEIVES, Seat};
 use super::{always_checks, finish_row, headline, prepare_leg, worker};
 use crate::tool::args::{Mode, Plan, SignalKind, Test, Transport, name};
 use crate::tool::clock::Clock;
@@ -28,11 +29,16 @@ use crate::tool::progress::Progress;
 use crate::tool::report::{Report, Row};
 use crate::tool::sizes;
 
-use fishplate::{Limits, Storage};
+use fishplate::{Limits, MatchStorage, Storage};
+
+mod tag;
 
 /// Iterations when none are asked for: all of them, and for each of many seeds.
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
+
+/// As in [`super::seat`], with less of everything: each seed has its own.
+const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 
 /// Passes without an end after which something hangs.
 const PATIENCE: u64 = 2_000_000;
@@ -129,6 +135,7 @@ fn attach_failed(error: AttachError) -> Failure {
 /// What a seat stands on.
 struct Ground<const RAILS: usize> {
     storage: Storage<RAILS>,
+    matching: MatchStorage<RAILS>,
     arena: Buffer,
     buffer: Buffer,
 }
@@ -136,9 +143,10 @@ struct Ground<const RAILS: usize> {
 impl<const RAILS: usize> Ground<RAILS> {
     fn new(config: &Config, leg: &Leg) -> Outcome<Self> {
         let bytes = Leg::arena(leg.size).max(SLOTS_AT + leg.window as usize * leg.stride());
-        let limits = Limits { peers: 1, locals: 2, remotes: 1, operations: 4 * config.window.max(64) };
+        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) };
         Ok(Ground {
             storage: Storage::new(config, limits),
+            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
             arena: Buffer::new(bytes)?,
             buffer: Buffer::new(bytes)?,
         })
@@ -159,6 +167,7 @@ fn sit<'m, R: Rail, const RAILS: usize>(
     // SAFETY: arena and buffer belong to the ground, from which the engine borrows its memory, and so outlive it.
     let (arena_region, buffer_region) = unsafe { (ground.arena.region(), ground.buffer.region()) };
     let mut engine = ground.storage.engine(config, rails)?;
+    engine.attach_matching(MATCHING, ground.matching.memory())?;
     let peer = engine.reserve_peer()?;
     for rail in 0..RAILS {
         if let Some(rail) = engine.rail_mut(RailId(rail as u8)) {
@@ -292,10 +301,14 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                 Test::Get => self.get(leg, count, histogram)?,
                 Test::Amo => self.amo(first - 1, count, histogram)?,
                 Test::SignalRate => self.signal_rate(leg, first - 1, count, histogram)?,
+                Test::Tag if simulated => tag::ordered(&mut self, leg, count)?,
+                Test::Tag => tag::ping_pong(&mut self, leg, first, count, histogram)?,
+                Test::TagBw => tag::stream(&mut self, leg, first - 1, count, histogram)?,
                 Test::Ring => return Err(Failure::usage("ring needs two sides: use --transport shm")),
             }
             self.tally.ticks = clock.now().wrapping_sub(begun);
-            self.tally.ops = if leg.test == Test::PutSignal && !simulated { 2 * count } else { count };
+            let two_way = leg.is_two_way() && !simulated;
+            self.tally.ops = if two_way { 2 * count } else { count };
             first += count;
         }
         self.tally.out_of_order =

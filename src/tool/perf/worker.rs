@@ -115,7 +115,9 @@ impl User<'_> {
                 Test::PutSignal => self.ping_pong(first + 1, count, histogram)?,
                 Test::Put => self.put(first, count, histogram)?,
                 Test::Get | Test::Amo => self.one_by_one(first, count, histogram)?,
-                Test::SignalRate | Test::Ring => return Err(Failure::usage("--mode worker cannot do that")),
+                Test::SignalRate | Test::Tag | Test::TagBw | Test::Ring => {
+                    return Err(Failure::usage("--mode worker cannot do that"));
+                }
             }
             self.tally.ticks = self.clock.now().wrapping_sub(begun);
         }

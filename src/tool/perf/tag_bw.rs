@@ -1,0 +1,151 @@
+//! A stream of tagged messages, all with the same tag. The other side has a window of receives posted, and posts each again when
+//! its message has come. Checked, every window is answered, and verified before that.
+
+use fishplate_core::engine::protocol::Received;
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::rail::Rail;
+
+use super::leg::{Leg, SLOTS_AT, Tally};
+use super::seat::{LOOK_TICKS, Seat};
+use crate::tool::failure::{Failure, Outcome};
+use crate::tool::histogram::Histogram;
+use crate::tool::payload::Pattern;
+
+/// The tag of the stream, and that of the answers to it.
+const STREAM: u64 = 1;
+const ANSWER: u64 = 2;
+
+/// The side that sends.
+pub fn start<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
+    let mut discarded = Histogram::new();
+    // The other side has its receives posted.
+    answered(seat, leg)?;
+    stream(seat, leg, 0, leg.warmup, &mut discarded)?;
+    let ticks = stream(seat, leg, leg.warmup, leg.iters, histogram)?;
+    Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
+}
+
+fn answered<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome {
+    let request = seat.recv(ANSWER, 0, 0)?;
+    seat.received(request, leg.deadline_ns()).map(drop)
+}
+
+/// Sends `count` messages, and waits until the other side has the last.
+#[inline(never)]
+fn stream<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    first: u64,
+    count: u64,
+    histogram: &mut Histogram,
+) -> Outcome<u64> {
+    let (clock, deadline_ns) = (seat.clock, leg.deadline_ns());
+    let (stride, slots, per_window) = (leg.stride(), leg.slots() as usize, leg.per_window());
+    if count == 0 {
+        return Ok(0);
+    }
+    let begun = clock.now();
+    let (mut last, mut looked) = (begun, begun);
+    let mut pending = 0;
+    for window in 0..count / per_window {
+        for k in 0..per_window {
+            let slot = k as usize % slots;
+            if leg.check {
+                let pattern = Pattern::new(leg.seed, STREAM, first + window * per_window + k);
+                // SAFETY: the slots lie inside the buffer; the window before was answered, so nothing reads them now.
+                unsafe { pattern.fill(seat.bytes.as_ptr().add(SLOTS_AT + slot * stride), leg.size) };
+            }
+            pending += u64::from(seat.send(STREAM, SLOTS_AT + slot * stride, leg.size, deadline_ns)?);
+            // As many as the window are under way.
+            if pending >= leg.window {
+                seat.sent(1, deadline_ns)?;
+                pending -= 1;
+            }
+        }
+        if leg.check {
+            seat.sent(std::mem::take(&mut pending), deadline_ns)?;
+            answered(seat, leg)?;
+        }
+        let now = clock.now();
+        histogram.record(now.wrapping_sub(last));
+        last = now;
+        if now.wrapping_sub(looked) >= LOOK_TICKS {
+            looked = now;
+            seat.check(deadline_ns)?;
+        }
+    }
+    seat.sent(pending, deadline_ns)?;
+    if !leg.check {
+        answered(seat, leg)?;
+    }
+    Ok(clock.now().wrapping_sub(begun))
+}
+
+/// The side that receives.
+#[inline(never)]
+pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
+    let deadline_ns = leg.deadline_ns();
+    let (slots, per_window) = (leg.slots() as usize, leg.per_window());
+    let mut tally = Tally::default();
+    let total = leg.warmup + leg.iters;
+    let (mut posted, mut got, mut idle) = (0, 0, 0u32);
+    while posted < total.min(leg.window.min(super::seat::RECEIVES as u64 / 2)) {
+        post(seat, leg, posted, slots)?;
+        posted += 1;
+    }
+    seat.send(ANSWER, 0, 0, deadline_ns)?;
+    while got < total {
+        let Some(status) = seat.engine.next_recv() else {
+            seat.engine.progress();
+            idle += 1;
+            if idle.is_multiple_of(1 << 20) {
+                seat.check(deadline_ns)?;
+            }
+            continue;
+        };
+        if status.outcome != Received::Ok {
+            return Err(Failure::run(format!("a receive ended with {:?}", status.outcome)));
+        }
+        if leg.check {
+            // Messages match in the order sent: the receive posted as this number got this number.
+            let number = status.word;
+            let at = SLOTS_AT + number as usize % slots * leg.stride();
+            let pattern = Pattern::new(leg.seed, STREAM, number);
+            // SAFETY: the slots lie inside the buffer, and the receive is over.
+            let whole = unsafe { pattern.verify(seat.bytes.as_ptr().add(at), leg.size) };
+            tally.checked += u64::from(whole && got >= leg.warmup);
+            tally.errors += u64::from(!whole);
+        }
+        got += 1;
+        if posted < total {
+            post(seat, leg, posted, slots)?;
+            posted += 1;
+        }
+        let answers = match leg.check {
+            true => got % per_window == 0,
+            false => got == leg.warmup || got == total,
+        };
+        if answers {
+            seat.send(ANSWER, 0, 0, deadline_ns)?;
+        }
+    }
+    Ok(tally)
+}
+
+/// Posts the receive of message `number`.
+#[inline(always)]
+fn post<R: Rail, const RAILS: usize>(
+    seat: &mut Seat<'_, R, RAILS>,
+    leg: &Leg,
+    number: u64,
+    slots: usize,
+) -> Outcome {
+    let offset = SLOTS_AT + number as usize % slots * leg.stride();
+    let into = Some((seat.buffer.at(offset as u64), leg.size));
+    let posted = seat.engine.recv(Some(seat.peer), Tag::from(STREAM), Tag::ZERO, into, number);
+    posted.map(drop).map_err(|error| Failure::run(format!("a receive was refused: {error:?}")))
+}
