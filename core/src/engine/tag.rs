@@ -101,11 +101,16 @@ pub struct MatcherConfig {
     /// The number of the first receive and of the first message, below 2^63; by default made from the seed, so that ids of one
     /// matcher mean nothing to another. Tests begin just before a wrap of 32 bits.
     pub first_sequence: Option<u64>,
+    /// So many of the youngest receives are looked at one by one, and not hashed.
+    pub unhashed: u32,
+    /// Among so many messages or fewer, a receive that does not get the oldest looks at them one by one, without an index.
+    pub walked: u32,
 }
 
 impl MatcherConfig {
-    /// 96 bits, seed 0.
-    pub const DEFAULT: MatcherConfig = MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None };
+    /// The defaults: 96 bits, seed 0.
+    pub const DEFAULT: MatcherConfig =
+        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, walked: 8 };
 }
 
 impl Default for MatcherConfig {
@@ -154,8 +159,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         let (for_posted, for_unexpected) = buckets.split_at_mut(half);
         Ok(Matcher {
             shapes: Shapes::new(config.seed),
-            posted: Posted::new(posted, for_posted, first),
-            unexpected: Unexpected::new(unexpected, for_unexpected, first),
+            posted: Posted::new(posted, for_posted, first, config.unhashed),
+            unexpected: Unexpected::new(unexpected, for_unexpected, first, config.walked),
             beyond: !Tag::low_bits(config.tag_bits),
             stats: MatchStats::default(),
         })

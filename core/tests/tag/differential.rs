@@ -100,29 +100,32 @@ fn any_configuration_answers_as_two_lists_do() {
     let mut random = Random::seeded("any_configuration_answers_as_two_lists_do");
     // 16 runs; the lists cost more the deeper they are.
     let each = setting("FISHPLATE_TAG_OPS", 16 * 20_000).div_ceil(16);
-    let build = |room: usize, buckets: usize, first_sequence: Option<u64>, seed: u64| Build {
-        room,
+    let build = |room: usize, buckets: usize, unhashed: u32, walked: u32, seed: u64| Build {
         buckets,
+        unhashed,
+        walked,
         seed,
-        first_sequence,
+        ..Build::new(room)
     };
+    let from = |first_sequence: u64, build: Build| Build { first_sequence: Some(first_sequence), ..build };
     let mut seed = || random.next();
     agree::<32, 4>(Build { seed: seed(), ..Build::new(1000) }, seed(), each);
     agree::<32, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
-    agree::<64, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
-    agree::<16, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
-    agree::<16, 4>(build(300, 512, Some((1 << 32) - each / 4), seed()), seed(), each);
-    agree::<16, 4>(build(300, 512, Some((1 << 63) - 1 - each / 4), seed()), seed(), each);
+    agree::<64, 4>(build(300, 1024, 0, 0, seed()), seed(), each);
+    agree::<16, 4>(build(300, 1024, 1, 2, seed()), seed(), each);
+    // Wraps of the ids' generation, and of a sign.
+    agree::<16, 4>(from((1 << 32) - each / 4, build(300, 512, 4, 8, seed())), seed(), each);
+    agree::<16, 4>(from((1 << 63) - 1 - each / 4, build(300, 512, 0, 0, seed())), seed(), each);
     // Degenerate: all in one chain, one shape, one index, none.
-    agree::<32, 4>(build(120, 2, None, seed()), seed(), each);
-    agree::<2, 2>(build(120, 4, None, seed()), seed(), each);
-    agree::<1, 1>(build(120, 2, None, seed()), seed(), each);
-    agree::<1, 1>(build(120, 256, None, seed()), seed(), each);
-    agree::<0, 0>(build(120, 2, None, seed()), seed(), each);
-    agree::<8, 1>(build(120, 3, None, seed()), seed(), each);
+    agree::<32, 4>(build(120, 2, 0, 0, seed()), seed(), each);
+    agree::<2, 2>(build(120, 4, 0, 0, seed()), seed(), each);
+    agree::<1, 1>(build(120, 2, 0, 0, seed()), seed(), each);
+    agree::<1, 1>(build(120, 256, 4, 8, seed()), seed(), each);
+    agree::<0, 0>(build(120, 2, 0, 0, seed()), seed(), each);
+    agree::<8, 1>(build(120, 3, 30, 8, seed()), seed(), each);
     // Always full, or nearly.
-    agree::<32, 4>(build(1, 2, None, seed()), seed(), each);
-    agree::<32, 4>(build(3, 8, None, seed()), seed(), each);
-    agree::<2, 2>(build(20, 2, None, seed()), seed(), each);
-    agree::<32, 2>(build(20, 64, Some((1 << 32) - 5), seed()), seed(), each);
+    agree::<32, 4>(build(1, 2, 0, 0, seed()), seed(), each);
+    agree::<32, 4>(build(3, 8, 1, 0, seed()), seed(), each);
+    agree::<2, 2>(build(20, 2, 4, 8, seed()), seed(), each);
+    agree::<32, 2>(from((1 << 32) - 5, build(20, 64, 0, 0, seed())), seed(), each);
 }

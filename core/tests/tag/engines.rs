@@ -16,11 +16,14 @@ pub struct Build {
     pub buckets: usize,
     pub seed: u64,
     pub first_sequence: Option<u64>,
+    pub unhashed: u32,
+    pub walked: u32,
 }
 
 impl Build {
     pub fn new(room: usize) -> Self {
-        Build { room, buckets: MatcherMemory::buckets(room, room), seed: 1, first_sequence: None }
+        let MatcherConfig { first_sequence, unhashed, walked, .. } = MatcherConfig::DEFAULT;
+        Build { room, buckets: MatcherMemory::buckets(room, room), seed: 1, first_sequence, unhashed, walked }
     }
 }
 
@@ -37,13 +40,13 @@ fn leak<T: Copy>(value: T, n: usize) -> &'static mut [T] {
 
 impl<const SHAPES: usize, const INDEXES: usize> Ours<SHAPES, INDEXES> {
     pub fn new(build: Build) -> Self {
-        let Build { room, buckets, seed, first_sequence } = build;
+        let Build { room, buckets, seed, first_sequence, unhashed, walked } = build;
         let memory = MatcherMemory {
             posted: leak(PostedSlot::EMPTY, room),
             unexpected: leak(UnexpectedSlot::EMPTY, room),
             buckets: leak(0, buckets),
         };
-        let config = MatcherConfig { seed, first_sequence, ..MatcherConfig::DEFAULT };
+        let config = MatcherConfig { seed, first_sequence, unhashed, walked, ..MatcherConfig::DEFAULT };
         let matcher = Matcher::with_config(memory, config).unwrap();
         Ours { matcher, receives: HashMap::new(), messages: HashMap::new() }
     }

@@ -4,10 +4,20 @@
 //! | file | what |
 //! |---|---|
 //! | `differential` | random operations, tiny alphabets; `FISHPLATE_TAG_OPS=n` sets how many |
+//! | `exhaustive` | every sequence of operations over 15 letters; `FISHPLATE_TAG_WORDS=n` sets the length |
+//! | `invariance` | one sequence, every configuration, the same answers |
+//! | `properties` | what holds without a model: nothing lost, order per pair, duality |
+//! | `calls` | every call by itself, ids, errors that change nothing |
+//! | `limits` | wraps, depth, counters, what a search costs |
 //!
 //! Randomised tests print their seed; `FISHPLATE_SEED=n` runs that one.
 
+mod calls;
 mod differential;
 mod engines;
+mod exhaustive;
+mod invariance;
+mod limits;
 mod model;
 mod ops;
+mod properties;

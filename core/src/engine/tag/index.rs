@@ -3,7 +3,7 @@
 //! A message is indexed when somebody looks for it, not when it arrives: each index has a cursor into the order of arrival, and a
 //! search that finds nothing before the cursor moves it on, message by message, until one matches. So a message enters each
 //! index at most once, and messages received in order enter none. A shape gets an index with its second search among
-//! more than [`SHORT`] messages; the first walks them.
+//! more than [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first walks them.
 
 use super::key::Key;
 use super::list::NONE;
@@ -11,8 +11,6 @@ use super::posted::Found;
 use super::shape::{NO_INDEX, Shapes};
 use super::unexpected::Unexpected;
 
-/// Messages that are walked without thinking of an index.
-const SHORT: u32 = 8;
 /// An index gives way to another shape when it served none of so many searches.
 const PATIENCE: u64 = 64;
 
@@ -61,7 +59,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         let Some(shape) = shapes.get_mut(number) else { return self.walk(mask, key) };
         let (salt, mut index) = (shape.salt, shape.index);
         if index == NO_INDEX {
-            if self.len <= SHORT {
+            if self.len <= self.walked {
                 return self.walk(mask, key);
             }
             if shape.walks == 0 {

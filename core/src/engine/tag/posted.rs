@@ -11,9 +11,6 @@ use super::list::{Fifo, Links, Listed, NONE};
 use super::shape::{OVERFLOW, Shapes};
 use super::words::{ReceiveId, Tag};
 
-/// Receives that are not hashed at most.
-const FRESH: u32 = 4;
-
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -123,13 +120,20 @@ pub(super) struct Posted<'m> {
     /// The oldest that is not indexed, and how many are not.
     pub cursor: u32,
     pub fresh: u32,
+    /// How many need not be.
+    unhashed: u32,
     pub len: u32,
     pub free: u32,
     next_seq: u64,
 }
 
 impl<'m> Posted<'m> {
-    pub(super) fn new(slots: &'m mut [PostedSlot], heads: &'m mut [u32], first_seq: u64) -> Self {
+    pub(super) fn new(
+        slots: &'m mut [PostedSlot],
+        heads: &'m mut [u32],
+        first_seq: u64,
+        unhashed: u32,
+    ) -> Self {
         slots.fill(PostedSlot::EMPTY);
         let count = slots.len();
         for (i, slot) in slots.iter_mut().enumerate() {
@@ -142,6 +146,7 @@ impl<'m> Posted<'m> {
             overflow: Fifo::EMPTY,
             cursor: NONE,
             fresh: 0,
+            unhashed,
             len: 0,
             free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
@@ -250,7 +255,7 @@ impl<'m> Posted<'m> {
         if self.cursor == NONE {
             self.cursor = index;
         }
-        if self.fresh < FRESH {
+        if self.fresh < self.unhashed {
             self.fresh += 1;
         } else {
             self.index_oldest_fresh(shapes);

@@ -93,6 +93,8 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub claimed: u32,
     pub free: u32,
     next_seq: u64,
+    /// Among so many, no index is thought of.
+    pub walked: u32,
     pub indexes: [Index; INDEXES],
     /// Bit k: index k is in use.
     pub active: u8,
@@ -103,7 +105,12 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
 }
 
 impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
-    pub(super) fn new(slots: &'m mut [UnexpectedSlot], heads: &'m mut [u32], first_seq: u64) -> Self {
+    pub(super) fn new(
+        slots: &'m mut [UnexpectedSlot],
+        heads: &'m mut [u32],
+        first_seq: u64,
+        walked: u32,
+    ) -> Self {
         slots.fill(UnexpectedSlot::EMPTY);
         let count = slots.len();
         for (i, slot) in slots.iter_mut().enumerate() {
@@ -117,6 +124,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
             claimed: 0,
             free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
+            walked,
             indexes: [Index::NONE; INDEXES],
             active: 0,
             caught_up: 0,
