@@ -121,7 +121,8 @@ fn how_independent_pairs_interleave_changes_no_pairing() {
         while ops.len() < 600 {
             let which = random.below(2) as usize;
             if let Some(op) = streams[which].get(at[which]) {
-                (ops.push(*op), at[which] += 1);
+                ops.push(*op);
+                at[which] += 1;
             }
         }
         assert_eq!(pairs(&ops).into_iter().collect::<BTreeSet<_>>(), alone);
