@@ -8,7 +8,7 @@ mod copy;
 pub use copy::copy_bytes;
 
 use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
 /// One rail of an engine, by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
