@@ -8,6 +8,7 @@
 //! | [`futex`]    | `futex(2)`, `futex_waitv(2)`                                      | until a deadline            |
 //! | [`membarrier`] | `membarrier(2)`: a barrier on every processor                   | for microseconds            |
 //! | [`affinity`] | `sched_setaffinity(2)`: which processors a thread may run on      | no                          |
+//! | [`fabric`]   | libfabric: its objects, and a rail over them                      | in its slow paths           |
 //! | [`host`]     | all of these as the core's [`Host`](fishplate_core::sync::host::Host) | in its two waits         |
 
 #![no_std]
@@ -15,6 +16,7 @@
 pub mod affinity;
 pub mod clock;
 pub mod errno;
+pub mod fabric;
 pub mod futex;
 pub mod host;
 pub mod membarrier;

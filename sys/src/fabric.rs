@@ -1,0 +1,3 @@
+//! libfabric.
+
+pub mod raw;

@@ -1,0 +1,85 @@
+//! The structures and operation tables of libfabric that are used here, as C lays them out, under their C names.
+//!
+//! Definitions alone: nothing here calls anything. What each field means is in `fi_getinfo(3)`, `fi_domain(3)`,
+//! `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)` and `fi_atomic(3)`. Written for the interface of
+//! version 1.17; structures of a later library only grow behind what is defined here. So:
+//!
+//! - attributes (`fi_info` and all below it) are never made by value, but by the library (`fi_dupinfo`);
+//! - an attribute structure that we do make goes out as [`Tailed`], with zeros where a later library may look;
+//! - a table begins with its size in bytes: an entry is called only if it lies inside ([`entry`]) and is not null;
+//! - what the library writes into memory of ours ([`fi_cq_err_entry`]) is as long as in any version that we ask for.
+//!
+//! Entries that are not called are there to keep the offsets, as [`Unused`].
+#![allow(non_camel_case_types, reason = "the names are those of the C headers")]
+#![allow(missing_docs, reason = "the manual pages named above document them")]
+
+mod attr;
+mod constants;
+mod data;
+mod object;
+
+pub use attr::*;
+pub use constants::*;
+pub use data::*;
+pub use object::*;
+
+use core::ffi::c_void;
+
+/// A table entry that is not called from here.
+pub type Unused = Option<unsafe extern "C" fn()>;
+
+/// A structure, and zeros behind it where a later library may have fields.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tailed<T> {
+    pub value: T,
+    pub tail: [u64; 8],
+}
+
+impl<T> Tailed<T> {
+    pub const fn new(value: T) -> Self {
+        Tailed { value, tail: [0; 8] }
+    }
+}
+
+/// A table of operations; it begins with its size in bytes.
+///
+/// # Safety
+/// The type is `repr(C)`, begins with `size: usize`, and all else in it are nullable function pointers.
+pub unsafe trait Table {}
+
+macro_rules! tables {
+    ($($table:ty),* $(,)?) => {$(
+        // SAFETY: defined so in this module.
+        unsafe impl Table for $table {}
+    )*};
+}
+
+tables! {
+    fi_ops, fi_ops_fabric, fi_ops_domain, fi_ops_mr, fi_ops_av, fi_ops_cq, fi_ops_ep, fi_ops_cm, fi_ops_msg, fi_ops_rma,
+    fi_ops_atomic,
+}
+
+/// An entry of a table, or `None` if the table is missing, too short to have it, or has null there.
+///
+/// # Safety
+/// `table` is null or points to a table as long as its first word says.
+#[inline]
+pub unsafe fn entry<T: Table, F: Copy>(table: *const T, offset: usize) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "an entry is a function pointer") };
+    if table.is_null() {
+        return None;
+    }
+    // SAFETY: every table begins with its size, and an entry is read only if it lies inside of that.
+    unsafe {
+        let size = table.cast::<usize>().read();
+        if size < offset + size_of::<F>() {
+            return None;
+        }
+        let place = table.cast::<u8>().add(offset);
+        if place.cast::<*const c_void>().read().is_null() {
+            return None;
+        }
+        Some(place.cast::<F>().read())
+    }
+}
