@@ -1,5 +1,5 @@
-//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here allocates, starts a thread or
-//! reads the environment.
+//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here starts a thread or
+//! reads the environment, and but for [`fabric`] nothing allocates.
 //!
 //! | module       | wraps                                                             | blocks                      |
 //! |--------------|-------------------------------------------------------------------|-----------------------------|
@@ -12,6 +12,8 @@
 //! | [`host`]     | all of these as the core's [`Host`](fishplate_core::sync::host::Host) | in its two waits         |
 
 #![no_std]
+
+extern crate alloc;
 
 pub mod affinity;
 pub mod clock;

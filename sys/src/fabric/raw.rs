@@ -12,6 +12,7 @@
 //! Entries that are not called are there to keep the offsets, as [`Unused`].
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 #![allow(missing_docs, reason = "the manual pages named above document them")]
+#![allow(clippy::type_complexity, reason = "an operation has as many arguments as it has")]
 
 mod attr;
 mod constants;

@@ -1,0 +1,177 @@
+//! A completion queue. Reading neither blocks nor allocates on our side; what the provider does meanwhile is its own affair:
+//! under manual progress this is where it works.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::ffi::{c_char, c_int, c_void};
+use core::mem::offset_of;
+use core::ptr::{self, NonNull};
+
+use super::domain::Domain;
+use super::error::{CallError, Code};
+use super::library::copy_string;
+use super::object;
+use super::raw::*;
+
+/// What one completion says.
+pub type Entry = fi_cq_data_entry;
+
+/// A completion that says nothing.
+pub const EMPTY: Entry =
+    Entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
+
+/// What an error completion says. Data of the provider's own is turned into words at once, or lost.
+#[derive(Clone, Copy, Debug)]
+pub struct CqError {
+    /// The context of the post that failed, or null.
+    pub op_context: *mut c_void,
+    /// Flags of the operation.
+    pub flags: u64,
+    /// libfabric's code.
+    pub code: Code,
+    /// The provider's code.
+    pub provider: i32,
+}
+
+/// Neither blocks nor allocates, and says what is in it.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    fid: NonNull<fid_cq>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: it is used by the thread that owns its endpoint; that may change.
+unsafe impl Send for CompletionQueue {}
+
+impl CompletionQueue {
+    /// Opens one for `size` completions (0: as many as the provider likes) that nobody waits on in the kernel.
+    ///
+    /// # Errors
+    /// The provider's, or that its table lacks what is called here.
+    #[doc(alias = "fi_cq_open")]
+    pub fn open(domain: &Arc<Domain>, size: usize) -> Result<CompletionQueue, CallError> {
+        let mut attr = Tailed::new(fi_cq_attr {
+            size,
+            flags: 0,
+            format: FI_CQ_FORMAT_DATA,
+            wait_obj: FI_WAIT_NONE,
+            signaling_vector: 0,
+            wait_cond: FI_CQ_COND_NONE,
+            wait_set: ptr::null_mut(),
+        });
+        // SAFETY: this entry takes such attributes.
+        let fid: NonNull<fid_cq> =
+            unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
+        let queue = CompletionQueue { fid, _domain: Arc::clone(domain) };
+        let needed = [
+            ("fi_cq_read", offset_of!(fi_ops_cq, read)),
+            ("fi_cq_readfrom", offset_of!(fi_ops_cq, readfrom)),
+            ("fi_cq_readerr", offset_of!(fi_ops_cq, readerr)),
+        ];
+        for (call, offset) in needed {
+            // SAFETY: the queue is open, and its table whole.
+            let found = unsafe { entry::<_, *const c_void>((*fid.as_ptr()).ops, offset) };
+            found.ok_or(CallError::missing(call))?;
+        }
+        Ok(queue)
+    }
+
+    pub(super) fn as_fid(&self) -> *mut fid {
+        self.fid.as_ptr().cast()
+    }
+
+    /// Reads completions into `entries`, and says how many.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: there is none; `FI_EAVAIL`: the next one is an error, to be taken with
+    /// [`read_error`](Self::read_error). Others are the provider's.
+    #[doc(alias = "fi_cq_read")]
+    #[inline(always)]
+    pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
+        // SAFETY: the queue is open and the entry was found when it was opened; there is room for as many as are asked for.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let read = (*(*this).ops).read.unwrap_unchecked();
+            read(this, entries.as_mut_ptr().cast(), entries.len())
+        };
+        Code::check(returned)
+    }
+
+    /// As [`read`](Self::read), with the address of who sent each; `FI_ADDR_NOTAVAIL` where it is not known.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cq_readfrom")]
+    #[inline(always)]
+    pub fn read_from(&mut self, entries: &mut [Entry], sources: &mut [u64]) -> Result<usize, Code> {
+        let count = entries.len().min(sources.len());
+        // SAFETY: as in `read`.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let read = (*(*this).ops).readfrom.unwrap_unchecked();
+            read(this, entries.as_mut_ptr().cast(), count, sources.as_mut_ptr())
+        };
+        Code::check(returned)
+    }
+
+    /// Takes the error completion that is next.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: there is none.
+    #[doc(alias = "fi_cq_readerr")]
+    #[cold]
+    pub fn read_error(&mut self) -> Result<CqError, Code> {
+        let mut error = Tailed::new(fi_cq_err_entry {
+            op_context: ptr::null_mut(),
+            flags: 0,
+            len: 0,
+            buf: ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            olen: 0,
+            err: 0,
+            prov_errno: 0,
+            err_data: ptr::null_mut(),
+            err_data_size: 0,
+            src_addr: FI_ADDR_NOTAVAIL,
+        });
+        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and longer. No room for the
+        // provider's data is offered, so it gives a pointer that is not followed.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let read = (*(*this).ops).readerr.unwrap_unchecked();
+            read(this, &mut error.value, 0)
+        };
+        match Code::check(returned)? {
+            0 => Err(Code::EAGAIN),
+            _ => {
+                let fi_cq_err_entry { op_context, flags, err, prov_errno, .. } = error.value;
+                Ok(CqError { op_context, flags, code: Code(err.saturating_abs()), provider: prov_errno })
+            }
+        }
+    }
+
+    /// The provider's words for its own code. Slow path.
+    #[doc(alias = "fi_cq_strerror")]
+    pub fn describe(&self, provider: i32) -> String {
+        type Strerror =
+            unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
+        let mut text = [0 as c_char; 256];
+        // SAFETY: the queue is open, the room for words is as long as said; what is returned is null or a C string.
+        unsafe {
+            let this = self.fid.as_ptr();
+            let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {
+                return String::new();
+            };
+            copy_string(words(this, provider, ptr::null(), text.as_mut_ptr(), text.len() - 1))
+                .unwrap_or_default()
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: open until here; the endpoint that was bound to it owned it, and is closed.
+        unsafe { object::close(self.as_fid()) }
+    }
+}

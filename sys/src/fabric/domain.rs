@@ -1,0 +1,79 @@
+//! A domain: one adapter or interface, with its memory registrations, queues and endpoints. Slow path.
+
+use alloc::sync::Arc;
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use core::ptr::{self, NonNull};
+
+use super::error::{CallError, Code};
+use super::fabric::Fabric;
+use super::info::Info;
+use super::object;
+use super::raw::*;
+
+/// An open domain, closed when dropped; its fabric after it.
+#[derive(Debug)]
+pub struct Domain {
+    fid: NonNull<fid_domain>,
+    _fabric: Arc<Fabric>,
+}
+
+// SAFETY: opening and closing may be done by any thread; `fi_domain(3)` restricts the use of endpoints and queues alone.
+unsafe impl Send for Domain {}
+// SAFETY: through a shared reference objects are opened in it. Under the thread models that are asked for here, libfabric
+// serialises that.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    /// Opens the domain of an offer.
+    ///
+    /// # Errors
+    /// The provider's.
+    #[doc(alias = "fi_domain")]
+    pub fn open(fabric: Arc<Fabric>, info: &Info) -> Result<Domain, CallError> {
+        type Open =
+            unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int;
+        let mut fid = ptr::null_mut();
+        // SAFETY: fabric and information are whole; the place for the answer is ours.
+        unsafe {
+            let this = fabric.as_ptr();
+            let open = entry::<_, Open>((*this).ops, offset_of!(fi_ops_fabric, domain));
+            let open = open.ok_or(CallError::missing("fi_domain"))?;
+            CallError::check("fi_domain", open(this, info.as_ptr(), &mut fid, ptr::null_mut()) as isize)?;
+        }
+        let fid = NonNull::new(fid).ok_or(CallError { call: "fi_domain", code: Code(FI_EOTHER) })?;
+        Ok(Domain { fid, _fabric: fabric })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut fid_domain {
+        self.fid.as_ptr()
+    }
+
+    /// Opens something in this domain by an entry of its table.
+    ///
+    /// # Safety
+    /// The entry at `offset` opens a `T`, and takes `attr`.
+    pub(super) unsafe fn open_in<A, T>(
+        &self,
+        call: &'static str,
+        offset: usize,
+        attr: *mut A,
+    ) -> Result<NonNull<T>, CallError> {
+        type Open<A, T> = unsafe extern "C" fn(*mut fid_domain, *mut A, *mut *mut T, *mut c_void) -> c_int;
+        let mut fid = ptr::null_mut();
+        // SAFETY: the domain is open; the rest is our caller's.
+        unsafe {
+            let this = self.as_ptr();
+            let open = entry::<_, Open<A, T>>((*this).ops, offset).ok_or(CallError::missing(call))?;
+            CallError::check(call, open(this, attr, &mut fid, ptr::null_mut()) as isize)?;
+        }
+        NonNull::new(fid).ok_or(CallError { call, code: Code(FI_EOTHER) })
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: open until here, and what was opened in it holds a reference to this value.
+        unsafe { object::close(self.fid.as_ptr().cast()) }
+    }
+}

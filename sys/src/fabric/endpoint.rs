@@ -1,0 +1,444 @@
+//! An endpoint of the reliable datagram kind, with the completion queue and the address vector that are its own.
+//!
+//! Posting neither blocks nor allocates on our side, and is one indirect call. One thread posts and reads completions.
+
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use core::ptr::{self, NonNull};
+
+use super::av::AddressVector;
+use super::cq::CompletionQueue;
+use super::domain::Domain;
+use super::error::{CallError, Code};
+use super::info::Info;
+use super::object;
+use super::raw::*;
+
+/// Memory of this process in a post: where, how long in bytes, and its registration's descriptor or null.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+    /// [`MemoryRegion::desc`](super::mr::MemoryRegion::desc).
+    pub desc: *mut c_void,
+}
+
+/// Memory of a peer in a post.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The peer's number in the address vector.
+    pub peer: u64,
+    /// Where, as its registration counts.
+    pub addr: u64,
+    /// Its registration's key.
+    pub key: u64,
+}
+
+/// An open and enabled endpoint. Dropping it closes it, then its queue and its vector.
+#[derive(Debug)]
+pub struct Endpoint {
+    fid: NonNull<fid_ep>,
+    /// Completions of everything that is posted, and of what arrives.
+    pub cq: CompletionQueue,
+    /// Whom it can reach.
+    pub av: AddressVector,
+    atomics: bool,
+}
+
+// SAFETY: one thread at a time uses it, by the borrow rules: all but setup takes `&mut self` of something that owns it. The
+// thread models asked for allow that to be another thread later.
+unsafe impl Send for Endpoint {}
+
+impl Endpoint {
+    /// Opens an endpoint, gives it its queue and vector, and enables it. Everything posted to it yields a completion.
+    ///
+    /// # Errors
+    /// The provider's, or that its tables lack what is called here.
+    #[doc(alias = "fi_endpoint")]
+    pub fn open(
+        domain: &Arc<Domain>,
+        info: &Info,
+        cq: CompletionQueue,
+        av: AddressVector,
+    ) -> Result<Endpoint, CallError> {
+        let offset = offset_of!(fi_ops_domain, endpoint);
+        // SAFETY: this entry takes such an information.
+        let fid: NonNull<fid_ep> = unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }?;
+        let mut endpoint = Endpoint { fid, cq, av, atomics: false };
+        // SAFETY: all are open, and the endpoint is closed before what it is bound to.
+        unsafe {
+            let this = endpoint.as_fid();
+            object::bind("fi_ep_bind(av)", this, endpoint.av.as_ptr().cast(), 0)?;
+            object::bind("fi_ep_bind(cq)", this, endpoint.cq.as_fid(), FI_TRANSMIT | FI_RECV)?;
+            object::control("fi_enable", this, FI_ENABLE, ptr::null_mut())?;
+        }
+        endpoint.check_tables()?;
+        Ok(endpoint)
+    }
+
+    /// Whether all that is called on the data path is there.
+    fn check_tables(&mut self) -> Result<(), CallError> {
+        // SAFETY: the endpoint is open and its tables are whole.
+        unsafe {
+            let this = self.fid.as_ptr();
+            let msg = [
+                ("fi_recv", offset_of!(fi_ops_msg, recv)),
+                ("fi_send", offset_of!(fi_ops_msg, send)),
+                ("fi_sendmsg", offset_of!(fi_ops_msg, sendmsg)),
+                ("fi_inject", offset_of!(fi_ops_msg, inject)),
+            ];
+            for (call, offset) in msg {
+                entry::<_, *const c_void>((*this).msg, offset).ok_or(CallError::missing(call))?;
+            }
+            let rma = [
+                ("fi_read", offset_of!(fi_ops_rma, read)),
+                ("fi_write", offset_of!(fi_ops_rma, write)),
+                ("fi_writemsg", offset_of!(fi_ops_rma, writemsg)),
+                ("fi_inject_write", offset_of!(fi_ops_rma, inject)),
+                ("fi_writedata", offset_of!(fi_ops_rma, writedata)),
+                ("fi_inject_writedata", offset_of!(fi_ops_rma, injectdata)),
+            ];
+            for (call, offset) in rma {
+                entry::<_, *const c_void>((*this).rma, offset).ok_or(CallError::missing(call))?;
+            }
+            let atomic = [
+                offset_of!(fi_ops_atomic, write),
+                offset_of!(fi_ops_atomic, readwrite),
+                offset_of!(fi_ops_atomic, compwrite),
+                offset_of!(fi_ops_atomic, writevalid),
+                offset_of!(fi_ops_atomic, readwritevalid),
+                offset_of!(fi_ops_atomic, compwritevalid),
+            ];
+            self.atomics =
+                atomic.into_iter().all(|offset| entry::<_, *const c_void>((*this).atomic, offset).is_some());
+        }
+        Ok(())
+    }
+
+    pub(super) fn as_fid(&self) -> *mut fid {
+        self.fid.as_ptr().cast()
+    }
+
+    /// Where peers reach it, in the provider's form. Slow path.
+    ///
+    /// # Errors
+    /// The provider's.
+    #[doc(alias = "fi_getname")]
+    pub fn name(&self) -> Result<Vec<u8>, CallError> {
+        type GetName = unsafe extern "C" fn(*mut fid, *mut c_void, *mut usize) -> c_int;
+        let call = "fi_getname";
+        // SAFETY: the endpoint is open and its table whole; the room is as long as said. The provider says how long it is.
+        unsafe {
+            let this = self.fid.as_ptr();
+            let name = entry::<_, GetName>((*this).cm, offset_of!(fi_ops_cm, getname));
+            let name = name.ok_or(CallError::missing(call))?;
+            let mut bytes = vec![0u8; 64];
+            loop {
+                let mut len = bytes.len();
+                let returned = name(this.cast(), bytes.as_mut_ptr().cast(), &mut len) as isize;
+                if returned == -(FI_ETOOSMALL as isize) && len > bytes.len() && len <= 1 << 12 {
+                    bytes.resize(len, 0);
+                    continue;
+                }
+                CallError::check(call, returned)?;
+                bytes.truncate(len);
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// Posts a buffer for a message from anybody.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// The buffer stays writable and unread, and the context in place, until the completion that carries `context`.
+    #[doc(alias = "fi_recv")]
+    #[inline(always)]
+    pub unsafe fn recv(&mut self, into: Buffer, context: *mut c_void) -> Result<(), Code> {
+        // SAFETY: the endpoint is enabled and the entry was found then; buffer and context are our caller's promise.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let recv = (*(*this).msg).recv.unwrap_unchecked();
+            recv(this, into.ptr.cast(), into.len, into.desc, FI_ADDR_UNSPEC, context)
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Sends a message whose bytes are free on return; it yields no completion.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    #[doc(alias = "fi_inject")]
+    #[inline(always)]
+    pub fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
+        // SAFETY: as in `recv`; the bytes are read during the call only.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let inject = (*(*this).msg).inject.unwrap_unchecked();
+            inject(this, bytes.as_ptr().cast(), bytes.len(), peer)
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// The bytes stay readable, and the context in place, until the completion that carries `context`.
+    #[doc(alias = "fi_sendmsg")]
+    #[inline]
+    pub unsafe fn send(
+        &mut self,
+        from: Buffer,
+        peer: u64,
+        flags: u64,
+        context: *mut c_void,
+    ) -> Result<(), Code> {
+        let iov = iovec { iov_base: from.ptr.cast(), iov_len: from.len };
+        let mut desc = from.desc;
+        let message = fi_msg { msg_iov: &iov, desc: &mut desc, iov_count: 1, addr: peer, context, data: 0 };
+        // SAFETY: as in `recv`; the description is read during the call only.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let send = (*(*this).msg).sendmsg.unwrap_unchecked();
+            send(this, &message, flags)
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Writes, with completion data for the target if `data` is given.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// As [`send`](Self::send).
+    #[doc(alias = "fi_write")]
+    #[doc(alias = "fi_writedata")]
+    #[inline(always)]
+    pub unsafe fn write(
+        &mut self,
+        from: Buffer,
+        to: Target,
+        data: Option<u64>,
+        context: *mut c_void,
+    ) -> Result<(), Code> {
+        // SAFETY: as in `recv`.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let rma = (*this).rma;
+            let (buf, Buffer { len, desc, .. }) = (from.ptr.cast_const().cast(), from);
+            match data {
+                Some(data) => {
+                    let write = (*rma).writedata.unwrap_unchecked();
+                    write(this, buf, len, desc, data, to.peer, to.addr, to.key, context)
+                }
+                None => {
+                    let write = (*rma).write.unwrap_unchecked();
+                    write(this, buf, len, desc, to.peer, to.addr, to.key, context)
+                }
+            }
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Writes bytes that are free on return; it yields no completion here.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// `from` is readable during the call.
+    #[doc(alias = "fi_inject_write")]
+    #[doc(alias = "fi_inject_writedata")]
+    #[inline(always)]
+    pub unsafe fn inject_write(&mut self, from: Buffer, to: Target, data: Option<u64>) -> Result<(), Code> {
+        // SAFETY: as in `recv`.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let rma = (*this).rma;
+            let (buf, len) = (from.ptr.cast_const().cast(), from.len);
+            match data {
+                Some(data) => {
+                    let write = (*rma).injectdata.unwrap_unchecked();
+                    write(this, buf, len, data, to.peer, to.addr, to.key)
+                }
+                None => {
+                    let write = (*rma).inject.unwrap_unchecked();
+                    write(this, buf, len, to.peer, to.addr, to.key)
+                }
+            }
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Writes under the flags given, which replace the endpoint's own: `FI_MORE`, `FI_REMOTE_CQ_DATA` and a completion level.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// As [`send`](Self::send).
+    #[doc(alias = "fi_writemsg")]
+    #[inline]
+    pub unsafe fn write_with(
+        &mut self,
+        from: Buffer,
+        to: Target,
+        data: u64,
+        flags: u64,
+        context: *mut c_void,
+    ) -> Result<(), Code> {
+        let iov = iovec { iov_base: from.ptr.cast(), iov_len: from.len };
+        let rma = fi_rma_iov { addr: to.addr, len: from.len, key: to.key };
+        let mut desc = from.desc;
+        let message = fi_msg_rma {
+            msg_iov: &iov,
+            desc: &mut desc,
+            iov_count: 1,
+            addr: to.peer,
+            rma_iov: &rma,
+            rma_iov_count: 1,
+            context,
+            data,
+        };
+        // SAFETY: as in `recv`; the description is read during the call only.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let write = (*(*this).rma).writemsg.unwrap_unchecked();
+            write(this, &message, flags)
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// As [`recv`](Self::recv).
+    #[doc(alias = "fi_read")]
+    #[inline(always)]
+    pub unsafe fn read(&mut self, into: Buffer, from: Target, context: *mut c_void) -> Result<(), Code> {
+        // SAFETY: as in `recv`.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let read = (*(*this).rma).read.unwrap_unchecked();
+            read(this, into.ptr.cast(), into.len, into.desc, from.peer, from.addr, from.key, context)
+        };
+        Code::check(returned).map(|_| ())
+    }
+
+    /// Whether the provider executes `op` on words of `datatype`: plainly, fetching and comparing, as asked. Slow path.
+    #[doc(alias = "fi_atomicvalid")]
+    #[doc(alias = "fi_fetch_atomicvalid")]
+    #[doc(alias = "fi_compare_atomicvalid")]
+    pub fn has_atomic(&self, kind: AtomicKind, datatype: c_int, op: c_int) -> bool {
+        if !self.atomics {
+            return false;
+        }
+        let mut count = 0;
+        // SAFETY: the endpoint is enabled and the entries were found then; there is room for the answer.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let ops = (*this).atomic;
+            let valid = match kind {
+                AtomicKind::Plain => (*ops).writevalid,
+                AtomicKind::Fetch => (*ops).readwritevalid,
+                AtomicKind::Compare => (*ops).compwritevalid,
+            };
+            valid.unwrap_unchecked()(this, datatype, op, &mut count)
+        };
+        returned == 0 && count >= 1
+    }
+
+    /// Posts an atomic on one word.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: no room; `FI_ENOSYS`: the provider has none.
+    ///
+    /// # Safety
+    /// The words behind `words` stay in place until the completion that carries `context`; the result unread.
+    #[doc(alias = "fi_atomic")]
+    #[doc(alias = "fi_fetch_atomic")]
+    #[doc(alias = "fi_compare_atomic")]
+    pub unsafe fn atomic(
+        &mut self,
+        kind: AtomicKind,
+        words: AtomicWords,
+        to: Target,
+        datatype: c_int,
+        op: c_int,
+        context: *mut c_void,
+    ) -> Result<(), Code> {
+        if !self.atomics {
+            return Err(Code::ENOSYS);
+        }
+        let AtomicWords { operand, compare, result } = words;
+        let (none, Target { peer, addr, key }) = (ptr::null_mut(), to);
+        // SAFETY: the endpoint is enabled and the entries were found then; the words are our caller's promise.
+        let returned = unsafe {
+            let this = self.fid.as_ptr();
+            let ops = (*this).atomic;
+            let (operand, compare, result) = (operand.cast(), compare.cast(), result.cast());
+            match kind {
+                AtomicKind::Plain => {
+                    let call = (*ops).write.unwrap_unchecked();
+                    call(this, operand, 1, none, peer, addr, key, datatype, op, context)
+                }
+                AtomicKind::Fetch => {
+                    let call = (*ops).readwrite.unwrap_unchecked();
+                    call(this, operand, 1, none, result, none, peer, addr, key, datatype, op, context)
+                }
+                AtomicKind::Compare => {
+                    let call = (*ops).compwrite.unwrap_unchecked();
+                    call(
+                        this, operand, 1, none, compare, none, result, none, peer, addr, key, datatype, op,
+                        context,
+                    )
+                }
+            }
+        };
+        Code::check(returned).map(|_| ())
+    }
+}
+
+/// The three calls that atomics have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicKind {
+    /// Fetches nothing.
+    Plain,
+    /// Fetches the value from before.
+    Fetch,
+    /// Compares, and fetches the value from before.
+    Compare,
+}
+
+/// The words of an atomic, each as wide as its type.
+#[derive(Clone, Copy, Debug)]
+pub struct AtomicWords {
+    /// The operand.
+    pub operand: *const u64,
+    /// What to compare with.
+    pub compare: *const u64,
+    /// Where the value from before goes.
+    pub result: *mut u64,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: open until here. Queue and vector are dropped after this; registrations that are bound to it were to be
+        // dropped before.
+        unsafe { object::close(self.as_fid()) }
+    }
+}

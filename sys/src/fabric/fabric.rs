@@ -1,0 +1,47 @@
+//! A fabric: what domains that reach each other are opened in. Slow path.
+
+use core::ptr::{self, NonNull};
+
+use super::error::{CallError, Code};
+use super::info::Info;
+use super::object;
+use super::raw::*;
+
+/// An open fabric, closed when dropped.
+#[derive(Debug)]
+pub struct Fabric {
+    fid: NonNull<fid_fabric>,
+}
+
+// SAFETY: opening and closing may be done by any thread; `fi_domain(3)` restricts the use of endpoints and queues alone.
+unsafe impl Send for Fabric {}
+// SAFETY: all that is done through a shared reference is opening domains, which libfabric serialises.
+unsafe impl Sync for Fabric {}
+
+impl Fabric {
+    /// Opens the fabric of an offer.
+    ///
+    /// # Errors
+    /// The provider's.
+    #[doc(alias = "fi_fabric")]
+    pub fn open(info: &Info) -> Result<Fabric, CallError> {
+        let mut fid = ptr::null_mut();
+        // SAFETY: the attributes belong to a whole information; the place for the answer is ours.
+        let returned =
+            unsafe { (info.library().entries().fabric)(info.fabric_attr(), &mut fid, ptr::null_mut()) };
+        CallError::check("fi_fabric", returned as isize)?;
+        let fid = NonNull::new(fid).ok_or(CallError { call: "fi_fabric", code: Code(FI_EOTHER) })?;
+        Ok(Fabric { fid })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut fid_fabric {
+        self.fid.as_ptr()
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // SAFETY: open until here, and what was opened in it holds a reference to this value.
+        unsafe { object::close(self.fid.as_ptr().cast()) }
+    }
+}

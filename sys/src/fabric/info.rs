@@ -1,0 +1,238 @@
+//! What a provider offers, and what is asked of it. Slow path. Both are made and freed by the library, whose structures
+//! may be longer than ours.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ffi::CStr;
+use core::fmt;
+use core::ptr::{self, NonNull};
+
+use super::error::{CallError, Code};
+use super::library::{Library, copy_string};
+use super::raw::*;
+
+/// One offer: a provider, one of its domains, and what an endpoint there can do.
+pub struct Info {
+    library: Library,
+    ptr: NonNull<fi_info>,
+}
+
+// SAFETY: plain memory that belongs to this value; nothing in it is tied to a thread.
+unsafe impl Send for Info {}
+// SAFETY: it is only read through a shared reference.
+unsafe impl Sync for Info {}
+
+impl Info {
+    /// A copy of one entry of a list.
+    ///
+    /// # Safety
+    /// `entry` is a whole entry.
+    pub(super) unsafe fn copy_of(library: Library, entry: *const fi_info) -> Option<Info> {
+        // SAFETY: handed on to our caller.
+        let ptr = NonNull::new(unsafe { (library.entries().dupinfo)(entry) })?;
+        let info = Info { library, ptr };
+        // SAFETY: just made; every entry that a provider makes has all five parts, and without them it is none.
+        let whole = unsafe {
+            let raw = ptr.as_ref();
+            !(raw.tx_attr.is_null()
+                || raw.rx_attr.is_null()
+                || raw.ep_attr.is_null()
+                || raw.domain_attr.is_null()
+                || raw.fabric_attr.is_null())
+        };
+        whole.then_some(info)
+    }
+
+    /// The library it came from.
+    pub fn library(&self) -> Library {
+        self.library
+    }
+
+    /// The structure itself.
+    pub fn as_ptr(&self) -> *mut fi_info {
+        self.ptr.as_ptr()
+    }
+
+    /// The structure itself; its parts are there.
+    pub fn raw(&self) -> &fi_info {
+        // SAFETY: ours until dropped, and as long as ours or longer.
+        unsafe { self.ptr.as_ref() }
+    }
+
+    /// What sending offers.
+    pub fn tx(&self) -> &fi_tx_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &*self.raw().tx_attr }
+    }
+
+    /// What receiving offers.
+    pub fn rx(&self) -> &fi_rx_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &*self.raw().rx_attr }
+    }
+
+    /// What the endpoint offers.
+    pub fn ep(&self) -> &fi_ep_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &*self.raw().ep_attr }
+    }
+
+    /// What the domain offers.
+    pub fn domain(&self) -> &fi_domain_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &*self.raw().domain_attr }
+    }
+
+    pub(super) fn fabric_attr(&self) -> *mut fi_fabric_attr {
+        self.raw().fabric_attr
+    }
+
+    /// The provider's name, with its layers, as in `tcp;ofi_rxm`.
+    pub fn provider(&self) -> String {
+        // SAFETY: a C string or null, inside of a whole structure.
+        unsafe { copy_string((*self.raw().fabric_attr).prov_name) }.unwrap_or_default()
+    }
+
+    /// The fabric's name.
+    pub fn fabric_name(&self) -> String {
+        // SAFETY: a C string or null, inside of a whole structure.
+        unsafe { copy_string((*self.raw().fabric_attr).name) }.unwrap_or_default()
+    }
+
+    /// The domain's name: for `tcp` and `shm` an interface or a name of the provider's, for others the device's.
+    pub fn domain_name(&self) -> String {
+        // SAFETY: a C string or null, inside of a whole structure.
+        unsafe { copy_string(self.domain().name) }.unwrap_or_default()
+    }
+
+    /// The provider's own version: major, minor.
+    pub fn provider_version(&self) -> (u32, u32) {
+        // SAFETY: checked not to be null when made.
+        let version = unsafe { (*self.raw().fabric_attr).prov_version };
+        (version >> 16, version & 0xffff)
+    }
+
+    /// The source address, as the provider writes it; empty if it has not chosen one.
+    pub fn source(&self) -> Vec<u8> {
+        let raw = self.raw();
+        if raw.src_addr.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the provider says how long it is.
+        unsafe { core::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
+    }
+
+    /// Where the adapter sits on PCI, if the provider knows: domain, bus, device, function.
+    pub fn pci(&self) -> Option<(u16, u8, u8, u8)> {
+        // SAFETY: null or a whole structure, at each step.
+        unsafe {
+            let bus = self.raw().nic.as_ref()?.bus_attr.as_ref()?;
+            let pci = bus.pci;
+            (bus.bus_type == FI_BUS_PCI).then_some((
+                pci.domain_id,
+                pci.bus_id,
+                pci.device_id,
+                pci.function_id,
+            ))
+        }
+    }
+
+    /// The adapter's speed in bits per second, if the provider knows.
+    pub fn link_speed(&self) -> Option<u64> {
+        // SAFETY: null or a whole structure, at each step.
+        let speed = unsafe { self.raw().nic.as_ref()?.link_attr.as_ref()?.speed as u64 };
+        (speed != 0).then_some(speed)
+    }
+}
+
+impl Clone for Info {
+    fn clone(&self) -> Self {
+        // SAFETY: a whole structure. The library answers null only when there is no memory left.
+        unsafe { Info::copy_of(self.library, self.as_ptr()) }.expect("memory for a copy")
+    }
+}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: made by this library's `fi_dupinfo`, and dropped once.
+        unsafe { (self.library.entries().freeinfo)(self.ptr.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Info {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.provider(), self.fabric_name(), self.domain_name())
+    }
+}
+
+/// What is asked for: an information to be filled in.
+#[derive(Debug)]
+pub struct Hints(Info);
+
+impl Hints {
+    /// Asks for nothing yet.
+    ///
+    /// # Errors
+    /// No memory.
+    #[doc(alias = "fi_allocinfo")]
+    pub fn new(library: Library) -> Result<Hints, CallError> {
+        // SAFETY: null asks for an empty one, with all its parts.
+        let info = unsafe { Info::copy_of(library, ptr::null()) };
+        info.map(Hints).ok_or(CallError { call: "fi_allocinfo", code: Code(libc::ENOMEM) })
+    }
+
+    /// The structure itself.
+    pub fn as_ptr(&self) -> *const fi_info {
+        self.0.as_ptr()
+    }
+
+    /// The structure itself, to be filled in.
+    pub fn raw(&mut self) -> &mut fi_info {
+        // SAFETY: ours until dropped, and as long as ours or longer.
+        unsafe { self.0.ptr.as_mut() }
+    }
+
+    /// What is asked of sending.
+    pub fn tx(&mut self) -> &mut fi_tx_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &mut *self.raw().tx_attr }
+    }
+
+    /// What is asked of receiving.
+    pub fn rx(&mut self) -> &mut fi_rx_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &mut *self.raw().rx_attr }
+    }
+
+    /// What is asked of the endpoint.
+    pub fn ep(&mut self) -> &mut fi_ep_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &mut *self.raw().ep_attr }
+    }
+
+    /// What is asked of the domain.
+    pub fn domain(&mut self) -> &mut fi_domain_attr {
+        // SAFETY: checked not to be null when made.
+        unsafe { &mut *self.raw().domain_attr }
+    }
+
+    /// Asks for a provider by name.
+    pub fn set_provider(&mut self, name: &CStr) {
+        // SAFETY: the string is the C library's, as what frees it expects; the one before it was that too, or null.
+        unsafe {
+            let attr = &mut *self.raw().fabric_attr;
+            libc::free(attr.prov_name.cast());
+            attr.prov_name = libc::strdup(name.as_ptr());
+        }
+    }
+
+    /// Asks for a domain by name.
+    pub fn set_domain(&mut self, name: &CStr) {
+        // SAFETY: as in `set_provider`.
+        unsafe {
+            let attr = self.domain();
+            libc::free(attr.name.cast());
+            attr.name = libc::strdup(name.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The library: a handful of functions found at run time; everything else goes through the tables of its objects.
+//!
+//! Slow path: loading allocates, makes system calls and runs the library's constructors. A loaded library stays loaded:
+//! its providers start threads and register exit handlers, so it is never safe to unload.
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ffi::{CStr, c_char, c_void};
+use core::{fmt, mem, ptr};
+
+use super::error::{CallError, Code, LoadError};
+use super::info::{Hints, Info};
+use super::raw::{self, fi_info, fi_version};
+
+/// The functions that libfabric exports and that are called here.
+#[derive(Clone, Copy)]
+pub struct Entries {
+    /// `fi_getinfo`
+    pub getinfo: raw::getinfo,
+    /// `fi_freeinfo`
+    pub freeinfo: raw::freeinfo,
+    /// `fi_dupinfo`. Strings in what it makes are freed by `freeinfo` with the C library's `free`.
+    pub dupinfo: raw::dupinfo,
+    /// `fi_fabric`
+    pub fabric: raw::fabric,
+    /// `fi_version`
+    pub version: raw::version,
+    /// `fi_strerror`
+    pub strerror: raw::strerror,
+    /// `fi_tostr`
+    pub tostr: raw::tostr,
+}
+
+/// A libfabric.
+#[derive(Clone, Copy)]
+pub struct Library {
+    entries: Entries,
+}
+
+impl Library {
+    /// What the dynamic linker is asked for if no path is given.
+    pub const NAME: &'static CStr = c"libfabric.so.1";
+    /// The oldest version that will do.
+    pub const OLDEST: (u32, u32) = (1, 17);
+    /// The newest version that is asked for; a later library is asked for this one.
+    pub const NEWEST: (u32, u32) = (1, 20);
+
+    /// Loads a library, or [`Library::NAME`].
+    ///
+    /// # Errors
+    /// There is none, it is something else, or too old; the error says what was looked for.
+    ///
+    /// # Safety
+    /// What lies at `path` is a libfabric: its constructors run.
+    #[doc(alias = "dlopen")]
+    pub unsafe fn open(path: Option<&CStr>) -> Result<Library, LoadError> {
+        let name = path.unwrap_or(Self::NAME);
+        let said = || String::from_utf8_lossy(name.to_bytes()).into_owned();
+        // SAFETY: the name is a C string; the caller vouches for what is loaded.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: `dlerror` gives null or a C string that stays until the next call of this thread.
+            let reason = unsafe {
+                let text = libc::dlerror();
+                if text.is_null() {
+                    String::new()
+                } else {
+                    CStr::from_ptr(text).to_string_lossy().into_owned()
+                }
+            };
+            return Err(LoadError::NotFound { path: said(), reason });
+        }
+        let find = |symbol: &'static CStr, version: &CStr| -> Result<*mut c_void, LoadError> {
+            // SAFETY: the handle is open, the names are C strings. The plain look-up is for a library without versions.
+            let found = unsafe {
+                let versioned = libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr());
+                if versioned.is_null() { libc::dlsym(handle, symbol.as_ptr()) } else { versioned }
+            };
+            match found.is_null() {
+                true => Err(LoadError::NoSymbol { path: said(), symbol: symbol.to_str().unwrap_or("?") }),
+                false => Ok(found),
+            }
+        };
+        // SAFETY: these are the C signatures of these symbols in these versions, which never change.
+        let entries = unsafe {
+            Entries {
+                getinfo: mem::transmute::<*mut c_void, raw::getinfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
+                freeinfo: mem::transmute::<*mut c_void, raw::freeinfo>(find(c"fi_freeinfo", c"FABRIC_1.3")?),
+                dupinfo: mem::transmute::<*mut c_void, raw::dupinfo>(find(c"fi_dupinfo", c"FABRIC_1.3")?),
+                fabric: mem::transmute::<*mut c_void, raw::fabric>(find(c"fi_fabric", c"FABRIC_1.1")?),
+                version: mem::transmute::<*mut c_void, raw::version>(find(c"fi_version", c"FABRIC_1.0")?),
+                strerror: mem::transmute::<*mut c_void, raw::strerror>(find(c"fi_strerror", c"FABRIC_1.0")?),
+                tostr: mem::transmute::<*mut c_void, raw::tostr>(find(c"fi_tostr", c"FABRIC_1.0")?),
+            }
+        };
+        let library = Library { entries };
+        let (found, needed) = (library.version(), Self::OLDEST);
+        if found < needed {
+            return Err(LoadError::TooOld { path: said(), found, needed });
+        }
+        Ok(library)
+    }
+
+    /// A libfabric that did not come from the dynamic linker.
+    ///
+    /// # Safety
+    /// The functions behave as libfabric's do, and the objects that they make carry tables that are as long as they say.
+    pub const unsafe fn from_entries(entries: Entries) -> Library {
+        Library { entries }
+    }
+
+    /// The library's version: major, minor.
+    #[doc(alias = "fi_version")]
+    pub fn version(&self) -> (u32, u32) {
+        // SAFETY: takes nothing.
+        let version = unsafe { (self.entries.version)() };
+        (version >> 16, version & 0xffff)
+    }
+
+    /// The version of the interface to ask for: the newest that both know.
+    pub fn api_version(&self) -> u32 {
+        let (major, minor) = self.version().min(Self::NEWEST);
+        fi_version(major, minor)
+    }
+
+    /// The library's words for a code.
+    #[doc(alias = "fi_strerror")]
+    pub fn describe(&self, code: Code) -> String {
+        // SAFETY: any number may be asked for; the answer is a C string, copied at once.
+        unsafe { copy_string((self.entries.strerror)(code.0)) }.unwrap_or_default()
+    }
+
+    /// The library's words for an information.
+    #[doc(alias = "fi_tostr")]
+    pub fn show(&self, info: &Info) -> String {
+        // SAFETY: the information is whole; the answer lies in a buffer of this thread, and is copied at once.
+        unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), raw::FI_TYPE_INFO)) }
+            .unwrap_or_default()
+    }
+
+    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach; with `FI_SOURCE` it is where to
+    /// reach from.
+    ///
+    /// # Errors
+    /// `FI_ENODATA` if nothing answers.
+    #[doc(alias = "fi_getinfo")]
+    pub fn getinfo(
+        &self,
+        node: Option<&CStr>,
+        service: Option<&CStr>,
+        flags: u64,
+        hints: &Hints,
+    ) -> Result<Vec<Info>, CallError> {
+        let text = |string: Option<&CStr>| string.map_or(ptr::null::<c_char>(), CStr::as_ptr);
+        let mut list: *mut fi_info = ptr::null_mut();
+        // SAFETY: strings and hints are whole, and the place for the answer is ours.
+        let returned = unsafe {
+            let (node, service, hints) = (text(node), text(service), hints.as_ptr());
+            (self.entries.getinfo)(self.api_version(), node, service, flags, hints, &mut list)
+        };
+        CallError::check("fi_getinfo", returned as isize)?;
+        let mut found = Vec::new();
+        let mut next = list;
+        while !next.is_null() {
+            // SAFETY: a list of whole entries that ends with null.
+            unsafe {
+                found.extend(Info::copy_of(*self, next));
+                next = (*next).next;
+            }
+        }
+        // SAFETY: the list is the library's, and nothing points into it any more.
+        unsafe { (self.entries.freeinfo)(list) };
+        Ok(found)
+    }
+
+    pub(super) fn entries(&self) -> &Entries {
+        &self.entries
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.version();
+        write!(f, "libfabric {major}.{minor}")
+    }
+}
+
+/// Copies a C string out, if there is one.
+///
+/// # Safety
+/// `text` is null or a C string.
+pub(super) unsafe fn copy_string(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: handed on to our caller.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().as_ref().to_owned())
+}

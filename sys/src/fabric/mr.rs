@@ -1,0 +1,103 @@
+//! Memory registrations. Slow path.
+
+use alloc::sync::Arc;
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+use core::ptr::{self, NonNull};
+
+use super::domain::Domain;
+use super::endpoint::Endpoint;
+use super::error::{CallError, Code};
+use super::object;
+use super::raw::*;
+
+/// Registered memory; the registration ends when this is dropped.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    fid: NonNull<fid_mr>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: registering and closing may be done by any thread.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory for `access`, under `key` unless the provider picks keys.
+    ///
+    /// # Errors
+    /// The provider's: `FI_ENOKEY` if the key is taken.
+    ///
+    /// # Safety
+    /// The memory is valid for `len` bytes until this is dropped, and tolerates being read and written by others as `access` says.
+    #[doc(alias = "fi_mr_reg")]
+    pub unsafe fn register(
+        domain: &Arc<Domain>,
+        ptr: NonNull<u8>,
+        len: usize,
+        access: u64,
+        key: u64,
+    ) -> Result<MemoryRegion, CallError> {
+        type Register = unsafe extern "C" fn(
+            *mut fid,
+            *const c_void,
+            usize,
+            u64,
+            u64,
+            u64,
+            u64,
+            *mut *mut fid_mr,
+            *mut c_void,
+        ) -> c_int;
+        let call = "fi_mr_reg";
+        let mut mr = ptr::null_mut();
+        // SAFETY: the domain is open, the place for the answer ours, the memory our caller's.
+        unsafe {
+            let this = domain.as_ptr();
+            let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, reg));
+            let register = register.ok_or(CallError::missing(call))?;
+            let (buf, context) = (ptr.as_ptr().cast_const().cast(), ptr::null_mut());
+            CallError::check(
+                call,
+                register(this.cast(), buf, len, access, 0, key, 0, &mut mr, context) as isize,
+            )?;
+        }
+        let fid = NonNull::new(mr).ok_or(CallError { call, code: Code(FI_EOTHER) })?;
+        Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
+    }
+
+    /// Opens the registration to what arrives at an endpoint, where the provider wants that (`FI_MR_ENDPOINT`). It is to be
+    /// dropped before the endpoint.
+    ///
+    /// # Errors
+    /// The provider's.
+    #[doc(alias = "fi_mr_bind")]
+    #[doc(alias = "fi_mr_enable")]
+    pub fn bind(&mut self, endpoint: &Endpoint) -> Result<(), CallError> {
+        // SAFETY: both are open. Enabling takes no argument.
+        unsafe {
+            object::bind("fi_mr_bind", self.fid.as_ptr().cast(), endpoint.as_fid(), 0)?;
+            object::control("fi_mr_enable", self.fid.as_ptr().cast(), FI_ENABLE, ptr::null_mut())
+        }
+    }
+
+    /// What peers name it by.
+    #[doc(alias = "fi_mr_key")]
+    pub fn key(&self) -> u64 {
+        // SAFETY: open until dropped.
+        unsafe { (*self.fid.as_ptr()).key }
+    }
+
+    /// What local posts name it by, where the provider wants that (`FI_MR_LOCAL`).
+    #[doc(alias = "fi_mr_desc")]
+    pub fn desc(&self) -> *mut c_void {
+        // SAFETY: open until dropped.
+        unsafe { (*self.fid.as_ptr()).mem_desc }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: open until here.
+        unsafe { object::close(self.fid.as_ptr().cast()) }
+    }
+}

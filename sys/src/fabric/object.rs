@@ -1,0 +1,65 @@
+//! What all objects share: closing, binding, control.
+
+use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
+
+use super::error::CallError;
+use super::raw::*;
+
+/// Closes an object.
+///
+/// # Safety
+/// `object` is open, is not used any more, and what was opened in it is closed.
+#[doc(alias = "fi_close")]
+pub(super) unsafe fn close(object: *mut fid) {
+    type Close = unsafe extern "C" fn(*mut fid) -> c_int;
+    // SAFETY: the object and its table are whole. What it answers changes nothing: the object is not used again.
+    unsafe {
+        if let Some(close) = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close)) {
+            close(object);
+        }
+    }
+}
+
+/// Binds one object to another.
+///
+/// # Safety
+/// Both are open, and `to` stays open for as long as `object` is.
+#[doc(alias = "fi_ep_bind")]
+#[doc(alias = "fi_mr_bind")]
+pub(super) unsafe fn bind(
+    call: &'static str,
+    object: *mut fid,
+    to: *mut fid,
+    flags: u64,
+) -> Result<(), CallError> {
+    type Bind = unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int;
+    // SAFETY: the objects and the table are whole.
+    unsafe {
+        let bind = entry::<fi_ops, Bind>((*object).ops, offset_of!(fi_ops, bind));
+        let bind = bind.ok_or(CallError::missing(call))?;
+        CallError::check(call, bind(object, to, flags) as isize)?;
+    }
+    Ok(())
+}
+
+/// Gives an object a command.
+///
+/// # Safety
+/// The object is open, and `argument` is what the command takes.
+#[doc(alias = "fi_control")]
+pub(super) unsafe fn control(
+    call: &'static str,
+    object: *mut fid,
+    command: c_int,
+    argument: *mut c_void,
+) -> Result<(), CallError> {
+    type Control = unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int;
+    // SAFETY: the object and the table are whole.
+    unsafe {
+        let control = entry::<fi_ops, Control>((*object).ops, offset_of!(fi_ops, control));
+        let control = control.ok_or(CallError::missing(call))?;
+        CallError::check(call, control(object, command, argument) as isize)?;
+    }
+    Ok(())
+}
