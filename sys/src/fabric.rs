@@ -12,6 +12,9 @@
 //! | [`cq`]       | a completion queue                                         | `fid_cq`        |
 //! | [`endpoint`] | an endpoint: all posts                                     | `fid_ep`        |
 //! | [`mr`]       | a memory registration                                      | `fid_mr`        |
+//! | [`persona`]  | what is known of providers beyond what they say            |                 |
+//! | [`negotiate`] | choosing an offer                                         |                 |
+//! | [`rail`]     | the rail over an endpoint                                  |                 |
 //!
 //! Each object is owned by one value and closed when that is dropped, in reverse order: a value holds what it was opened in.
 //! No headers and no linking are needed to build; the library is found when [`library::Library::open`] is called.
@@ -26,8 +29,13 @@ pub mod fabric;
 pub mod info;
 pub mod library;
 pub mod mr;
+pub mod negotiate;
 mod object;
+pub mod persona;
+pub mod rail;
 pub mod raw;
 
 pub use error::{CallError, Code, LoadError};
 pub use library::Library;
+pub use negotiate::{Ask, Offer, negotiate};
+pub use rail::{FabricConfig, FabricRail};

@@ -1,0 +1,433 @@
+//! Choosing an offer: what is asked of a provider, step by step from best to acceptable, and why offers are refused.
+//! Slow path.
+//!
+//! Asked for, in this order, the first that is offered:
+//!
+//! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then whatever there is;
+//! 2. at each level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with `FI_THREAD_SAFE`.
+//!
+//! The level decides when a buffer may be reused and when an error is known, no more: that a write is visible at its target is
+//! known from the engine's acknowledgements alone, so quiet means the same at each level. Whatever the progress model says, the
+//! owner of a rail must poll it: under manual progress peers wait for that.
+
+use alloc::borrow::ToOwned;
+use alloc::ffi::CString;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::error::Error;
+use core::ffi::{CStr, c_int};
+use core::fmt;
+
+use super::error::{CallError, Code};
+use super::info::{Hints, Info};
+use super::library::Library;
+use super::persona::{self, Notify, Persona};
+use super::raw::*;
+
+/// The longest head of ours on a message, in bytes, and the shortest message that a rail must carry.
+const SHORTEST: usize = 256 + 16;
+
+/// Registration modes that are understood here.
+const MR_MODES: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+
+/// Modes that are understood here.
+const MODES: u64 = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+
+/// What a rail needs in any case.
+const CAPS: u64 = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// Who drives the provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The provider itself (`FI_PROGRESS_AUTO`), under `FI_THREAD_COMPLETION`.
+    Auto,
+    /// Whoever polls (`FI_PROGRESS_MANUAL`), under `FI_THREAD_SAFE`.
+    Manual,
+}
+
+/// When a write is complete for its origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// When it has arrived (`FI_DELIVERY_COMPLETE`).
+    Delivery,
+    /// When it was accepted by the fabric (`FI_TRANSMIT_COMPLETE`).
+    Transmit,
+    /// When the provider says so.
+    Whatever,
+}
+
+impl Level {
+    /// As a flag of an operation.
+    pub fn flag(self) -> u64 {
+        match self {
+            Level::Delivery => FI_DELIVERY_COMPLETE,
+            Level::Transmit => FI_TRANSMIT_COMPLETE,
+            Level::Whatever => 0,
+        }
+    }
+}
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// A persona's name, or a provider's.
+    pub provider: &'a str,
+    /// A domain's name: an interface or a device.
+    pub interface: Option<&'a str>,
+    /// The address to be reached at, as a host name or number.
+    pub source: Option<&'a CStr>,
+    /// Only this progress model.
+    pub progress: Option<Progress>,
+    /// Only this level.
+    pub level: Option<Level>,
+    /// Only this way to tell whose write it was.
+    pub notify: Option<Notify>,
+    /// Atomics too (`FI_ATOMIC`).
+    pub atomics: bool,
+}
+
+impl<'a> Ask<'a> {
+    /// Asks for a provider and nothing in particular.
+    pub const fn new(provider: &'a str) -> Ask<'a> {
+        Ask {
+            provider,
+            interface: None,
+            source: None,
+            progress: None,
+            level: None,
+            notify: None,
+            atomics: false,
+        }
+    }
+}
+
+/// An offer that was accepted.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// The offer.
+    pub info: Info,
+    /// What is known of its provider.
+    pub persona: Persona,
+    /// Who drives it.
+    pub progress: Progress,
+    /// When a write is complete.
+    pub level: Level,
+    /// How the origin of a write is known.
+    pub notify: Notify,
+}
+
+/// Why an offer was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Another provider than the one asked for, layered under or over it.
+    Provider,
+    /// Another fabric of the provider.
+    Fabric,
+    /// Another interface.
+    Interface,
+    /// Another progress model than the one asked for.
+    Progress,
+    /// Lacks these capabilities.
+    Caps(u64),
+    /// Wants these modes.
+    Mode(u64),
+    /// Wants these registration modes.
+    MrMode(i32),
+    /// Fewer bytes of completion data than 4.
+    CqData(usize),
+    /// Carries no message of 256 bytes.
+    MaxMessage(usize),
+    /// No way to tell whose write it was.
+    Notify,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Provider => write!(f, "another provider than was asked for"),
+            Why::Fabric => write!(f, "another fabric of this provider"),
+            Why::Interface => write!(f, "another interface than was asked for"),
+            Why::Progress => write!(f, "another progress model than was asked for"),
+            Why::Caps(bits) => write!(f, "lacks the capabilities {bits:#x}"),
+            Why::Mode(bits) => write!(f, "wants the modes {bits:#x}"),
+            Why::MrMode(bits) => write!(f, "wants the registration modes {bits:#x}"),
+            Why::CqData(size) => write!(f, "completion data of {size} bytes"),
+            Why::MaxMessage(size) => write!(f, "messages of at most {size} bytes"),
+            Why::Notify => write!(f, "no way to tell whose write has arrived"),
+        }
+    }
+}
+
+/// An offer that was refused, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// Its provider.
+    pub provider: String,
+    /// Its domain.
+    pub interface: String,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why there is no offer. Not on any path but setup, so it carries words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NegotiateError {
+    /// No such provider in this library.
+    NoProvider {
+        /// What was looked for.
+        asked: String,
+        /// What there is.
+        there: Vec<String>,
+    },
+    /// The provider has no such interface.
+    NoInterface {
+        /// What was looked for.
+        asked: String,
+        /// Whose interface.
+        provider: String,
+        /// What there is.
+        there: Vec<String>,
+    },
+    /// The provider is there, and none of its offers will do.
+    Refused {
+        /// What was looked for.
+        asked: String,
+        /// Its offers.
+        rejected: Vec<Rejected>,
+    },
+    /// A name with a zero byte in it.
+    BadName,
+    /// The library.
+    Call(CallError),
+}
+
+impl From<CallError> for NegotiateError {
+    fn from(error: CallError) -> Self {
+        NegotiateError::Call(error)
+    }
+}
+
+impl fmt::Display for NegotiateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NegotiateError::NoProvider { asked, there } => {
+                write!(f, "libfabric has no provider {asked:?}; there is: {}", there.join(", "))
+            }
+            NegotiateError::NoInterface { asked, provider, there } => {
+                write!(f, "provider {provider:?} has no interface {asked:?}; there is: {}", there.join(", "))
+            }
+            NegotiateError::Refused { asked, rejected } => {
+                write!(f, "provider {asked:?} offers nothing that will do")?;
+                for Rejected { provider, interface, why } in rejected {
+                    write!(f, "; {provider} on {interface}: {why}")?;
+                }
+                Ok(())
+            }
+            NegotiateError::BadName => write!(f, "a provider's or interface's name with a zero byte in it"),
+            NegotiateError::Call(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl Error for NegotiateError {}
+
+/// The names of all providers that a library offers, layers included, each once.
+///
+/// # Errors
+/// The library's.
+pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
+    let mut hints = Hints::new(library)?;
+    hints.ep().r#type = FI_EP_RDM;
+    hints.raw().mode = u64::MAX;
+    hints.domain().mr_mode = MR_MODES;
+    let mut names = Vec::new();
+    for info in found(library.getinfo(None, None, 0, &hints))? {
+        let name = info.provider();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// The interfaces of a provider, each once.
+///
+/// # Errors
+/// As [`negotiate`].
+pub fn interfaces(library: Library, provider: &str) -> Result<Vec<String>, NegotiateError> {
+    let mut names = Vec::new();
+    let ask = Ask::new(provider);
+    for offer in offers(library, &ask)?.0 {
+        let name = offer.info.domain_name();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// The best offer.
+///
+/// # Errors
+/// There is none; the error says what was looked for and what is there.
+pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateError> {
+    let (mut accepted, rejected) = offers(library, ask)?;
+    if !accepted.is_empty() {
+        return Ok(accepted.swap_remove(0));
+    }
+    let asked = ask.provider.to_owned();
+    if rejected.iter().all(|offer| offer.why == Why::Provider) {
+        return Err(NegotiateError::NoProvider { asked, there: providers(library)? });
+    }
+    if let Some(interface) = ask.interface
+        && rejected.iter().all(|offer| matches!(offer.why, Why::Provider | Why::Interface | Why::Fabric))
+    {
+        let there = interfaces(library, ask.provider)?;
+        return Err(NegotiateError::NoInterface { asked: interface.to_owned(), provider: asked, there });
+    }
+    Err(NegotiateError::Refused { asked, rejected })
+}
+
+/// All offers that will do, best first, and those that will not, each once.
+///
+/// # Errors
+/// The library's, or a name that cannot be one.
+pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Rejected>), NegotiateError> {
+    let mut persona = persona::find(ask.provider);
+    let own = [ask.provider];
+    let names: &[&str] = if persona.providers.is_empty() { &own } else { persona.providers };
+    if let Some(notify) = ask.notify {
+        persona.notify = notify;
+    }
+    let mut rejected: Vec<Rejected> = Vec::new();
+    for level in [Level::Delivery, Level::Transmit, Level::Whatever] {
+        for progress in [Progress::Auto, Progress::Manual] {
+            if ask.level.is_some_and(|only| only != level)
+                || ask.progress.is_some_and(|only| only != progress)
+            {
+                continue;
+            }
+            let mut accepted = Vec::new();
+            for name in names {
+                let text = CString::new(*name).map_err(|_| NegotiateError::BadName)?;
+                let hints = hints(library, &text, ask, &persona, progress, level)?;
+                let flags = if ask.source.is_some() { FI_SOURCE } else { 0 };
+                for info in found(library.getinfo(ask.source, None, flags, &hints))? {
+                    match judge(&info, name, ask, &persona, progress) {
+                        Ok(notify) => accepted.push(Offer { info, persona, progress, level, notify }),
+                        Err(why) => {
+                            let (provider, interface) = (info.provider(), info.domain_name());
+                            let no = Rejected { provider, interface, why };
+                            if !rejected.contains(&no) {
+                                rejected.push(no);
+                            }
+                        }
+                    }
+                }
+            }
+            if !accepted.is_empty() {
+                // Of several addresses of one interface, those of IPv4 first: link-local ones reach nobody unasked.
+                accepted.sort_by_key(|offer| offer.info.raw().addr_format == FI_SOCKADDR_IN6);
+                return Ok((accepted, rejected));
+            }
+        }
+    }
+    Ok((Vec::new(), rejected))
+}
+
+/// A list, or an empty one if nothing answers.
+fn found(list: Result<Vec<Info>, CallError>) -> Result<Vec<Info>, CallError> {
+    match list {
+        Err(CallError { code: Code::ENODATA, .. }) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn hints(
+    library: Library,
+    name: &CStr,
+    ask: &Ask<'_>,
+    persona: &Persona,
+    progress: Progress,
+    level: Level,
+) -> Result<Hints, CallError> {
+    let (data, threads): (c_int, c_int) = match progress {
+        Progress::Auto => (FI_PROGRESS_AUTO, FI_THREAD_COMPLETION),
+        Progress::Manual => (FI_PROGRESS_MANUAL, FI_THREAD_SAFE),
+    };
+    let mut hints = Hints::new(library)?;
+    hints.set_provider(name);
+    hints.raw().caps = wanted(ask, persona);
+    hints.raw().mode = MODES;
+    hints.ep().r#type = FI_EP_RDM;
+    hints.tx().op_flags = level.flag();
+    let domain = hints.domain();
+    domain.mr_mode = MR_MODES;
+    domain.data_progress = data;
+    domain.threading = threads;
+    domain.resource_mgmt = FI_RM_ENABLED;
+    Ok(hints)
+}
+
+fn wanted(ask: &Ask<'_>, persona: &Persona) -> u64 {
+    let mut caps = CAPS;
+    if persona.notify == Notify::Source {
+        caps |= FI_SOURCE;
+    }
+    if ask.atomics {
+        caps |= FI_ATOMIC;
+    }
+    caps
+}
+
+/// Whether an offer will do, and how it tells whose write it was.
+fn judge(
+    info: &Info,
+    name: &str,
+    ask: &Ask<'_>,
+    persona: &Persona,
+    progress: Progress,
+) -> Result<Notify, Why> {
+    if info.provider() != name {
+        return Err(Why::Provider);
+    }
+    if persona.fabric.is_some_and(|fabric| fabric != info.fabric_name()) {
+        return Err(Why::Fabric);
+    }
+    if ask.interface.is_some_and(|interface| interface != info.domain_name()) {
+        return Err(Why::Interface);
+    }
+    let domain = info.domain();
+    let offered = match domain.data_progress {
+        FI_PROGRESS_AUTO => Progress::Auto,
+        _ => Progress::Manual,
+    };
+    // A provider that drives itself serves one that is polled as well; the reverse does not hold.
+    if progress == Progress::Auto && offered != Progress::Auto {
+        return Err(Why::Progress);
+    }
+    let raw = info.raw();
+    let lacking = wanted(ask, persona) & !raw.caps;
+    if lacking != 0 {
+        return Err(Why::Caps(lacking));
+    }
+    let mode = raw.mode & !MODES;
+    if mode != 0 {
+        return Err(Why::Mode(mode));
+    }
+    let mr_mode = domain.mr_mode & !MR_MODES;
+    if mr_mode != 0 {
+        return Err(Why::MrMode(mr_mode));
+    }
+    if info.ep().max_msg_size < SHORTEST {
+        return Err(Why::MaxMessage(info.ep().max_msg_size));
+    }
+    match persona.notify {
+        Notify::Word if domain.cq_data_size >= 8 => Ok(Notify::Word),
+        Notify::Source if domain.cq_data_size < 4 => Err(Why::CqData(domain.cq_data_size)),
+        Notify::Source => Ok(Notify::Source),
+        // The word travels in a message of 12 bytes that is never refused for want of a buffer.
+        _ if info.tx().inject_size >= 12 => Ok(Notify::Message),
+        _ => Err(Why::Notify),
+    }
+}

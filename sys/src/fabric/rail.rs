@@ -1,0 +1,591 @@
+//! A rail over one endpoint of libfabric: one domain, one completion queue, one address vector.
+//!
+//! Posting, polling and flushing neither block, allocate, lock nor make a system call on our side. Making a rail, registering,
+//! importing, attaching, detaching and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Posts that a
+//! program makes and never polls for may never leave: under manual progress polling is what drives the provider.
+//!
+//! # What becomes of a post
+//!
+//! | post                                | provider's call                 | ends                                     |
+//! |-------------------------------------|---------------------------------|------------------------------------------|
+//! | write up to [`Caps::inject`]        | `fi_inject_writedata`           | at once; an error of it is not reported  |
+//! | longer write                        | `fi_writedata`                  | with its completion, at the [`Level`]    |
+//! | the same, held back                 | `fi_writemsg` with `FI_MORE`    | the same; [`flush`](Rail::flush) closes the batch |
+//! | read                                | `fi_read`                       | with its completion                      |
+//! | short message                       | `fi_inject`                     | at once                                  |
+//! | longer message                      | `fi_sendmsg` from a bounce buffer | with its completion                    |
+//! | atomic                              | `fi_atomic` and its sisters     | with its completion                      |
+//!
+//! Every post that is not over at once has a completion in the queue; there are no counters. Whose write has arrived is known in
+//! one of three ways, see [`Notify`]. Each message carries eight bytes of the rail's own: the sender's number and a kind.
+//!
+//! A post is checked against what was [imported](Rail::import) before it goes out, so an honest engine never sends a bad key;
+//! at the target the provider checks what arrives against what is registered there. The numbers that peers sign with are random
+//! but no secret: whoever is attached can pass for another in `Word` and `Message`, and disturb that one's stream; with `Source`
+//! the provider says who it was.
+//!
+//! # When a peer is gone
+//!
+//! A completion with an error that means a lost connection takes its peer down, and so does a [deadline](FabricConfig::deadline)
+//! kept by `check_peers`: the provider may retry for ever and say nothing. What such a peer still owes ends as
+//! [`CompleteError::Unknown`] when the deadline passes: the provider may still touch that memory. Its contexts stay with the
+//! provider until it gives them back; a provider that never does shrinks the pool by as many.
+//!
+//! What a detach reports as ended the provider may still carry out. Deregistering ends a key at the target at once where the
+//! provider moves the data there (`tcp`, devices); `shm` may copy by address and ask nobody.
+
+mod address;
+mod complete;
+mod config;
+mod imports;
+mod peers;
+mod pool;
+mod post;
+mod watch;
+
+pub use config::{FabricConfig, SetupError};
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::fmt;
+use core::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::op::Amo;
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use self::address::Address;
+use self::imports::Imports;
+use self::peers::Peers;
+use self::pool::{Pool, Slot};
+use super::av::AddressVector;
+use super::cq::{self, CompletionQueue};
+use super::domain::Domain;
+use super::endpoint::{Buffer, Endpoint, Target};
+use super::error::{CallError, Code};
+use super::fabric::Fabric;
+use super::mr::MemoryRegion;
+use super::negotiate::{Level, Offer, Progress};
+use super::persona::Notify;
+use super::raw::*;
+
+/// Longest write or read in one post, in bytes, whatever the provider says.
+const MAX_RMA: usize = 1 << 30;
+
+/// Bytes of ours at the head of a message: number u32, kind u32.
+const HEAD: usize = 8;
+
+/// Kinds of messages.
+const USER: u32 = 0x6d_7367;
+const WORD: u32 = 0x77_6f72;
+
+/// Completions read in one call.
+const BATCH: usize = 32;
+
+/// Writes handed over under one doorbell.
+const MORE: u32 = 16;
+
+/// Something to be reported that came up outside of a completion.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Done(u64, Result<(), CompleteError>),
+    Down(Peer, PeerError),
+}
+
+/// A region registered here.
+struct Registered {
+    key: u64,
+    _memory: MemoryRegion,
+}
+
+/// A write that was accepted and not handed over yet.
+#[derive(Clone, Copy)]
+struct Held {
+    slot: *mut Slot,
+    from: Buffer,
+    to: Target,
+    data: Option<u64>,
+}
+
+/// Buffers of one length, one after the other, in memory that does not move.
+struct Slab {
+    bytes: NonNull<u8>,
+    len: usize,
+    stride: usize,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl Send for Slab {}
+
+impl Slab {
+    fn new(count: usize, size: usize) -> Slab {
+        let stride = size.next_multiple_of(64);
+        let len = count * stride;
+        Slab { bytes: NonNull::from(Box::leak(vec![0u8; len].into_boxed_slice())).cast(), len, stride }
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> *mut u8 {
+        debug_assert!(index * self.stride < self.len);
+        self.bytes.as_ptr().wrapping_add(index * self.stride)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: as it was leaked; the endpoint is closed, so no provider writes to it.
+        unsafe { drop(Box::from_raw(core::ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.len))) }
+    }
+}
+
+/// What a rail has seen that has no better place to be told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricStats {
+    /// Posts that the provider refused for now.
+    pub refused: u64,
+    /// Arrivals from nobody who is attached: dropped.
+    pub strangers: u64,
+    /// Error completions.
+    pub errors: u64,
+    /// The last of those, or of a refused post: libfabric's code and the provider's.
+    pub last_error: (i32, i32),
+    /// Contexts that a provider has kept of posts whose end was reported for it.
+    pub orphans: u32,
+}
+
+/// The rail between processes that libfabric joins. See the module.
+pub struct FabricRail {
+    // Dropped from first to last: registrations, endpoint with queue and vector, then the memory that they used.
+    regions: Vec<Registered>,
+    buffers: Option<MemoryRegion>,
+    endpoint: Endpoint,
+    domain: Arc<Domain>,
+    peers: Peers,
+    imports: Imports,
+    pool: Pool,
+    /// Receive buffers, then bounce buffers.
+    slab: Slab,
+
+    caps: Caps,
+    notify: Notify,
+    /// Our number, in the upper half of the data of a write.
+    signature: u64,
+    number: u32,
+    /// Longest write that the provider copies; `None`: none is.
+    inject: Option<usize>,
+    /// Longest message that the provider copies, our head included.
+    inject_message: usize,
+    /// Descriptor of the slab.
+    desc: *mut c_void,
+    /// Whether writes are held back.
+    more: bool,
+    held: Option<Held>,
+    /// Writes handed over since the last doorbell.
+    batched: u32,
+    /// A message follows its write at once.
+    words_follow: bool,
+    /// Whether something waits for [`chores`](Self::chores).
+    busy: bool,
+
+    /// Free bounce buffers.
+    bounces: Vec<u32>,
+    /// Receive contexts that the provider did not take back.
+    unposted: Vec<u32>,
+    /// Words whose write is complete, or ahead of them on the same way.
+    owed: VecDeque<(u16, u32)>,
+    /// To be reported.
+    events: VecDeque<Event>,
+    entries: [cq::Entry; BATCH],
+    sources: [u64; BATCH],
+    /// Where a message is put together that the provider copies.
+    scratch: Box<[u8]>,
+
+    broken: bool,
+    /// Posts accepted, wrapping; looked at when somebody is refused.
+    posted: u32,
+    posted_marked: u32,
+    next_key: u64,
+    key_bits: u32,
+    stats: FabricStats,
+    config: FabricConfig,
+    offer: Offer,
+}
+
+// SAFETY: all pointers in it lead to memory that it owns, to registered memory that any thread may touch, or are the provider's,
+// whose thread model allows one thread at a time; it is not `Sync`.
+unsafe impl Send for FabricRail {}
+
+assert_impl_all!(FabricRail: Send);
+// A raw pointer in it makes it so.
+assert_not_impl_any!(FabricRail: Sync, Clone);
+
+impl FabricRail {
+    /// Opens fabric, domain, queue, vector and endpoint of an offer, and posts all receive buffers. Slow path.
+    ///
+    /// # Errors
+    /// A value out of range, or a call that the provider refused.
+    pub fn open(offer: &Offer, config: FabricConfig) -> Result<FabricRail, SetupError> {
+        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
+        config.check()?;
+        let fabric = Arc::new(Fabric::open(&offer.info).map_err(words)?);
+        let domain = Arc::new(Domain::open(fabric, &offer.info).map_err(words)?);
+        FabricRail::open_in(domain, offer, config)
+    }
+
+    /// As [`open`](Self::open), in a domain that is open: rails on one domain share its registrations' cost, not their keys.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        domain: Arc<Domain>,
+        offer: &Offer,
+        config: FabricConfig,
+    ) -> Result<FabricRail, SetupError> {
+        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
+        config.check()?;
+        let info = &offer.info;
+        // A provider may say 0 for "as many as you like".
+        let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
+        let depth = limit(config.depth, info.tx().size).max(1);
+        // One less: a provider may need one for itself (shm 1.17 refuses the last).
+        let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
+        let room = info.ep().max_msg_size;
+        let max_message = config.max_message.min(room - HEAD);
+        let completions = match config.completions {
+            0 => offer.persona.completions,
+            n => n,
+        };
+        let cq = CompletionQueue::open(&domain, completions).map_err(words)?;
+        let av = match AddressVector::open(&domain, FI_AV_TABLE, config.max_peers as usize) {
+            Ok(av) => av,
+            Err(_) => AddressVector::open(&domain, info.domain().av_type, config.max_peers as usize)
+                .map_err(words)?,
+        };
+        let endpoint = Endpoint::open(&domain, info, cq, av).map_err(words)?;
+        let slab = Slab::new(receives as usize + config.bounces as usize, max_message + HEAD);
+
+        let seed = config.seed.unwrap_or_else(random);
+        let number = mix(seed) as u32;
+        let key_bits = (info.domain().mr_key_size.min(8) * 8) as u32;
+        let inject = info.tx().inject_size;
+        let caps = Caps {
+            max_message,
+            max_rma: room.min(MAX_RMA),
+            inject: if config.inject { inject.min(room) } else { 0 },
+            data_bytes: 4,
+            // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
+            ordered: false,
+            native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
+            depth,
+        };
+        let notify = offer.notify;
+        let saw = info.tx().msg_order & info.rx().msg_order & FI_ORDER_SAW != 0;
+        let mut rail = FabricRail {
+            regions: Vec::with_capacity(config.max_regions as usize),
+            buffers: None,
+            domain,
+            peers: Peers::new(config.max_peers),
+            imports: Imports::new(config.max_imports),
+            pool: Pool::new(depth, receives),
+            slab,
+            caps,
+            notify,
+            signature: if notify == Notify::Word { (number as u64) << 32 } else { 0 },
+            number,
+            inject: (config.inject && notify != Notify::Message).then_some(caps.inject),
+            inject_message: inject.min(max_message + HEAD),
+            desc: core::ptr::null_mut(),
+            more: config.more.unwrap_or(offer.persona.more) && notify != Notify::Message,
+            held: None,
+            batched: 0,
+            words_follow: saw,
+            busy: false,
+            bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
+            unposted: Vec::with_capacity(receives as usize),
+            owed: VecDeque::with_capacity(depth as usize),
+            events: VecDeque::with_capacity(depth as usize + 2 * config.max_peers as usize),
+            entries: [cq::EMPTY; BATCH],
+            sources: [FI_ADDR_NOTAVAIL; BATCH],
+            scratch: vec![0; inject.min(max_message + HEAD).max(HEAD + 4)].into(),
+            broken: false,
+            posted: 0,
+            posted_marked: 0,
+            // Upper bits at random, where there is room for them: a key is not to be guessed.
+            next_key: mix(seed ^ 1) << 32,
+            key_bits,
+            stats: FabricStats::default(),
+            config,
+            offer: offer.clone(),
+            endpoint,
+        };
+        if info.domain().mr_mode & FI_MR_LOCAL != 0 {
+            let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
+            let key = rail.fresh_key();
+            let (bytes, len) = (rail.slab.bytes, rail.slab.len);
+            // SAFETY: the slab outlives the registration, by the order of the fields; it is reached by raw pointers alone.
+            let mut buffers =
+                unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
+            if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
+                buffers.bind(&rail.endpoint).map_err(words)?;
+            }
+            rail.desc = buffers.desc();
+            rail.buffers = Some(buffers);
+        }
+        for index in depth..depth + receives {
+            match rail.post_receive(index) {
+                Ok(()) => {}
+                // Fewer than it said: the first ones must do.
+                Err(Code::EAGAIN) if index > depth => break,
+                Err(code) => return Err(words(CallError { call: "fi_recv", code })),
+            }
+        }
+        Ok(rail)
+    }
+
+    /// What peers [attach](Self::attach) with. Slow path.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn address(&self) -> Result<Vec<u8>, CallError> {
+        let provider = self.endpoint.name()?;
+        let format = self.offer.info.raw().addr_format;
+        Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
+    }
+
+    /// Makes a rail with this address reachable as `peer`. Both ends must have attached each other before either posts: what
+    /// arrives from a stranger is dropped. A rail may attach itself. Slow path.
+    ///
+    /// # Errors
+    /// The place is taken or out of range, the address is not one, or of a rail that differs; or the provider's code.
+    pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        let theirs = Address::decode(address)?;
+        match self.peers.slots.get(peer.0 as usize) {
+            Some(slot) if !slot.attached => {}
+            _ => return Err(AttachError::Full),
+        }
+        if theirs.notify != self.notify {
+            return Err(AttachError::Config("the two rails notify in different ways"));
+        }
+        if theirs.format != self.offer.info.raw().addr_format {
+            return Err(AttachError::Config("the two rails have addresses of different formats"));
+        }
+        if self.peers.numbers.find(theirs.number as u64).is_some() {
+            return Err(AttachError::Config("two peers have the same number"));
+        }
+        let addr =
+            self.endpoint.av.insert(theirs.provider).map_err(|error| AttachError::System(error.code.0))?;
+        self.peers.attach(peer.0, addr, theirs.number);
+        Ok(())
+    }
+
+    /// The offer that the rail was opened on.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// Who drives the provider.
+    pub fn progress(&self) -> Progress {
+        self.offer.progress
+    }
+
+    /// When a write ends.
+    pub fn level(&self) -> Level {
+        self.offer.level
+    }
+
+    /// How the origin of a write is known.
+    pub fn notify_way(&self) -> Notify {
+        self.notify
+    }
+
+    /// What it has seen.
+    pub fn stats(&self) -> FabricStats {
+        self.stats
+    }
+
+    /// Bytes of memory that the rail has taken of its own, and how many of them are there per peer at most.
+    pub fn memory(&self) -> (usize, usize) {
+        let per_peer = size_of::<peers::PeerSlot>() + 4 * 24;
+        let peers = per_peer * self.peers.slots.len();
+        let pool = self.pool.len() * size_of::<Slot>();
+        let imports = self.imports.bytes();
+        (size_of::<Self>() + self.slab.len + pool + imports + peers, per_peer)
+    }
+
+    fn fresh_key(&mut self) -> u64 {
+        let key = self.next_key;
+        self.next_key = self.next_key.wrapping_add(1);
+        match self.key_bits {
+            64.. => key,
+            bits => key & ((1 << bits) - 1),
+        }
+    }
+
+    /// Gives a receive buffer to the provider.
+    #[inline(always)]
+    fn post_receive(&mut self, index: u32) -> Result<(), Code> {
+        let slot = self.pool.at(index as usize);
+        let buffer = index as usize - self.caps.depth as usize;
+        let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
+        // SAFETY: buffer and context belong to this receive for good, and neither is touched until its completion.
+        unsafe { self.endpoint.recv(into, Pool::context(slot)) }
+    }
+}
+
+impl Rail for FabricRail {
+    #[inline]
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let (ptr, len) = (region.ptr(), region.len());
+        if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
+            return Err(AttachError::BadRange);
+        }
+        match region.kind() {
+            RegionKind::Private | RegionKind::Shared { .. } | RegionKind::Common { .. } => {}
+            _ => return Err(AttachError::Unsupported),
+        }
+        if self.regions.len() == self.config.max_regions as usize {
+            return Err(AttachError::Full);
+        }
+        let system = |error: CallError| AttachError::System(error.code.0);
+        let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        let key = self.fresh_key();
+        // SAFETY: valid for as long as it is registered, and written by others at any time: the promise of `Region::new`.
+        let mut memory =
+            unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?;
+        let mode = self.offer.info.domain().mr_mode;
+        if mode & FI_MR_ENDPOINT != 0 {
+            memory.bind(&self.endpoint).map_err(system)?;
+        }
+        let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
+        let (key, desc) = (memory.key(), memory.desc() as u64);
+        self.regions.push(Registered { key, _memory: memory });
+        Ok((RailKey { key, base }, desc))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        if let Some(at) = self.regions.iter().position(|region| region.key == key.key) {
+            self.regions.swap_remove(at);
+        }
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
+            return Err(AttachError::UnknownPeer);
+        }
+        if key.key == FI_KEY_NOTAVAIL || key.base.checked_add(len).is_none() {
+            return Err(AttachError::BadHandle);
+        }
+        match self.imports.insert(peer.0, key.key, len) {
+            true => Ok(None),
+            false => Err(AttachError::Full),
+        }
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        self.imports.remove(peer.0, key.key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.forget(peer);
+    }
+
+    #[inline]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.write(peer, local, remote, data, cx) }
+    }
+
+    #[inline]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.read(peer, local, remote, cx) }
+    }
+
+    #[inline]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.message(peer, head, body, cx)
+    }
+
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.atomic(peer, amo, remote, fetch, cx) }
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        self.reap(budget, sink)
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        if self.held.is_some() {
+            self.close_batch();
+        }
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        self.watch(sink);
+    }
+}
+
+impl fmt::Debug for FabricRail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FabricRail")
+            .field("offer", &self.offer)
+            .field("caps", &self.caps)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Spreads a number over all its bits (the finaliser of splitmix64).
+fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number from the kernel; from the clock where it has none.
+fn random() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: there is room for eight bytes.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if got == 8 { u64::from_ne_bytes(bytes) } else { mix(crate::clock::monotonic_ns()) }
+}

@@ -1,0 +1,298 @@
+//! Completions: the ends of posts, writes that have arrived, messages. Handlers change state and report; none of them posts, but
+//! for the receive buffer that goes back at once.
+
+use fishplate_core::error::{CompleteError, PeerError, Violation};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::Sink;
+
+use super::pool::{Kind, Slot};
+use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
+use crate::fabric::cq::{CqError, Entry};
+use crate::fabric::error::Code;
+use crate::fabric::persona::Notify;
+use crate::fabric::raw::*;
+
+/// What marks the arrival of a write with data. Both: some providers repeat the flags of a post in its own completion.
+const ARRIVED: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
+
+impl FabricRail {
+    /// Reads completions, at most `budget`.
+    #[inline(always)]
+    pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut count = 0;
+        if self.busy {
+            count = self.chores(budget, sink);
+        }
+        while count < budget {
+            let want = ((budget - count) as usize).min(BATCH);
+            let entries = &mut self.entries[..want];
+            let read = match self.notify {
+                Notify::Source => self.endpoint.cq.read_from(entries, &mut self.sources),
+                _ => self.endpoint.cq.read(entries),
+            };
+            match read {
+                Ok(n) => {
+                    for i in 0..n.min(want) {
+                        let entry = self.entries[i];
+                        self.complete(&entry, self.sources[i], sink);
+                    }
+                    count += n as u32;
+                    if n < want {
+                        break;
+                    }
+                }
+                Err(code) => {
+                    if !self.trouble(code, sink, &mut count) {
+                        break;
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    #[inline(always)]
+    fn complete<S: Sink>(&mut self, entry: &Entry, source: u64, sink: &mut S) {
+        if entry.flags & ARRIVED == ARRIVED {
+            let peer = match self.notify {
+                Notify::Word => self.peers.numbers.find(entry.data >> 32),
+                Notify::Source => self.peers.addresses.find(source),
+                Notify::Message => None,
+            };
+            if let Some(peer) = self.hears(peer) {
+                sink.landed(Peer(peer), entry.data as u32);
+            }
+            // With `FI_RX_CQ_DATA` the write has used up a receive buffer.
+            if !entry.op_context.is_null() {
+                let slot = entry.op_context.cast::<Slot>();
+                // SAFETY: contexts that come back are ours, and stay where they are.
+                if unsafe { (*slot).kind } == Kind::Receive {
+                    self.give_back(slot);
+                }
+            }
+        } else if entry.flags & FI_RECV != 0 {
+            self.receive(entry, source, sink);
+        } else if !entry.op_context.is_null() {
+            self.ended(entry.op_context.cast(), sink);
+        }
+    }
+
+    /// The peer, if it is one that is heard.
+    #[inline(always)]
+    fn hears(&mut self, peer: Option<u16>) -> Option<u16> {
+        if let Some(peer) = peer {
+            let slot = &mut self.peers.slots[peer as usize];
+            if slot.up {
+                slot.ended = slot.ended.wrapping_add(1);
+                return Some(peer);
+            }
+        }
+        self.stats.strangers += 1;
+        None
+    }
+
+    /// A message has come.
+    #[inline(always)]
+    fn receive<S: Sink>(&mut self, entry: &Entry, source: u64, sink: &mut S) {
+        let slot = entry.op_context.cast::<Slot>();
+        // SAFETY: contexts that come back with this flag are those of receives.
+        let index = unsafe { (*slot).index };
+        let buffer = self.slab.at(index as usize - self.caps.depth as usize);
+        let len = entry.len.min(self.caps.max_message + HEAD);
+        let mut head = [0; HEAD];
+        // SAFETY: the buffer is ours until it goes back, below, and `len` bytes of it hold the message.
+        let bytes = unsafe { Untrusted::new(buffer, len) };
+        bytes.copy_out(&mut head);
+        let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
+        let kind = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
+        let peer = match self.notify {
+            Notify::Source => self.peers.addresses.find(source),
+            _ if len >= HEAD => self.peers.numbers.find(number as u64),
+            _ => None,
+        };
+        if let Some(peer) = self.hears(peer) {
+            match bytes.split_at(HEAD) {
+                Some((_, body)) if kind == USER => sink.message(Peer(peer), body),
+                Some((_, body)) if kind == WORD && body.len() == 4 && self.notify == Notify::Message => {
+                    let mut word = [0; 4];
+                    body.copy_out(&mut word);
+                    sink.landed(Peer(peer), u32::from_le_bytes(word));
+                }
+                Some(_) => self.take_down(Peer(peer), PeerError::Protocol(Violation::Kind)),
+                None => self.take_down(Peer(peer), PeerError::Protocol(Violation::Length)),
+            }
+        }
+        self.give_back(slot);
+    }
+
+    /// Posts a receive buffer again, now or in the next pass.
+    #[inline(always)]
+    fn give_back(&mut self, slot: *mut Slot) {
+        // SAFETY: a receive's context, which came back.
+        let index = unsafe { (*slot).index };
+        if self.post_receive(index).is_err() {
+            // Room was made for all of them.
+            self.unposted.push(index);
+            self.busy = true;
+        }
+    }
+
+    /// A post has ended well.
+    #[inline(always)]
+    fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
+        // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+        let (cx, kind, peer, orphan) = unsafe { ((*slot).cx, (*slot).kind, (*slot).peer, (*slot).orphan) };
+        if kind != Kind::Write && kind != Kind::Read || orphan {
+            return self.ended_otherwise(slot, sink);
+        }
+        // SAFETY: as above.
+        unsafe { self.pool.give(slot) };
+        self.settle(peer);
+        sink.done(cx, Ok(()));
+    }
+
+    /// A post with something to do at its end has ended well.
+    #[inline]
+    fn ended_otherwise<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
+        // SAFETY: as in `ended`.
+        let (cx, peer, kind, extra, orphan) =
+            unsafe { ((*slot).cx, (*slot).peer, (*slot).kind, (*slot).extra, (*slot).orphan) };
+        match kind {
+            Kind::Free | Kind::Receive => return,
+            Kind::Send => self.bounces.push(extra),
+            // SAFETY: writable for 8 bytes until the end is reported, by the promise made when it was posted.
+            Kind::Atomic if !orphan => unsafe {
+                if !(*slot).fetch.is_null() {
+                    (*slot).fetch.write((*slot).words[2]);
+                }
+            },
+            Kind::WriteThenWord if !orphan => self.owe(peer, extra),
+            _ => {}
+        }
+        self.free(slot);
+        if !orphan {
+            self.settle(peer);
+            sink.done(cx, Ok(()));
+        }
+    }
+
+    /// Takes a context back from the provider.
+    fn free(&mut self, slot: *mut Slot) {
+        // SAFETY: as in `ended`.
+        unsafe {
+            if (*slot).orphan {
+                (*slot).orphan = false;
+                self.stats.orphans -= 1;
+            }
+            self.pool.give(slot);
+        }
+    }
+
+    /// A peer owes one end less.
+    #[inline(always)]
+    pub(super) fn settle(&mut self, peer: u16) {
+        let slot = &mut self.peers.slots[peer as usize];
+        slot.outstanding -= 1;
+        slot.ended = slot.ended.wrapping_add(1);
+    }
+
+    /// The queue gave no completion. Returns whether to go on reading.
+    #[inline(always)]
+    fn trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
+        if code == Code::EAGAIN {
+            return false;
+        }
+        self.real_trouble(code, sink, count)
+    }
+
+    #[cold]
+    fn real_trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
+        if code != Code::EAVAIL {
+            self.break_down(code);
+            return false;
+        }
+        match self.endpoint.cq.read_error() {
+            Ok(error) => {
+                *count += 1;
+                self.failed(error, sink);
+                true
+            }
+            Err(Code::EAGAIN) => false,
+            Err(code) => {
+                self.break_down(code);
+                false
+            }
+        }
+    }
+
+    /// An error completion.
+    #[cold]
+    fn failed<S: Sink>(&mut self, error: CqError, sink: &mut S) {
+        self.stats.errors += 1;
+        self.stats.last_error = (error.code.0, error.provider);
+        let slot = error.op_context.cast::<Slot>();
+        if slot.is_null() {
+            return;
+        }
+        // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+        let (cx, peer, kind, extra, orphan) =
+            unsafe { ((*slot).cx, (*slot).peer, (*slot).kind, (*slot).extra, (*slot).orphan) };
+        match kind {
+            Kind::Free => return,
+            // Cut short or cancelled: whoever sent it is not named, and hears nothing of it.
+            Kind::Receive => return self.give_back(slot),
+            Kind::Send => self.bounces.push(extra),
+            _ => {}
+        }
+        self.free(slot);
+        if orphan {
+            return;
+        }
+        self.settle(peer);
+        let lost = error.code.is_disconnect() || !self.peers.slots[peer as usize].up;
+        let end = if lost { CompleteError::PeerDown } else { CompleteError::Failed(error.code.0) };
+        if lost {
+            self.take_down(Peer(peer), PeerError::Died);
+        }
+        sink.done(cx, Err(end));
+    }
+
+    /// What waits: reports, words, receive buffers, a batch that could not be closed.
+    #[cold]
+    fn chores<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut count = 0;
+        while count < budget {
+            let Some(event) = self.events.pop_front() else { break };
+            report(event, sink);
+            count += 1;
+        }
+        while let Some(&(peer, data)) = self.owed.front() {
+            if !self.send_word(peer, data) {
+                break;
+            }
+            self.owed.pop_front();
+        }
+        while let Some(index) = self.unposted.pop() {
+            if self.post_receive(index).is_err() {
+                self.unposted.push(index);
+                break;
+            }
+        }
+        let closed = self.close_batch();
+        self.busy = !(closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty());
+        count
+    }
+
+    /// Reports something at the next occasion. There is room: one end per context, and little per peer.
+    pub(super) fn tell(&mut self, event: Event) {
+        self.events.push_back(event);
+        self.busy = true;
+    }
+}
+
+pub(super) fn report<S: Sink>(event: Event, sink: &mut S) {
+    match event {
+        Event::Done(cx, result) => sink.done(cx, result),
+        Event::Down(peer, why) => sink.peer_down(peer, why),
+    }
+}

@@ -1,0 +1,122 @@
+//! The peers of a rail: where they are, by what numbers they sign, what they owe.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+/// A peer's place. The first fields are what a post needs.
+#[derive(Clone, Copy)]
+pub(super) struct PeerSlot {
+    /// Its number in the address vector.
+    pub addr: u64,
+    /// Attached, and not known to be gone.
+    pub up: bool,
+    /// Attached.
+    pub attached: bool,
+    /// Since the last look a post to it was refused, and none accepted.
+    pub refused: bool,
+    /// Posts whose end it owes.
+    pub outstanding: u32,
+    /// Ends and arrivals from it so far, wrapping.
+    pub ended: u32,
+    /// The number that it signs with.
+    pub number: u32,
+    /// `ended` when it last changed, as far as was looked.
+    pub marked: u32,
+    /// When that was seen, in nanoseconds; 0: nothing was owed.
+    pub since: u64,
+}
+
+const GONE: PeerSlot = PeerSlot {
+    addr: 0,
+    up: false,
+    attached: false,
+    refused: false,
+    outstanding: 0,
+    ended: 0,
+    number: 0,
+    marked: 0,
+    since: 0,
+};
+
+/// An entry of a table from numbers to peers.
+#[derive(Clone, Copy)]
+struct Name {
+    number: u64,
+    peer: u16,
+    used: bool,
+}
+
+const NO_NAME: Name = Name { number: 0, peer: 0, used: false };
+
+/// A hash table from numbers that peers are known by to their places, at most half full. Rebuilt when a peer comes or goes.
+pub(super) struct Names {
+    places: Box<[Name]>,
+    shift: u32,
+}
+
+impl Names {
+    fn new(peers: u16) -> Names {
+        let size = (peers as usize * 2).next_power_of_two().max(2);
+        Names { places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
+    }
+
+    fn place(&self, number: u64) -> usize {
+        let mask = self.places.len() - 1;
+        let mut at = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
+        // Ends: at least half of the places are free.
+        loop {
+            let name = &self.places[at & mask];
+            if !name.used || name.number == number {
+                return at & mask;
+            }
+            at += 1;
+        }
+    }
+
+    /// Who has this number.
+    #[inline(always)]
+    pub fn find(&self, number: u64) -> Option<u16> {
+        let name = &self.places[self.place(number)];
+        name.used.then_some(name.peer)
+    }
+}
+
+/// All peers of a rail.
+pub(super) struct Peers {
+    pub slots: Box<[PeerSlot]>,
+    /// By the numbers that they sign with.
+    pub numbers: Names,
+    /// By their numbers in the address vector.
+    pub addresses: Names,
+}
+
+impl Peers {
+    pub fn new(max: u16) -> Peers {
+        Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
+    }
+
+    /// Attaches a peer to a place that is free.
+    pub fn attach(&mut self, peer: u16, addr: u64, number: u32) {
+        self.slots[peer as usize] = PeerSlot { addr, number, up: true, attached: true, ..GONE };
+        self.rename();
+    }
+
+    /// Frees a place.
+    pub fn detach(&mut self, peer: u16) {
+        self.slots[peer as usize] = GONE;
+        self.rename();
+    }
+
+    fn rename(&mut self) {
+        self.numbers.places.fill(NO_NAME);
+        self.addresses.places.fill(NO_NAME);
+        for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
+            let peer = peer as u16;
+            for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
+            {
+                let at = names.place(number);
+                names.places[at] = Name { number, peer, used: true };
+            }
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! Posting. Hot: checks, a context, and one call of the provider.
+
+use core::ffi::c_void;
+use core::ptr::{self, NonNull};
+
+use fishplate_core::error::{CompleteError, PostError};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::op::{Amo, AmoOp};
+use fishplate_core::rail::{Local, Posted, Remote};
+
+use super::pool::{Kind, Pool, Slot};
+use super::{Event, FabricRail, HEAD, Held, MORE, USER, WORD};
+use crate::fabric::endpoint::{AtomicKind, AtomicWords, Buffer, Endpoint, Target};
+use crate::fabric::error::Code;
+use crate::fabric::info::Info;
+use crate::fabric::persona::Notify;
+use crate::fabric::raw::*;
+
+impl FabricRail {
+    /// Where a post goes, if it may.
+    #[inline(always)]
+    fn target(&self, peer: Peer, remote: Remote, len: usize) -> Result<Target, PostError> {
+        let Some(slot) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
+        if !slot.up {
+            return Err(PostError::PeerDown);
+        }
+        if len > self.caps.max_rma {
+            return Err(PostError::TooLong { len, max: self.caps.max_rma });
+        }
+        if !self.imports.allows(peer.0, remote.key.key, remote.offset, len as u64) {
+            return Err(PostError::BadKey);
+        }
+        // No overflow: base + the region's length does not, and the range lies inside.
+        let addr = remote.key.base.wrapping_add(remote.offset);
+        Ok(Target { peer: slot.addr, addr, key: remote.key.key })
+    }
+
+    /// Takes a context for a post to a peer that is up.
+    #[inline(always)]
+    fn begin(&mut self, peer: Peer, kind: Kind, cx: u64) -> Result<*mut Slot, PostError> {
+        let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
+        // SAFETY: just taken, so nobody else has it.
+        unsafe {
+            (*slot).cx = cx;
+            (*slot).peer = peer.0;
+            (*slot).kind = kind;
+        }
+        Ok(slot)
+    }
+
+    /// A post with a context was made, or not.
+    #[inline(always)]
+    fn end(&mut self, peer: Peer, slot: *mut Slot, result: Result<(), Code>) -> Result<Posted, PostError> {
+        match result {
+            Ok(()) => {
+                let place = &mut self.peers.slots[peer.0 as usize];
+                place.outstanding += 1;
+                place.refused = false;
+                self.posted = self.posted.wrapping_add(1);
+                Ok(Posted::Pending)
+            }
+            Err(code) => {
+                // SAFETY: taken for this post, which the provider has refused.
+                unsafe { self.pool.give(slot) };
+                Err(self.refused(peer, code))
+            }
+        }
+    }
+
+    /// A post without a context was made, or not.
+    #[inline(always)]
+    fn over(&mut self, peer: Peer, result: Result<(), Code>) -> Result<Posted, PostError> {
+        match result {
+            Ok(()) => {
+                self.peers.slots[peer.0 as usize].refused = false;
+                self.posted = self.posted.wrapping_add(1);
+                Ok(Posted::Done)
+            }
+            Err(code) => Err(self.refused(peer, code)),
+        }
+    }
+
+    /// What a refusal means.
+    #[cold]
+    fn refused(&mut self, peer: Peer, code: Code) -> PostError {
+        if code == Code::EAGAIN {
+            self.stats.refused += 1;
+            self.peers.slots[peer.0 as usize].refused = true;
+            return PostError::Again;
+        }
+        self.stats.last_error = (code.0, 0);
+        if code.is_disconnect() {
+            self.take_down(peer, fishplate_core::error::PeerError::Died);
+            return PostError::PeerDown;
+        }
+        PostError::Provider(code.0)
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let to = self.target(peer, remote, local.len)?;
+        let from = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
+        let word = match data {
+            Some(data) if self.notify == Notify::Message => {
+                // SAFETY: handed on to our caller.
+                return unsafe { self.write_and_word(peer, from, to, data, cx) };
+            }
+            Some(data) => Some(self.signature | data as u64),
+            None => None,
+        };
+        if self.inject.is_some_and(|inject| local.len <= inject) {
+            if self.held.is_some() && !self.close_batch() {
+                return Err(PostError::Again);
+            }
+            // SAFETY: readable during the call, by our caller's promise.
+            let result = unsafe { self.endpoint.inject_write(from, to, word) };
+            return self.over(peer, result);
+        }
+        let slot = self.begin(peer, Kind::Write, cx)?;
+        if self.more {
+            return self.hold(peer, Held { slot, from, to, data: word });
+        }
+        // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
+        let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
+        self.end(peer, slot, result)
+    }
+
+    /// Keeps a write back, and hands over the one that was kept before it.
+    fn hold(&mut self, peer: Peer, write: Held) -> Result<Posted, PostError> {
+        if let Some(before) = self.held {
+            let more = if self.batched + 1 < MORE { FI_MORE } else { 0 };
+            if !self.hand_over(before, more) {
+                // SAFETY: taken for this post, which nobody has seen.
+                unsafe { self.pool.give(write.slot) };
+                return Err(PostError::Again);
+            }
+            self.batched = if more == 0 { 0 } else { self.batched + 1 };
+        }
+        self.held = Some(write);
+        self.busy = true;
+        self.end(peer, write.slot, Ok(()))
+    }
+
+    /// Hands over the write that was kept back, and rings for all that went before it. `false`: refused for now; it stays.
+    pub(super) fn close_batch(&mut self) -> bool {
+        if let Some(held) = self.held {
+            if !self.hand_over(held, 0) {
+                return false;
+            }
+            self.held = None;
+            self.batched = 0;
+        }
+        true
+    }
+
+    /// Gives a kept write to the provider. One that it refuses for good ends with that error.
+    fn hand_over(&mut self, write: Held, more: u64) -> bool {
+        let Held { slot, from, to, data } = write;
+        let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        let flags = FI_COMPLETION | self.offer.level.flag() | remote | more;
+        // SAFETY: readable until its end is reported, by the promise made when it was posted; the context is its own.
+        let result =
+            unsafe { self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot)) };
+        match result {
+            Ok(()) => true,
+            Err(Code::EAGAIN) => {
+                self.stats.refused += 1;
+                false
+            }
+            Err(code) => {
+                // SAFETY: the context is the write's, whose end is only now told.
+                let (cx, peer, orphan) = unsafe { ((*slot).cx, (*slot).peer, (*slot).orphan) };
+                // SAFETY: the provider has refused it.
+                unsafe { self.pool.give(slot) };
+                if !orphan {
+                    self.settle(peer);
+                    self.tell(Event::Done(cx, Err(CompleteError::Failed(code.0))));
+                }
+                true
+            }
+        }
+    }
+
+    /// A write without data, and a message behind it with the word.
+    unsafe fn write_and_word(
+        &mut self,
+        peer: Peer,
+        from: Buffer,
+        to: Target,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if self.words_follow && self.owed.len() == self.caps.depth as usize {
+            return Err(PostError::Again);
+        }
+        let kind = if self.words_follow { Kind::Write } else { Kind::WriteThenWord };
+        let slot = self.begin(peer, kind, cx)?;
+        // SAFETY: the context is this post's.
+        unsafe { (*slot).extra = data };
+        // SAFETY: as in `write`.
+        let result = unsafe { self.endpoint.write(from, to, None, Pool::context(slot)) };
+        let posted = self.end(peer, slot, result)?;
+        if self.words_follow {
+            self.owe(peer.0, data);
+        }
+        Ok(posted)
+    }
+
+    /// Sends a word, now or as soon as there is room. There is room in the list: at most one word per context waits.
+    #[inline]
+    pub(super) fn owe(&mut self, peer: u16, data: u32) {
+        if !self.owed.is_empty() || !self.send_word(peer, data) {
+            self.owed.push_back((peer, data));
+            self.busy = true;
+        }
+    }
+
+    /// Sends a word. `false`: refused for now. To a peer that is gone it is dropped.
+    pub(super) fn send_word(&mut self, peer: u16, data: u32) -> bool {
+        let slot = &self.peers.slots[peer as usize];
+        if !slot.up {
+            return true;
+        }
+        let mut bytes = [0; HEAD + 4];
+        bytes[..4].copy_from_slice(&self.number.to_le_bytes());
+        bytes[4..8].copy_from_slice(&WORD.to_le_bytes());
+        bytes[8..].copy_from_slice(&data.to_le_bytes());
+        let result = self.endpoint.inject(&bytes, slot.addr);
+        match self.over(Peer(peer), result) {
+            Err(PostError::Again) => false,
+            Err(PostError::Provider(_)) => {
+                // The word is lost, and with it what the peer waits for.
+                self.take_down(Peer(peer), fishplate_core::error::PeerError::Died);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let from = self.target(peer, remote, local.len)?;
+        if self.held.is_some() && !self.close_batch() {
+            return Err(PostError::Again);
+        }
+        let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
+        let slot = self.begin(peer, Kind::Read, cx)?;
+        // SAFETY: writable and unread until the completion, by our caller's promise; the context is this post's until then.
+        let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
+        self.end(peer, slot, result)
+    }
+
+    #[inline(always)]
+    pub(super) fn message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let Some(place) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
+        if !place.up {
+            return Err(PostError::PeerDown);
+        }
+        let addr = place.addr;
+        let len = head.len().saturating_add(body.len());
+        if len > self.caps.max_message {
+            return Err(PostError::TooLong { len, max: self.caps.max_message });
+        }
+        if self.held.is_some() && !self.close_batch() {
+            return Err(PostError::Again);
+        }
+        if len + HEAD <= self.inject_message {
+            let scratch = self.scratch.as_mut_ptr();
+            // SAFETY: `scratch` has `inject_message` bytes, and is nobody else's; the rest as in `compose`.
+            let bytes = unsafe {
+                compose(self.number, head, body, scratch);
+                core::slice::from_raw_parts(scratch, len + HEAD)
+            };
+            let result = self.endpoint.inject(bytes, addr);
+            return self.over(peer, result);
+        }
+        self.long_message(peer, addr, head, body, cx)
+    }
+
+    /// A message through a bounce buffer.
+    fn long_message(
+        &mut self,
+        peer: Peer,
+        addr: u64,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let Some(bounce) = self.bounces.pop() else { return Err(PostError::Again) };
+        let slot = match self.begin(peer, Kind::Send, cx) {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.bounces.push(bounce);
+                return Err(error);
+            }
+        };
+        let bytes = self.slab.at(bounce as usize);
+        let from = Buffer { ptr: bytes, len: head.len() + body.len() + HEAD, desc: self.desc };
+        // SAFETY: a bounce buffer holds the longest message, and this one is ours until the completion; so is the context.
+        let result = unsafe {
+            (*slot).extra = bounce;
+            compose(self.number, head, body, bytes);
+            self.endpoint.send(from, addr, FI_COMPLETION, Pool::context(slot))
+        };
+        if result.is_err() {
+            self.bounces.push(bounce);
+        }
+        self.end(peer, slot, result)
+    }
+
+    pub(super) unsafe fn atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let Some(datatype) = datatype(amo.width).filter(|_| self.caps.native_atomics) else {
+            return Err(PostError::Unsupported);
+        };
+        let to = self.target(peer, remote, amo.width as usize)?;
+        if self.held.is_some() && !self.close_batch() {
+            return Err(PostError::Again);
+        }
+        let (plain, kind, op, operand) = provider_op(amo);
+        let kind = if plain && fetch.is_none() { AtomicKind::Plain } else { kind };
+        let slot = self.begin(peer, Kind::Atomic, cx)?;
+        // SAFETY: the context is this post's until the completion, and so are the words in it.
+        let result = unsafe {
+            (*slot).fetch = fetch.map_or(ptr::null_mut(), NonNull::as_ptr);
+            // Native words, narrow ones in their first bytes.
+            (*slot).words = [narrow(operand, amo.width), narrow(amo.compare, amo.width), 0];
+            let words = (&raw mut (*slot).words).cast::<u64>();
+            let words = AtomicWords { operand: words, compare: words.add(1), result: words.add(2) };
+            self.endpoint.atomic(kind, words, to, datatype, op, Pool::context(slot))
+        };
+        self.end(peer, slot, result)
+    }
+}
+
+/// Writes a message: our head, then the two parts.
+///
+/// # Safety
+/// `into` has room for all three and overlaps none of them.
+#[inline(always)]
+unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) {
+    // SAFETY: handed on to our caller. A raw copy makes no claim that the body holds still.
+    unsafe {
+        into.cast::<[u8; 4]>().write(number.to_le_bytes());
+        into.add(4).cast::<[u8; 4]>().write(USER.to_le_bytes());
+        ptr::copy_nonoverlapping(head.as_ptr(), into.add(HEAD), head.len());
+        ptr::copy_nonoverlapping(body.as_ptr(), into.add(HEAD + head.len()), body.len());
+    }
+}
+
+/// A value in the first `width` bytes of a native word.
+fn narrow(value: u64, width: u8) -> u64 {
+    let mut bytes = [0; 8];
+    match width {
+        1 => bytes[..1].copy_from_slice(&(value as u8).to_ne_bytes()),
+        2 => bytes[..2].copy_from_slice(&(value as u16).to_ne_bytes()),
+        4 => bytes[..4].copy_from_slice(&(value as u32).to_ne_bytes()),
+        _ => bytes = value.to_ne_bytes(),
+    }
+    u64::from_ne_bytes(bytes)
+}
+
+fn datatype(width: u8) -> Option<i32> {
+    match width {
+        1 => Some(FI_UINT8),
+        2 => Some(FI_UINT16),
+        4 => Some(FI_UINT32),
+        8 => Some(FI_UINT64),
+        _ => None,
+    }
+}
+
+/// An atomic as providers have it: whether it has a form that fetches nothing, the call that fetches, the operation, the operand.
+fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
+    match amo.op {
+        AmoOp::Set => (true, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
+        AmoOp::Add => (true, AtomicKind::Fetch, FI_SUM, amo.operand),
+        AmoOp::Inc => (true, AtomicKind::Fetch, FI_SUM, 1),
+        AmoOp::And => (true, AtomicKind::Fetch, FI_BAND, amo.operand),
+        AmoOp::Or => (true, AtomicKind::Fetch, FI_BOR, amo.operand),
+        AmoOp::Xor => (true, AtomicKind::Fetch, FI_BXOR, amo.operand),
+        AmoOp::Swap => (false, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
+        AmoOp::CompareSwap => (false, AtomicKind::Compare, FI_CSWAP, amo.operand),
+        AmoOp::Fetch => (false, AtomicKind::Fetch, FI_ATOMIC_READ, 0),
+    }
+}
+
+/// Whether a provider has every atomic in every width: an engine cannot have one executed by the provider and the next by a
+/// processor. An advertised capability is no proof: `net` of 1.17 has it and no operation.
+pub(super) fn has_all_atomics(endpoint: &Endpoint, info: &Info) -> bool {
+    let wants_registered = info.domain().mr_mode & FI_MR_LOCAL != 0;
+    let plain = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR];
+    let fetch = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR, FI_ATOMIC_READ];
+    info.raw().caps & FI_ATOMIC != 0
+        && !wants_registered
+        && [FI_UINT8, FI_UINT16, FI_UINT32, FI_UINT64].into_iter().all(|datatype| {
+            plain.into_iter().all(|op| endpoint.has_atomic(AtomicKind::Plain, datatype, op))
+                && fetch.into_iter().all(|op| endpoint.has_atomic(AtomicKind::Fetch, datatype, op))
+                && endpoint.has_atomic(AtomicKind::Compare, datatype, FI_CSWAP)
+        })
+}

@@ -1,0 +1,123 @@
+//! Peers that are gone: noticing, reporting, forgetting. All of it slow.
+//!
+//! Providers do not agree on what happens when a peer's process dies. Some end what was posted with errors, some retry for ever
+//! and some answer `FI_EAGAIN` to every post. So what counts is whether anything comes back: a peer that owes an end, or to which no
+//! post is accepted although others are, and from which nothing has come since a deadline, is held to be dead.
+
+use core::mem;
+
+use fishplate_core::error::{CompleteError, PeerError};
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::Sink;
+
+use super::complete::report;
+use super::pool::Kind;
+use super::{Event, FabricRail};
+use crate::clock::monotonic_ns;
+use crate::fabric::error::Code;
+
+impl FabricRail {
+    /// Looks who is overdue, and reports everything that waits to be reported.
+    pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
+        let now = monotonic_ns().max(1);
+        let others_go_on = mem::replace(&mut self.posted_marked, self.posted) != self.posted;
+        let total: u32 = self.peers.slots.iter().map(|slot| slot.outstanding).sum();
+        let deadline = self.config.deadline.map(|deadline| deadline.as_nanos() as u64);
+        for peer in 0..self.peers.slots.len() {
+            let slot = &mut self.peers.slots[peer];
+            if !slot.attached {
+                continue;
+            }
+            // A refusal is held against a peer only if it is not for want of room that others take.
+            let starved = slot.refused && (total == slot.outstanding || others_go_on);
+            if slot.outstanding == 0 && !starved {
+                slot.since = 0;
+                continue;
+            }
+            if slot.since == 0 || slot.marked != slot.ended {
+                (slot.since, slot.marked) = (now, slot.ended);
+                continue;
+            }
+            if deadline.is_some_and(|deadline| now - slot.since >= deadline) {
+                slot.since = now;
+                let peer = Peer(peer as u16);
+                self.take_down(peer, PeerError::Died);
+                self.abandon(peer, Code(libc::ETIMEDOUT));
+            }
+        }
+        while let Some(event) = self.events.pop_front() {
+            report(event, sink);
+        }
+    }
+
+    /// A peer is gone: nothing is posted to it and nothing heard from it any more. What it owes is still awaited, up to the
+    /// deadline.
+    #[cold]
+    pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
+        let slot = &mut self.peers.slots[peer.0 as usize];
+        if mem::replace(&mut slot.up, false) {
+            slot.refused = false;
+            self.tell(Event::Down(peer, why));
+        }
+    }
+
+    /// Ends what a peer owes; the provider may still touch that memory.
+    fn abandon(&mut self, peer: Peer, code: Code) {
+        self.close_batch();
+        if let Some(held) = self.held {
+            // SAFETY: a kept write's context, which the provider has not seen.
+            let (of, cx) = unsafe { ((*held.slot).peer, (*held.slot).cx) };
+            if of == peer.0 {
+                self.held = None;
+                // SAFETY: as above.
+                unsafe { self.pool.give(held.slot) };
+                self.tell(Event::Done(cx, Err(CompleteError::Failed(code.0))));
+            }
+        }
+        for index in 0..self.caps.depth as usize {
+            let slot = self.pool.at(index);
+            // SAFETY: inside the pool. What is read and written here the provider leaves alone.
+            let cx = unsafe {
+                if (*slot).kind == Kind::Free || (*slot).orphan || (*slot).peer != peer.0 {
+                    continue;
+                }
+                (*slot).orphan = true;
+                (*slot).cx
+            };
+            self.stats.orphans += 1;
+            self.tell(Event::Done(cx, Err(CompleteError::Unknown(code.0))));
+        }
+        self.peers.slots[peer.0 as usize].outstanding = 0;
+    }
+
+    /// Detaches a peer.
+    pub(super) fn forget(&mut self, peer: Peer) {
+        if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
+            return;
+        }
+        self.take_down(peer, PeerError::Closed);
+        self.abandon(peer, Code::ECANCELED);
+        self.events.retain(|event| !matches!(event, Event::Down(other, _) if *other == peer));
+        self.owed.retain(|(other, _)| *other != peer.0);
+        self.imports.forget(peer.0);
+        let addr = self.peers.slots[peer.0 as usize].addr;
+        // A provider that refuses keeps an address that nobody uses; there is nobody to tell.
+        let _ = self.endpoint.av.remove(addr);
+        self.peers.detach(peer.0);
+    }
+
+    /// The queue itself has failed: nothing can be known of any post.
+    #[cold]
+    pub(super) fn break_down(&mut self, code: Code) {
+        self.stats.last_error = (code.0, 0);
+        if mem::replace(&mut self.broken, true) {
+            return;
+        }
+        for peer in 0..self.peers.slots.len() as u16 {
+            if self.peers.slots[peer as usize].attached {
+                self.take_down(Peer(peer), PeerError::Died);
+                self.abandon(Peer(peer), code);
+            }
+        }
+    }
+}
