@@ -13,7 +13,7 @@
 //! | [`endpoint`] | an endpoint: all posts                                     | `fid_ep`        |
 //! | [`mr`]       | a memory registration                                      | `fid_mr`        |
 //! | [`persona`]  | what is known of providers beyond what they say            |                 |
-//! | [`negotiate`] | choosing an offer                                         |                 |
+//! | [`mod@negotiate`] | choosing an offer                                         |                 |
 //! | [`rail`]     | the rail over an endpoint                                  |                 |
 //!
 //! Each object is owned by one value and closed when that is dropped, in reverse order: a value holds what it was opened in.

@@ -36,6 +36,9 @@ pub struct Persona {
     pub fabric: Option<&'static str>,
     /// How the origin of a write with data is known, where the offer allows it.
     pub notify: Notify,
+    /// Whether the provider forgets the endpoint's completion level, so that each write must say it: `net` hands writes on to
+    /// another endpoint that was not told.
+    pub forgets_level: bool,
     /// Whether posts held back with `FI_MORE` save doorbells.
     pub more: bool,
     /// Completions that the queue is asked to hold. Where the provider lets it overrun, this is the only bound.
@@ -43,12 +46,12 @@ pub struct Persona {
 }
 
 const fn persona(name: &'static str, providers: &'static [&'static str], notify: Notify) -> Persona {
-    Persona { name, providers, fabric: None, notify, more: false, completions: 4096 }
+    Persona { name, providers, fabric: None, notify, forgets_level: false, more: false, completions: 4096 }
 }
 
 /// All personas.
 pub const PERSONAS: [Persona; 8] = [
-    persona("tcp", &["tcp", "net"], Notify::Word),
+    Persona { forgets_level: true, ..persona("tcp", &["tcp", "net"], Notify::Word) },
     persona("tcp;ofi_rxm", &["tcp;ofi_rxm"], Notify::Word),
     persona("shm", &["shm"], Notify::Word),
     Persona { more: true, ..persona("verbs;ofi_rxm", &["verbs;ofi_rxm"], Notify::Message) },

@@ -9,7 +9,7 @@
 //! | post                                | provider's call                 | ends                                     |
 //! |-------------------------------------|---------------------------------|------------------------------------------|
 //! | write up to [`Caps::inject`]        | `fi_inject_writedata`           | at once; an error of it is not reported  |
-//! | longer write                        | `fi_writedata`                  | with its completion, at the [`Level`]    |
+//! | longer write                        | `fi_writedata`, or `fi_writemsg` where each must say the level | with its completion, at the [`Level`] |
 //! | the same, held back                 | `fi_writemsg` with `FI_MORE`    | the same; [`flush`](Rail::flush) closes the batch |
 //! | read                                | `fi_read`                       | with its completion                      |
 //! | short message                       | `fi_inject`                     | at once                                  |
@@ -27,7 +27,7 @@
 //! # When a peer is gone
 //!
 //! A completion with an error that means a lost connection takes its peer down, and so does a [deadline](FabricConfig::deadline)
-//! kept by `check_peers`: the provider may retry for ever and say nothing. What such a peer still owes ends as
+//! kept by `check_peers` and by polls that find nothing: the provider may retry for ever and say nothing. What such a peer still owes ends as
 //! [`CompleteError::Unknown`] when the deadline passes: the provider may still touch that memory. Its contexts stay with the
 //! provider until it gives them back; a provider that never does shrinks the pool by as many.
 //!
@@ -177,12 +177,15 @@ pub struct FabricRail {
     /// Our number, in the upper half of the data of a write.
     signature: u64,
     number: u32,
-    /// Longest write that the provider copies; `None`: none is.
-    inject: Option<usize>,
+    /// Longest write that is given to the provider to be copied. With 0 it is empty ones alone: of those there is nothing to wait
+    /// for, and shm 1.17 refuses them otherwise.
+    inject: usize,
     /// Longest message that the provider copies, our head included.
     inject_message: usize,
     /// Descriptor of the slab.
     desc: *mut c_void,
+    /// Flags of each write, if it must say them.
+    say_level: Option<u64>,
     /// Whether writes are held back.
     more: bool,
     held: Option<Held>,
@@ -210,6 +213,8 @@ pub struct FabricRail {
     /// Posts accepted, wrapping; looked at when somebody is refused.
     posted: u32,
     posted_marked: u32,
+    /// Polls, wrapping.
+    polls: u32,
     next_key: u64,
     key_bits: u32,
     stats: FabricStats,
@@ -277,7 +282,7 @@ impl FabricRail {
         let caps = Caps {
             max_message,
             max_rma: room.min(MAX_RMA),
-            inject: if config.inject { inject.min(room) } else { 0 },
+            inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
             // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
             ordered: false,
@@ -298,9 +303,10 @@ impl FabricRail {
             notify,
             signature: if notify == Notify::Word { (number as u64) << 32 } else { 0 },
             number,
-            inject: (config.inject && notify != Notify::Message).then_some(caps.inject),
+            inject: if notify == Notify::Message { 0 } else { caps.inject },
             inject_message: inject.min(max_message + HEAD),
             desc: core::ptr::null_mut(),
+            say_level: offer.persona.forgets_level.then(|| FI_COMPLETION | offer.level.flag()),
             more: config.more.unwrap_or(offer.persona.more) && notify != Notify::Message,
             held: None,
             batched: 0,
@@ -316,6 +322,7 @@ impl FabricRail {
             broken: false,
             posted: 0,
             posted_marked: 0,
+            polls: 0,
             // Upper bits at random, where there is room for them: a key is not to be guessed.
             next_key: mix(seed ^ 1) << 32,
             key_bits,
@@ -482,7 +489,7 @@ impl Rail for FabricRail {
         if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             return Err(AttachError::UnknownPeer);
         }
-        if key.key == FI_KEY_NOTAVAIL || key.base.checked_add(len).is_none() {
+        if key.key == FI_KEY_NOTAVAIL || len > isize::MAX as u64 || key.base.checked_add(len).is_none() {
             return Err(AttachError::BadHandle);
         }
         match self.imports.insert(peer.0, key.key, len) {

@@ -12,6 +12,9 @@ use crate::fabric::error::Code;
 use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
+/// Idle polls between two looks at the clock: a power of two.
+const LOOK: u32 = 4096;
+
 /// What marks the arrival of a write with data. Both: some providers repeat the flags of a post in its own completion.
 const ARRIVED: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
 
@@ -20,6 +23,7 @@ impl FabricRail {
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
+        self.polls = self.polls.wrapping_add(1);
         if self.busy {
             count = self.chores(budget, sink);
         }
@@ -40,6 +44,12 @@ impl FabricRail {
                     if n < want {
                         break;
                     }
+                }
+                Err(Code::EAGAIN) => {
+                    if self.polls.is_multiple_of(LOOK) {
+                        self.look();
+                    }
+                    break;
                 }
                 Err(code) => {
                     if !self.trouble(code, sink, &mut count) {
@@ -197,16 +207,8 @@ impl FabricRail {
     }
 
     /// The queue gave no completion. Returns whether to go on reading.
-    #[inline(always)]
-    fn trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
-        if code == Code::EAGAIN {
-            return false;
-        }
-        self.real_trouble(code, sink, count)
-    }
-
     #[cold]
-    fn real_trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
+    fn trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
         if code != Code::EAVAIL {
             self.break_down(code);
             return false;
@@ -249,7 +251,10 @@ impl FabricRail {
             return;
         }
         self.settle(peer);
-        let lost = error.code.is_disconnect() || !self.peers.slots[peer as usize].up;
+        // Nothing is cancelled from here: the provider gave it up together with its connection.
+        let lost = error.code.is_disconnect()
+            || error.code == Code::ECANCELED
+            || !self.peers.slots[peer as usize].up;
         let end = if lost { CompleteError::PeerDown } else { CompleteError::Failed(error.code.0) };
         if lost {
             self.take_down(Peer(peer), PeerError::Died);

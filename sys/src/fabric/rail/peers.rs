@@ -24,6 +24,8 @@ pub(super) struct PeerSlot {
     pub marked: u32,
     /// When that was seen, in nanoseconds; 0: nothing was owed.
     pub since: u64,
+    /// How often the rail had been polled then.
+    pub polls: u32,
 }
 
 const GONE: PeerSlot = PeerSlot {
@@ -36,6 +38,7 @@ const GONE: PeerSlot = PeerSlot {
     number: 0,
     marked: 0,
     since: 0,
+    polls: 0,
 };
 
 /// An entry of a table from numbers to peers.

@@ -115,7 +115,7 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        if self.inject.is_some_and(|inject| local.len <= inject) {
+        if local.len <= self.inject {
             if self.held.is_some() && !self.close_batch() {
                 return Err(PostError::Again);
             }
@@ -128,7 +128,16 @@ impl FabricRail {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
-        let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
+        let result = unsafe {
+            match self.say_level {
+                Some(flags) => {
+                    let remote = if word.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+                    let word = word.unwrap_or(0);
+                    self.endpoint.write_with(from, to, word, flags | remote, Pool::context(slot))
+                }
+                None => self.endpoint.write(from, to, word, Pool::context(slot)),
+            }
+        };
         self.end(peer, slot, result)
     }
 
@@ -197,6 +206,14 @@ impl FabricRail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        if from.len == 0 {
+            // There is nothing to wait for; shm 1.17 refuses to write nothing.
+            if self.owed.len() == self.caps.depth as usize {
+                return Err(PostError::Again);
+            }
+            self.owe(peer.0, data);
+            return Ok(Posted::Done);
+        }
         if self.words_follow && self.owed.len() == self.caps.depth as usize {
             return Err(PostError::Again);
         }
@@ -205,7 +222,12 @@ impl FabricRail {
         // SAFETY: the context is this post's.
         unsafe { (*slot).extra = data };
         // SAFETY: as in `write`.
-        let result = unsafe { self.endpoint.write(from, to, None, Pool::context(slot)) };
+        let result = unsafe {
+            match self.say_level {
+                Some(flags) => self.endpoint.write_with(from, to, 0, flags, Pool::context(slot)),
+                None => self.endpoint.write(from, to, None, Pool::context(slot)),
+            }
+        };
         let posted = self.end(peer, slot, result)?;
         if self.words_follow {
             self.owe(peer.0, data);

@@ -2,7 +2,8 @@
 //!
 //! Providers do not agree on what happens when a peer's process dies. Some end what was posted with errors, some retry for ever
 //! and some answer `FI_EAGAIN` to every post. So what counts is whether anything comes back: a peer that owes an end, or to which no
-//! post is accepted although others are, and from which nothing has come since a deadline, is held to be dead.
+//! post is accepted although others are, and from which nothing has come since a deadline, is held to be dead. That we were not
+//! running ourselves is not held against it: the rail must have been polled meanwhile.
 
 use core::mem;
 
@@ -16,9 +17,21 @@ use super::{Event, FabricRail};
 use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 
+/// Polls that must have been made before a deadline counts.
+const ENOUGH: u32 = 1024;
+
 impl FabricRail {
     /// Looks who is overdue, and reports everything that waits to be reported.
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
+        self.look();
+        while let Some(event) = self.events.pop_front() {
+            report(event, sink);
+        }
+    }
+
+    /// Looks who is overdue. Reads the clock, and nothing else of the system.
+    #[cold]
+    pub(super) fn look(&mut self) {
         let now = monotonic_ns().max(1);
         let others_go_on = mem::replace(&mut self.posted_marked, self.posted) != self.posted;
         let total: u32 = self.peers.slots.iter().map(|slot| slot.outstanding).sum();
@@ -35,7 +48,10 @@ impl FabricRail {
                 continue;
             }
             if slot.since == 0 || slot.marked != slot.ended {
-                (slot.since, slot.marked) = (now, slot.ended);
+                (slot.since, slot.marked, slot.polls) = (now, slot.ended, self.polls);
+                continue;
+            }
+            if self.polls.wrapping_sub(slot.polls) < ENOUGH {
                 continue;
             }
             if deadline.is_some_and(|deadline| now - slot.since >= deadline) {
@@ -44,9 +60,6 @@ impl FabricRail {
                 self.take_down(peer, PeerError::Died);
                 self.abandon(peer, Code(libc::ETIMEDOUT));
             }
-        }
-        while let Some(event) = self.events.pop_front() {
-            report(event, sink);
         }
     }
 

@@ -1,0 +1,74 @@
+//! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in one process: the contract of
+//! `Rail`. Each module of tests is a provider and a choice of ways.
+
+#[path = "../../../core/tests/conformance/mod.rs"]
+mod conformance;
+mod support;
+
+use conformance::{Fixture, Link};
+use fishplate_core::mem::Peer;
+use fishplate_sys::fabric::negotiate::Progress;
+use fishplate_sys::fabric::persona::Notify;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
+use support::{open, rails};
+
+/// The two ends, as they number each other.
+const TO: Peer = Peer(5);
+const FROM: Peer = Peer(2);
+
+fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
+    let mut ends = [open(ask, config, seed), open(ask, config, !seed)];
+    let addresses = ends.each_ref().map(|end| end.address().unwrap());
+    ends[0].attach(TO, &addresses[1]).unwrap();
+    ends[1].attach(FROM, &addresses[0]).unwrap();
+    Link { rails: ends.into(), origin: 0, target: 1, to: TO, from: FROM }
+}
+
+/// Ends the target without a good-bye. One that drives itself may have served everything before, and then nothing is missing.
+fn kill(link: &mut Link<FabricRail>) -> bool {
+    if link.rails[0].progress() == Progress::Auto {
+        return false;
+    }
+    link.rails.truncate(1);
+    true
+}
+
+const TAKEN: &str = "what the provider has taken it carries out";
+
+/// Polled by its owner and by nobody else, so that what a test does not poll for does not happen.
+const fn manual(provider: &'static str) -> Ask<'static> {
+    Ask { progress: Some(Progress::Manual), ..Ask::new(provider) }
+}
+
+const fn notify(provider: &'static str, notify: Notify) -> Ask<'static> {
+    Ask { notify: Some(notify), ..manual(provider) }
+}
+
+const fn atomics(provider: &'static str) -> Ask<'static> {
+    Ask { atomics: true, ..manual(provider) }
+}
+
+/// Writes that the provider copies end at once and yield no error: whether one was refused is then not seen.
+const TRACKED: FabricConfig = FabricConfig { inject: false, ..support::SMALL };
+const MORE: FabricConfig = FabricConfig { more: Some(true), ..TRACKED };
+const ATOMICS: FabricConfig = FabricConfig { native_atomics: true, ..TRACKED };
+const UNSEEN: &str = "the error of a write that was copied is not reported";
+
+rails! {
+    tcp: manual("tcp"), TRACKED, None;
+    tcp_auto: Ask::new("tcp"), TRACKED, None;
+    tcp_inject: manual("tcp"), support::SMALL, Some(UNSEEN);
+    tcp_message: notify("tcp", Notify::Message), TRACKED, None;
+    tcp_more: manual("tcp"), MORE, None;
+    tcp_source: notify("tcp", Notify::Source), TRACKED, None;
+    rxm: manual("tcp;ofi_rxm"), TRACKED, None;
+    rxm_auto: Ask::new("tcp;ofi_rxm"), TRACKED, None;
+    rxm_inject: manual("tcp;ofi_rxm"), support::SMALL, Some(UNSEEN);
+    rxm_message: notify("tcp;ofi_rxm", Notify::Message), TRACKED, None;
+    rxm_atomics: atomics("tcp;ofi_rxm"), ATOMICS, None;
+    shm: manual("shm"), TRACKED, None;
+    shm_inject: manual("shm"), support::SMALL, Some(UNSEEN);
+    shm_message: notify("shm", Notify::Message), TRACKED, None;
+    shm_source: notify("shm", Notify::Source), TRACKED, None;
+    shm_atomics: atomics("shm"), ATOMICS, None;
+}

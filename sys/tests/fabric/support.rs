@@ -1,0 +1,81 @@
+//! A libfabric for the tests, and rails on it.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate};
+
+/// Small enough that everything runs out.
+pub const SMALL: FabricConfig = FabricConfig {
+    max_peers: 16,
+    max_message: 1024,
+    depth: 32,
+    receives: 64,
+    bounces: 8,
+    max_regions: 8,
+    max_imports: 16,
+    completions: 0,
+    deadline: Some(Duration::from_millis(5)),
+    inject: true,
+    more: None,
+    native_atomics: false,
+    seed: None,
+};
+
+fn loaded() -> &'static Result<Library, LoadError> {
+    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+    // SAFETY: what the linker finds under this name is a libfabric.
+    LIBRARY.get_or_init(|| unsafe { Library::open(None) })
+}
+
+/// Why there is no library, if there is none.
+pub fn absent() -> Option<String> {
+    loaded().as_ref().err().map(LoadError::to_string)
+}
+
+/// The installed library.
+pub fn library() -> Library {
+    loaded().clone().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A rail on the loopback interface, where the provider has interfaces.
+pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
+    let interface = if ask.provider == "shm" { None } else { Some("lo") };
+    let offer = negotiate(library(), &Ask { interface, ..*ask }).unwrap_or_else(|error| panic!("{error}"));
+    let config = FabricConfig { seed: Some(seed), ..config };
+    FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// One module of conformance tests per line: name, what is asked, configuration, and why a region that was taken back may still be written.
+macro_rules! rails {
+    ($($name:ident: $ask:expr, $config:expr, $reaches_on:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            pub struct Ends;
+
+            impl Fixture for Ends {
+                type Rail = FabricRail;
+                const REACHES_ON: Option<&'static str> = $reaches_on;
+                const LANDS_LATE: Option<&'static str> = Some(TAKEN);
+                const IMPORTS_UNSEEN: Option<&'static str> = Some("the length of a region is known at the target alone");
+
+
+                fn absent() -> Option<String> {
+                    support::absent()
+                }
+
+                fn link(seed: u64) -> Link<FabricRail> {
+                    pair(&$ask, $config, seed)
+                }
+
+                fn kill_target(link: &mut Link<FabricRail>) -> bool {
+                    kill(link)
+                }
+            }
+
+            rail_conformance!(conformance_suite, Ends);
+        }
+    )*};
+}
+pub(crate) use rails;
