@@ -9,6 +9,8 @@ use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
+use libc::iovec;
+
 use super::av::AddressVector;
 use super::cq::CompletionQueue;
 use super::domain::Domain;

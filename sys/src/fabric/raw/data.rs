@@ -2,6 +2,8 @@
 
 use core::ffi::{c_int, c_void};
 
+use libc::iovec;
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_cq_data_entry {
@@ -28,13 +30,6 @@ pub struct fi_cq_err_entry {
     pub err_data: *mut c_void,
     pub err_data_size: usize,
     pub src_addr: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct iovec {
-    pub iov_base: *mut c_void,
-    pub iov_len: usize,
 }
 
 #[repr(C)]

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Compares our structures of libfabric with the official binding (ofi-libfabric-sys), built against the headers of libfabric 2.
+# Debian 12 has 1.17, whose headers the binding does not take, so those of Debian trixie's libfabric-dev are unpacked aside:
+# nothing of it is installed. Needs: apt-get, dpkg-deb, pkg-config, libclang (Debian: libclang-dev), libfabric1.
+# Usage: tests/fabric-oracle.sh [DIRECTORY]   the directory is kept and used again.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+place=${1:-${TMPDIR:-/tmp}/fishplate-fabric-oracle}
+mkdir -p "$place"
+skip() { echo "SKIPPED fabric-oracle: $1"; exit 0; }
+
+for tool in apt-get dpkg-deb pkg-config; do
+    command -v "$tool" >/dev/null || skip "no $tool"
+done
+ls /usr/lib/llvm-*/lib/libclang.so* /usr/lib/*/libclang*.so* >/dev/null 2>&1 || skip "no libclang (Debian: libclang-dev)"
+installed=$(find /usr/lib -name 'libfabric.so.1' 2>/dev/null | head -n 1)
+[ -n "$installed" ] || skip "no libfabric.so.1 (Debian: libfabric1)"
+
+if ! ls "$place"/libfabric-dev_2*.deb >/dev/null 2>&1; then
+    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e "$keyring" ] || skip "no $keyring to trust trixie's packages by"
+    apt=$place/apt
+    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/etc"
+    echo "deb [signed-by=$keyring] http://deb.debian.org/debian trixie main" >"$apt/etc/sources.list"
+    aside() {
+        apt-get -q -o Dir::State="$apt/state" -o Dir::Cache="$apt/cache" -o Dir::Etc::sourcelist="$apt/etc/sources.list" \
+            -o Dir::Etc::sourceparts=/dev/null -o Dir::State::status=/var/lib/dpkg/status -o APT::Sandbox::User=root "$@"
+    }
+    { aside update && (cd "$place" && aside download libfabric-dev); } >"$place/apt.log" 2>&1 ||
+        skip "cannot fetch trixie's libfabric-dev: $(tail -n 1 "$place/apt.log")"
+fi
+
+root=$place/trixie
+rm -rf "$root"
+dpkg-deb -x "$place"/libfabric-dev_2*.deb "$root"
+config=$(find "$root" -name libfabric.pc)
+sed -i "s|^prefix=.*|prefix=$root/usr|" "$config"
+library=$(find "$root" -name libfabric.so)
+ln -sf "$installed" "$library"
+
+export PKG_CONFIG_PATH="$(dirname "$config")"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}"
+cargo run --quiet --features oracle --manifest-path "$here/fabric-oracle/Cargo.toml"
+# The same numbers by C, from these headers.
+cd "$here/.."
+FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys --test layout -- --nocapture
