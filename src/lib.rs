@@ -1,7 +1,8 @@
 //! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
 //!
 //! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
-//! memory that an engine borrows, and [`MatchStorage`], which owns that of tagged messages. The command-line tool `fishplate` is the feature `tool`, on by default; a program
+//! memory that an engine borrows, [`MatchStorage`], which owns that of tagged messages, and [`topology`], which chooses NICs.
+//! The command-line tool `fishplate` is the feature `tool`, on by default; a program
 //! that links the transport turns it off.
 //!
 //! ```
@@ -40,5 +41,6 @@ pub use fishplate_shm as shm;
 pub use fishplate_sys as sys;
 
 mod storage;
+pub mod topology;
 
 pub use storage::{Limits, MatchStorage, Storage};

@@ -1,0 +1,124 @@
+//! Which NICs a process should use: what `/sys` tells of NICs, GPUs and the PCIe tree between them.
+//!
+//! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open. [`Machine::read`] takes the root of
+//! the tree as an argument, so that recorded trees serve as well as the machine itself. A file that is missing or makes no sense costs
+//! the knowledge that it would have given and no more.
+//!
+//! - `pci` names devices and the bridges above them.
+//! - `scan` reads the tree.
+//! - `choose` deals NICs out over *all* GPUs of the machine, so that jobs that do not know of each other do not meet on one NIC.
+//! - `pairing` joins the chosen rails of two ends.
+
+mod choose;
+mod pairing;
+mod pci;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+pub use choose::Anchor;
+pub use pairing::{Mismatch, Pairing};
+pub use pci::{PciAddress, PciPath};
+
+/// A NIC: one PCI function, or one interface without hardware behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// What the kernel calls it: the network interface if it has one, else the verbs device.
+    pub name: String,
+    /// The network interface, as in `/sys/class/net`.
+    pub interface: Option<String>,
+    /// The verbs device, as in `/sys/class/infiniband`.
+    pub verbs: Option<String>,
+    /// Where it is plugged in. `None` for interfaces made of software, and where the tree does not say.
+    pub path: Option<PciPath>,
+    /// The NUMA node that it belongs to, if the machine says.
+    pub node: Option<u32>,
+    /// Megabits per second, if the device says.
+    pub mbit: Option<u32>,
+    /// Whether it has a link.
+    pub link: LinkState,
+}
+
+/// Whether a NIC has a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It has.
+    Up,
+    /// It has none, or is switched off.
+    Down,
+    /// The kernel does not say; loopback and many virtual interfaces do not.
+    Unknown,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its address on the bus.
+    pub address: PciAddress,
+    /// Where it is plugged in, if the tree says.
+    pub path: Option<PciPath>,
+    /// The NUMA node that it belongs to, if the machine says.
+    pub node: Option<u32>,
+    /// PCI vendor number: 0x10de NVIDIA, 0x1002 AMD.
+    pub vendor: u16,
+}
+
+/// How far two devices are from each other: the less, the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Distance {
+    /// Below one PCIe bridge: traffic between them does not pass the processor.
+    Switch,
+    /// At one root complex.
+    RootComplex,
+    /// At one NUMA node.
+    Node,
+    /// Elsewhere, or nobody knows.
+    System,
+}
+
+impl Distance {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Distance::Switch => "switch",
+            Distance::RootComplex => "root-complex",
+            Distance::Node => "node",
+            Distance::System => "system",
+        }
+    }
+}
+
+/// What a machine has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// NICs, in the order of their PCI addresses; then those without one, by name.
+    pub nics: Vec<Nic>,
+    /// GPUs, in the order of their PCI addresses.
+    pub gpus: Vec<Gpu>,
+    /// What of the tree could not be used, and why.
+    pub notes: Vec<String>,
+}
+
+impl Machine {
+    /// The NIC with that network interface, verbs device or name.
+    pub fn nic(&self, name: &str) -> Option<usize> {
+        let is = |held: &Option<String>| held.as_deref() == Some(name);
+        self.nics.iter().position(|nic| nic.name == name || is(&nic.interface) || is(&nic.verbs))
+    }
+}
+
+/// The distance between two devices, by what is known of each.
+fn distance(a: (Option<&PciPath>, Option<u32>), b: (Option<&PciPath>, Option<u32>)) -> Distance {
+    if let (Some(a), Some(b)) = (a.0, b.0) {
+        if a.shared_bridges(b) > 0 {
+            return Distance::Switch;
+        }
+        if a.root() == b.root() {
+            return Distance::RootComplex;
+        }
+    }
+    match (a.1, b.1) {
+        (Some(a), Some(b)) if a == b => Distance::Node,
+        _ => Distance::System,
+    }
+}
