@@ -1,8 +1,9 @@
 //! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
 //!
 //! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
-//! memory that an engine borrows, [`MatchStorage`], which owns that of tagged messages, and [`topology`], which chooses NICs.
-//! The command-line tool `fishplate` is the feature `tool`, on by default; a program
+//! memory that an engine borrows; [`MatchStorage`], which owns that of tagged messages; [`topology`], which chooses NICs;
+//! [`config`], what can be set; and [`bootstrap`], how two hosts meet. The command-line tool `fishplate` is the feature `tool`, on
+//! by default; a program
 //! that links the transport turns it off.
 //!
 //! ```
@@ -40,6 +41,7 @@ pub use fishplate_core as core;
 pub use fishplate_shm as shm;
 pub use fishplate_sys as sys;
 
+pub mod config;
 mod storage;
 pub mod topology;
 

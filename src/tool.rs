@@ -1,4 +1,4 @@
-//! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`), where it runs (`cpu`,
+//! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`, `variables`), where it runs (`cpu`,
 //! `clock`), what it is measured with (`histogram`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
 //! (`report`, `info`, `demo`).
 
@@ -16,6 +16,7 @@ mod perf;
 mod progress;
 mod report;
 mod sizes;
+mod variables;
 
 use std::process::ExitCode;
 

@@ -2,6 +2,7 @@
 
 use std::mem::{align_of, offset_of, size_of};
 
+use fishplate::config::Settings;
 use fishplate_core::engine::{Config, PeerSlot, PendingSlot, Stream};
 use fishplate_core::sync::ring;
 use fishplate_shm::{Segment, socket_pair};
@@ -13,6 +14,7 @@ use super::clock::Clock;
 use super::cpu;
 use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
+use super::variables::{self, VARIABLES};
 
 /// Finds out and writes.
 pub fn run(args: &InfoArgs) -> Outcome {
@@ -59,6 +61,7 @@ fn gather() -> Outcome<Value> {
             "rail_policy": format!("{:?}", config.policy),
             "ack_age_passes": config.ack_age,
         },
+        "settings": settings(&variables::from_environment()?),
         "layout_bytes": {
             "ring_header": block::<ring::Header>(),
             "ring_header_producer_line": 0,
@@ -69,6 +72,19 @@ fn gather() -> Outcome<Value> {
             "latency_row": { "size": size_of::<super::histogram::Latency>(), "p50_at": offset_of!(super::histogram::Latency, p50) },
         },
     }))
+}
+
+/// Every variable with its value, its default and its meaning.
+fn settings(now: &Settings) -> Value {
+    let all = VARIABLES.iter().map(|variable| {
+        let told = json!({
+            "value": variable.show(now),
+            "default": variable.show(&Settings::DEFAULT),
+            "meaning": variable.meaning,
+        });
+        (format!("{}{}", variables::PREFIX, variable.name), told)
+    });
+    Value::Object(all.collect())
 }
 
 fn block<T>() -> Value {

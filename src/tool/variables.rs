@@ -1,0 +1,254 @@
+//! The `FISHPLATE_*` variables: the one place where the environment becomes [`Settings`].
+
+use std::env;
+use std::time::Duration;
+
+use fishplate::config::Settings;
+use fishplate_core::engine::RailPolicy;
+
+use super::failure::{Failure, Outcome};
+use super::sizes;
+
+/// What all names begin with.
+pub const PREFIX: &str = "FISHPLATE_";
+
+/// One variable.
+pub struct Variable {
+    /// Without the prefix.
+    pub name: &'static str,
+    /// What it means, in one line.
+    pub meaning: &'static str,
+    /// Takes a value, or says what it should look like.
+    set: fn(&mut Settings, &str) -> Result<(), String>,
+    /// The value as it is written.
+    show: fn(&Settings) -> String,
+}
+
+impl Variable {
+    /// The value of a setting, as one would write it.
+    pub fn show(&self, settings: &Settings) -> String {
+        (self.show)(settings)
+    }
+}
+
+const POLICIES: [(&str, RailPolicy); 3] = [
+    ("fixed", RailPolicy::Fixed),
+    ("round-robin", RailPolicy::RoundRobin),
+    ("least-outstanding", RailPolicy::LeastOutstanding),
+];
+
+/// All of them, in the order in which they are told.
+pub const VARIABLES: [Variable; 13] = [
+    Variable {
+        name: "PROVIDER",
+        meaning: "libfabric providers to try, in order, separated by commas; empty: whatever is usable",
+        set: |s, text| list(text).map(|names| s.providers = names),
+        show: |s| s.providers.join(","),
+    },
+    Variable {
+        name: "INTERFACES",
+        meaning: "interfaces to use, one rail each, separated by commas; empty: the nearest",
+        set: |s, text| list(text).map(|names| s.interfaces = names),
+        show: |s| s.interfaces.join(","),
+    },
+    Variable {
+        name: "MAX_RAILS",
+        meaning: "rails that a process uses at most, 1 to 16",
+        set: |s, text| number(text).map(|n| s.max_rails = n as usize),
+        show: |s| s.max_rails.to_string(),
+    },
+    Variable {
+        name: "LIBFABRIC",
+        meaning: "path of the libfabric to load; empty: libfabric.so.1 as the system finds it",
+        set: |s, text| {
+            s.library = (!text.is_empty()).then(|| text.into());
+            Ok(())
+        },
+        show: |s| s.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+    },
+    Variable {
+        name: "POLICY",
+        meaning: "how rails are chosen: fixed, round-robin or least-outstanding",
+        set: |s, text| match POLICIES.iter().find(|(name, _)| *name == text) {
+            Some(&(_, policy)) => {
+                s.policy = policy;
+                Ok(())
+            }
+            None => Err("fixed, round-robin or least-outstanding".into()),
+        },
+        show: |s| {
+            let name = POLICIES.iter().find(|(_, policy)| *policy == s.policy);
+            name.map_or_else(String::new, |(name, _)| (*name).into())
+        },
+    },
+    Variable {
+        name: "WINDOW",
+        meaning: "numbers that a stream may have in flight, a power of two; the same on both sides",
+        set: |s, text| narrow(text).map(|n| s.window = n),
+        show: |s| s.window.to_string(),
+    },
+    Variable {
+        name: "BATCH",
+        meaning: "events that one pass handles per queue",
+        set: |s, text| narrow(text).map(|n| s.batch = n),
+        show: |s| s.batch.to_string(),
+    },
+    Variable {
+        name: "EAGER",
+        meaning: "payload up to which a put-signal is one message, in bytes",
+        set: |s, text| {
+            size(text).and_then(|n| u32::try_from(n).map_err(|_| SIZE.into())).map(|n| s.eager = n)
+        },
+        show: |s| sizes::show(s.eager as usize),
+    },
+    Variable {
+        name: "STRIPE_THRESHOLD",
+        meaning: "size from which an operation is spread over rails, in bytes",
+        set: |s, text| size(text).map(|n| s.stripe_threshold = n),
+        show: |s| sizes::show(s.stripe_threshold as usize),
+    },
+    Variable {
+        name: "STRIPE_CHUNK",
+        meaning: "size of the pieces that it is cut into, in bytes",
+        set: |s, text| size(text).map(|n| s.stripe_chunk = n),
+        show: |s| sizes::show(s.stripe_chunk as usize),
+    },
+    Variable {
+        name: "ACK_AGE",
+        meaning: "passes after which an acknowledgement that is owed goes out alone",
+        set: |s, text| narrow(text).map(|n| s.ack_age = n),
+        show: |s| s.ack_age.to_string(),
+    },
+    Variable {
+        name: "CONTEXTS",
+        meaning: "independent streams per peer, 1 to 256; the same on both sides",
+        set: |s, text| {
+            number(text)
+                .and_then(|n| u16::try_from(n).map_err(|_| "from 1 to 256".into()))
+                .map(|n| s.contexts = n)
+        },
+        show: |s| s.contexts.to_string(),
+    },
+    Variable {
+        name: "DEADLINE",
+        meaning: "milliseconds after which an operation that does not end is lost, and its peer failed",
+        set: |s, text| number(text).map(|n| s.deadline = Duration::from_millis(n)),
+        show: |s| s.deadline.as_millis().to_string(),
+    },
+];
+
+/// The settings that the environment of this process asks for.
+///
+/// # Errors
+/// The first variable that is unknown or has a value that cannot be, with what it may be.
+pub fn from_environment() -> Outcome<Settings> {
+    let pairs = env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str()?.strip_prefix(PREFIX)?.to_owned();
+        Some((name, value.to_string_lossy().into_owned()))
+    });
+    read(pairs)
+}
+
+fn read(pairs: impl Iterator<Item = (String, String)>) -> Outcome<Settings> {
+    let mut settings = Settings::DEFAULT;
+    let mut pairs: Vec<_> = pairs.collect();
+    pairs.sort();
+    for (name, value) in pairs {
+        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
+            let known: Vec<String> = VARIABLES.iter().map(|v| format!("{PREFIX}{}", v.name)).collect();
+            return Err(Failure::usage(format!(
+                "{PREFIX}{name}: no such variable; there are {}",
+                known.join(", ")
+            )));
+        };
+        let bad = |allowed: &str| {
+            Failure::usage(format!("{PREFIX}{name}={value}: it must be {allowed}; correct it, or unset it"))
+        };
+        (variable.set)(&mut settings, value.trim()).map_err(|allowed| bad(&allowed))?;
+        settings.check().map_err(|error| bad(error.allowed))?;
+    }
+    Ok(settings)
+}
+
+const SIZE: &str = "bytes, or a number with K, M or G, such as 64K";
+
+fn list(text: &str) -> Result<Vec<String>, String> {
+    Ok(match text {
+        "" => vec![],
+        text => text.split(',').map(|name| name.trim().to_owned()).collect(),
+    })
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "a whole number".into())
+}
+
+fn narrow(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "a whole number below 2^32".into())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    sizes::parse(text).map(|n| n as u64).map_err(|_| SIZE.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str) -> Outcome<Settings> {
+        read([(name.to_owned(), value.to_owned())].into_iter())
+    }
+
+    #[test]
+    fn every_variable_reads_what_it_writes_and_changes_something() {
+        let others = [
+            "tcp,efa",
+            "eth0,eth1",
+            "3",
+            "/x/libfabric.so.1",
+            "fixed",
+            "64",
+            "7",
+            "1K",
+            "1M",
+            "8K",
+            "3",
+            "2",
+            "250",
+        ];
+        for (variable, other) in VARIABLES.iter().zip(others) {
+            let default = variable.show(&Settings::DEFAULT);
+            assert_eq!(with(variable.name, &default).unwrap(), Settings::DEFAULT, "{}", variable.name);
+            let changed = with(variable.name, other).unwrap();
+            assert_ne!(changed, Settings::DEFAULT, "{}", variable.name);
+            assert_eq!(variable.show(&changed), other, "{}", variable.name);
+        }
+        assert_eq!(read(std::iter::empty()).unwrap(), Settings::DEFAULT);
+    }
+
+    #[test]
+    fn bad_values_name_the_variable_and_the_remedy() {
+        for (name, value, says) in [
+            ("WINDOW", "3", "power of two"),
+            ("WINDOW", "many", "whole number"),
+            ("WINDOW", "-1", "whole number"),
+            ("MAX_RAILS", "17", "from 1 to 16"),
+            ("MAX_RAILS", "", "whole number"),
+            ("BATCH", "0", "at least 1"),
+            ("POLICY", "random", "least-outstanding"),
+            ("STRIPE_CHUNK", "0", "2 GiB"),
+            ("STRIPE_THRESHOLD", "8X", "64K"),
+            ("EAGER", "8G", "64K"),
+            ("CONTEXTS", "65537", "256"),
+            ("PROVIDER", "tcp,,efa", "names of providers"),
+            ("INTERFACES", "eth0,eth0", "different"),
+            ("DEADLINE", "0", "longer"),
+            ("WINDOWS", "8", "FISHPLATE_WINDOW,"),
+        ] {
+            let failure = with(name, value).unwrap_err();
+            let told = failure.to_string();
+            assert!(told.contains(&format!("FISHPLATE_{name}")) && told.contains(says), "{told}");
+            assert_eq!(failure.code(), 2);
+        }
+    }
+}
