@@ -41,6 +41,7 @@ pub use fishplate_core as core;
 pub use fishplate_shm as shm;
 pub use fishplate_sys as sys;
 
+pub mod bootstrap;
 pub mod config;
 mod storage;
 pub mod topology;

@@ -1,0 +1,287 @@
+//! What the two sides tell each other of themselves, and what follows from it.
+//!
+//! A card as bytes, little-endian, nothing padded:
+//! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
+//! `mbit u32, provider u8 + bytes, interface u8 + bytes, address u16 + bytes`.
+
+use fishplate_core::engine::Config;
+
+use super::BootstrapError;
+use crate::config::RAILS_LIMIT;
+use crate::topology::Pairing;
+
+/// Longest address of an endpoint, in bytes.
+const ADDRESS_MAX: usize = 512;
+
+/// One rail, as its owner describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailCard {
+    /// The provider, as libfabric names it. At most 255 bytes.
+    pub provider: String,
+    /// The interface that it uses. At most 255 bytes.
+    pub interface: String,
+    /// What the other side gives its own rail to reach this one. 1 to 512 bytes.
+    pub address: Vec<u8>,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+}
+
+/// One side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// A number that no other process has: random.
+    pub id: u64,
+    /// [`Config::window`].
+    pub window: u32,
+    /// [`Config::contexts`].
+    pub contexts: u16,
+    /// [`Config::first_sequence`].
+    pub first_sequence: u64,
+    /// A number of the caller's that both sides must have the same.
+    pub user: u64,
+    /// The rails, in the order of the engine. 1 to 16.
+    pub rails: Vec<RailCard>,
+}
+
+/// What two cards come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Which rail here talks to which rail there.
+    pub pairing: Pairing,
+}
+
+impl Agreement {
+    /// What the other side's rails sent, in the order of the rails here that talk to them.
+    pub fn in_our_order<'a, T>(&self, theirs: &'a [T]) -> Vec<&'a T> {
+        self.pairing.theirs.iter().map(|&rail| &theirs[usize::from(rail)]).collect()
+    }
+}
+
+impl Card {
+    /// A card with a fresh number.
+    pub fn new(config: &Config, user: u64, rails: Vec<RailCard>) -> Card {
+        use std::hash::{BuildHasher, Hasher};
+        let id = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        let Config { window, contexts, first_sequence, .. } = *config;
+        Card { id, window, contexts, first_sequence, user, rails }
+    }
+
+    /// Whether the two sides fit together, and how. Both come to the same.
+    ///
+    /// # Errors
+    /// What differs, with both values.
+    pub fn agree(&self, theirs: &Card) -> Result<Agreement, BootstrapError> {
+        let same = |what, ours: u64, theirs: u64| match ours == theirs {
+            true => Ok(()),
+            false => Err(BootstrapError::Differs { what, theirs, ours }),
+        };
+        same("window", self.window.into(), theirs.window.into())?;
+        same("contexts", self.contexts.into(), theirs.contexts.into())?;
+        same("first sequence number", self.first_sequence, theirs.first_sequence)?;
+        same("region size", self.user, theirs.user)?;
+        let speeds = |card: &Card| -> Vec<u32> { card.rails.iter().map(|rail| rail.mbit).collect() };
+        let pairing = Pairing::new(&speeds(self), &speeds(theirs), self.id, theirs.id)
+            .map_err(BootstrapError::Rails)?;
+        for (ours, &there) in pairing.theirs.iter().enumerate() {
+            if self.rails[ours].provider != theirs.rails[usize::from(there)].provider {
+                return Err(BootstrapError::Providers { ours: ours as u8, theirs: there });
+            }
+        }
+        Ok(Agreement { pairing })
+    }
+
+    /// The card as bytes.
+    ///
+    /// # Errors
+    /// [`BootstrapError::BadCard`] names what is too long or too many.
+    pub fn encode(&self) -> Result<Vec<u8>, BootstrapError> {
+        if self.rails.is_empty() || self.rails.len() > RAILS_LIMIT {
+            return Err(BootstrapError::BadCard("number of rails"));
+        }
+        let mut out = vec![];
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.window.to_le_bytes());
+        out.extend(self.contexts.to_le_bytes());
+        out.extend(self.first_sequence.to_le_bytes());
+        out.extend(self.user.to_le_bytes());
+        out.push(self.rails.len() as u8);
+        for rail in &self.rails {
+            out.extend(rail.mbit.to_le_bytes());
+            for (what, text) in [("provider", &rail.provider), ("interface", &rail.interface)] {
+                out.push(u8::try_from(text.len()).map_err(|_| BootstrapError::BadCard(what))?);
+                out.extend(text.as_bytes());
+            }
+            if rail.address.is_empty() || rail.address.len() > ADDRESS_MAX {
+                return Err(BootstrapError::BadCard("address"));
+            }
+            out.extend((rail.address.len() as u16).to_le_bytes());
+            out.extend(&rail.address);
+        }
+        Ok(out)
+    }
+
+    /// Reads a card that another process wrote.
+    ///
+    /// # Errors
+    /// [`BootstrapError::BadCard`] names the first field that is cut short or out of range.
+    pub fn decode(bytes: &[u8]) -> Result<Card, BootstrapError> {
+        let mut reader = Reader(bytes);
+        let id = reader.u64("number")?;
+        let window = u32::from_le_bytes(reader.array("window")?);
+        let contexts = u16::from_le_bytes(reader.array("contexts")?);
+        let first_sequence = reader.u64("first sequence number")?;
+        let user = reader.u64("region size")?;
+        let count = usize::from(reader.array::<1>("number of rails")?[0]);
+        if count == 0 || count > RAILS_LIMIT {
+            return Err(BootstrapError::BadCard("number of rails"));
+        }
+        let mut rails = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mbit = u32::from_le_bytes(reader.array("speed")?);
+            let provider = reader.text("provider")?;
+            let interface = reader.text("interface")?;
+            let len = usize::from(u16::from_le_bytes(reader.array("address")?));
+            if len == 0 || len > ADDRESS_MAX {
+                return Err(BootstrapError::BadCard("address"));
+            }
+            rails.push(RailCard {
+                provider,
+                interface,
+                address: reader.take(len, "address")?.to_vec(),
+                mbit,
+            });
+        }
+        match reader.0 {
+            [] => Ok(Card { id, window, contexts, first_sequence, user, rails }),
+            _ => Err(BootstrapError::BadCard("length")),
+        }
+    }
+}
+
+/// What is left to read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], BootstrapError> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(BootstrapError::BadCard(what))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BootstrapError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N, what)?);
+        Ok(array)
+    }
+
+    fn u64(&mut self, what: &'static str) -> Result<u64, BootstrapError> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// Text that is shown to people: no control characters.
+    fn text(&mut self, what: &'static str) -> Result<String, BootstrapError> {
+        let len = usize::from(self.array::<1>(what)?[0]);
+        match std::str::from_utf8(self.take(len, what)?) {
+            Ok(text) if !text.chars().any(char::is_control) => Ok(text.to_owned()),
+            _ => Err(BootstrapError::BadCard(what)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Mismatch;
+
+    fn rail(n: u8) -> RailCard {
+        RailCard { provider: "tcp".into(), interface: format!("eth{n}"), address: vec![n; 16], mbit: 1000 }
+    }
+
+    fn card(rails: u8) -> Card {
+        Card {
+            id: 7,
+            window: 128,
+            contexts: 1,
+            first_sequence: 0,
+            user: 99,
+            rails: (0..rails).map(rail).collect(),
+        }
+    }
+
+    #[test]
+    fn a_card_comes_back() {
+        for rails in [1, 2, 16] {
+            assert_eq!(Card::decode(&card(rails).encode().unwrap()), Ok(card(rails)));
+        }
+        assert_ne!(Card::new(&Config::DEFAULT, 0, vec![]).id, Card::new(&Config::DEFAULT, 0, vec![]).id);
+    }
+
+    #[test]
+    fn cards_cut_short_too_long_or_out_of_range_are_refused_by_field() {
+        let bytes = card(3).encode().unwrap();
+        for cut in 0..bytes.len() {
+            assert!(matches!(Card::decode(&bytes[..cut]), Err(BootstrapError::BadCard(_))), "cut to {cut}");
+        }
+        let bad = |at: usize, value: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] = value;
+            Card::decode(&bytes)
+        };
+        assert_eq!(bad(30, 0), Err(BootstrapError::BadCard("number of rails")));
+        assert_eq!(bad(30, 17), Err(BootstrapError::BadCard("number of rails")));
+        assert_eq!(bad(36, 0xff), Err(BootstrapError::BadCard("provider")), "not UTF-8");
+        assert_eq!(bad(36, 0x1b), Err(BootstrapError::BadCard("provider")), "an escape sequence");
+        assert_eq!(bad(30, 2), Err(BootstrapError::BadCard("length")), "something behind it");
+        let mut none = card(1);
+        none.rails[0].address.clear();
+        assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
+        none.rails[0].address = vec![0; 513];
+        assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
+        assert_eq!(card(0).encode(), Err(BootstrapError::BadCard("number of rails")));
+    }
+
+    #[test]
+    fn random_bytes_are_refused_without_a_panic() {
+        let mut state = 88_172_645_463_325_252u64;
+        for _ in 0..20_000 {
+            let mut bytes = card(2).encode().unwrap();
+            for _ in 0..4 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let at = state as usize % bytes.len();
+                bytes[at] = (state >> 32) as u8;
+            }
+            if let Ok(card) = Card::decode(&bytes) {
+                assert!(card.rails.len() == 2 && card.encode().is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn what_differs_is_named_with_both_values() {
+        let differs = |what, theirs, ours| Err(BootstrapError::Differs { what, theirs, ours });
+        let ours = card(2);
+        let with = |change: fn(&mut Card)| {
+            let mut theirs = Card { id: 8, ..card(2) };
+            change(&mut theirs);
+            ours.agree(&theirs)
+        };
+        assert_eq!(with(|c| c.window = 64), differs("window", 64, 128));
+        assert_eq!(with(|c| c.contexts = 2), differs("contexts", 2, 1));
+        assert_eq!(with(|c| c.user = 1), differs("region size", 1, 99));
+        assert_eq!(with(|c| c.first_sequence = 5), differs("first sequence number", 5, 0));
+        assert_eq!(
+            with(|c| c.rails.truncate(1)),
+            Err(BootstrapError::Rails(Mismatch::Rails { theirs: 1, ours: 2 }))
+        );
+        assert!(matches!(
+            with(|c| c.rails[1].provider = "efa".into()),
+            Err(BootstrapError::Providers { .. })
+        ));
+        let agreed = with(|c| c.rails[1].mbit = 10).unwrap();
+        assert_eq!(agreed.pairing.uneven.len(), 1, "speeds may differ, and it is told");
+        let rails = agreed.in_our_order(&["a", "b"]);
+        assert!(rails == [&"a", &"b"] || rails == [&"b", &"a"]);
+    }
+}
