@@ -1,0 +1,230 @@
+//! Which provider to be, and how to behave.
+
+use fishplate_sys::fabric::raw::*;
+
+/// What others see of an endpoint whose process died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dead {
+    /// Operations towards it end with `FI_EIO`.
+    Errors,
+    /// Nothing: operations towards it never end, and at last posts are refused for ever.
+    Silence,
+}
+
+/// A provider: what it claims, and what it does. Start from one of the functions and change fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Persona {
+    /// As in `fi_fabric_attr.prov_name`.
+    pub provider: &'static str,
+    /// As in `fi_fabric_attr.name`.
+    pub fabric: &'static str,
+    /// Its domains, one per interface.
+    pub interfaces: Vec<&'static str>,
+    /// Speed of the interfaces in megabits per second.
+    pub mbit: u32,
+    /// `fi_info.caps`. Without `FI_ATOMIC` there is no table of atomics.
+    pub caps: u64,
+    /// Modes that the program must support: `FI_CONTEXT`, `FI_CONTEXT2`.
+    pub mode: u64,
+    /// Registration modes that the program must support.
+    pub mr_mode: i32,
+    /// Data progress that it is capable of. One with `FI_PROGRESS_AUTO` also accepts to be asked for manual.
+    pub progress: i32,
+    /// The order of messages that it keeps; [`FI_ORDER_NONE`]: anything overtakes anything.
+    pub order: u64,
+    /// Bytes of completion data. More is cut off.
+    pub data_bytes: usize,
+    /// Longest injected operation, in bytes.
+    pub inject: usize,
+    /// Operations outstanding per endpoint.
+    pub tx_size: usize,
+    /// Receives posted per endpoint.
+    pub rx_size: usize,
+    /// Longest message, in bytes.
+    pub max_message: usize,
+    /// Longest write or read, in bytes; this is what `max_msg_size` tells.
+    pub max_rma: usize,
+    /// Bytes of a key that the program may choose.
+    pub key_bytes: usize,
+    /// Whether it waits while a queue is full. If not, completions that do not fit are lost and the queue has overrun.
+    pub protects_queue: bool,
+    /// Whether a write with data uses up a receive at the target.
+    pub data_takes_receive: bool,
+    /// Longest delay of each stage of an operation, in reads of the queue that moves it.
+    pub jitter: u32,
+    /// Percent of the posts that are refused with `-FI_EAGAIN` for no reason.
+    pub refuse: u32,
+    /// Whether a read of a queue gives only some of the completions that are there.
+    pub short_reads: bool,
+    /// What is seen of the dead.
+    pub dead: Dead,
+}
+
+const BASE_CAPS: u64 = FI_MSG
+    | FI_RMA
+    | FI_READ
+    | FI_WRITE
+    | FI_SEND
+    | FI_RECV
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_LOCAL_COMM
+    | FI_REMOTE_COMM
+    | FI_SOURCE;
+
+const ALL_ORDERS: u64 = FI_ORDER_RAR
+    | FI_ORDER_RAW
+    | FI_ORDER_RAS
+    | FI_ORDER_WAR
+    | FI_ORDER_WAW
+    | FI_ORDER_WAS
+    | FI_ORDER_SAR
+    | FI_ORDER_SAW
+    | FI_ORDER_SAS;
+
+impl Persona {
+    /// EFA's own fabric: no order of any kind, no atomics, 4 bytes of data, 32 bytes inline, automatic progress.
+    pub fn efa_direct() -> Persona {
+        Persona {
+            provider: "efa",
+            fabric: "efa-direct",
+            interfaces: vec!["rdmap0-rdm", "rdmap1-rdm", "rdmap2-rdm", "rdmap3-rdm"],
+            mbit: 100_000,
+            caps: BASE_CAPS,
+            mode: FI_CONTEXT2,
+            mr_mode: FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
+            progress: FI_PROGRESS_AUTO,
+            order: FI_ORDER_NONE,
+            data_bytes: 4,
+            inject: 32,
+            tx_size: 256,
+            rx_size: 256,
+            max_message: 8192,
+            max_rma: 1 << 30,
+            key_bytes: 4,
+            protects_queue: false,
+            data_takes_receive: false,
+            jitter: 5,
+            refuse: 10,
+            short_reads: true,
+            dead: Dead::Errors,
+        }
+    }
+
+    /// EFA with the layer that libfabric puts on it: messages in order, atomics in software, manual progress.
+    pub fn efa() -> Persona {
+        Persona {
+            fabric: "efa",
+            caps: BASE_CAPS | FI_ATOMIC | FI_TAGGED,
+            mode: 0,
+            progress: FI_PROGRESS_MANUAL,
+            order: FI_ORDER_SAS,
+            max_message: usize::MAX,
+            max_rma: usize::MAX,
+            ..Self::efa_direct()
+        }
+    }
+
+    /// InfiniBand and RoCE: everything in order on one connection, native atomics, 4 bytes of data.
+    pub fn verbs_rxm() -> Persona {
+        Persona {
+            provider: "verbs;ofi_rxm",
+            fabric: "IB-0xfe80000000000000",
+            interfaces: vec!["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"],
+            mbit: 400_000,
+            caps: BASE_CAPS | FI_ATOMIC | FI_TAGGED,
+            mode: 0,
+            mr_mode: FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
+            progress: FI_PROGRESS_MANUAL,
+            order: ALL_ORDERS,
+            inject: 64,
+            max_message: 1 << 30,
+            protects_queue: true,
+            dead: Dead::Silence,
+            ..Self::efa_direct()
+        }
+    }
+
+    /// Slingshot: registrations that belong to an endpoint, keys that count from the start of the memory, manual progress.
+    pub fn cxi() -> Persona {
+        Persona {
+            provider: "cxi",
+            fabric: "cxi",
+            interfaces: vec!["cxi0", "cxi1", "cxi2", "cxi3"],
+            mbit: 200_000,
+            caps: BASE_CAPS | FI_ATOMIC | FI_TAGGED | FI_FENCE,
+            mode: 0,
+            mr_mode: FI_MR_ENDPOINT | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
+            progress: FI_PROGRESS_MANUAL,
+            order: FI_ORDER_SAS,
+            data_bytes: 8,
+            inject: 192,
+            max_message: 1 << 30,
+            key_bytes: 8,
+            protects_queue: true,
+            ..Self::efa_direct()
+        }
+    }
+
+    /// PSM3: a context per operation, keys of the program's choice.
+    pub fn psm3() -> Persona {
+        Persona {
+            provider: "psm3",
+            fabric: "psm3",
+            interfaces: vec!["irdma0", "irdma1"],
+            caps: BASE_CAPS | FI_ATOMIC | FI_TAGGED,
+            mode: FI_CONTEXT,
+            mr_mode: 0,
+            progress: FI_PROGRESS_MANUAL,
+            order: FI_ORDER_SAS,
+            data_bytes: 8,
+            inject: 64,
+            max_message: 1 << 20,
+            key_bytes: 8,
+            protects_queue: true,
+            dead: Dead::Silence,
+            ..Self::efa_direct()
+        }
+    }
+
+    /// Plain tcp: nothing demanded, everything in order, automatic progress.
+    pub fn tcp() -> Persona {
+        Persona {
+            provider: "tcp",
+            fabric: "10.0.0.0/8",
+            interfaces: vec!["eth0", "eth1"],
+            mbit: 10_000,
+            mode: 0,
+            mr_mode: 0,
+            order: ALL_ORDERS,
+            data_bytes: 8,
+            inject: 128,
+            max_message: usize::MAX,
+            max_rma: usize::MAX,
+            key_bytes: 8,
+            protects_queue: true,
+            ..Self::efa_direct()
+        }
+    }
+
+    /// All of them, by name.
+    pub fn all() -> [(&'static str, Persona); 6] {
+        [
+            ("efa-direct", Self::efa_direct()),
+            ("efa", Self::efa()),
+            ("verbs;ofi_rxm", Self::verbs_rxm()),
+            ("cxi", Self::cxi()),
+            ("psm3", Self::psm3()),
+            ("tcp", Self::tcp()),
+        ]
+    }
+
+    /// The same, without delays, refusals or short reads.
+    pub fn calm(self) -> Persona {
+        Persona { jitter: 0, refuse: 0, short_reads: false, ..self }
+    }
+
+    pub(super) fn is_ordered(&self) -> bool {
+        self.order & ALL_ORDERS == ALL_ORDERS
+    }
+}
