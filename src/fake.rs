@@ -20,6 +20,8 @@ mod object;
 mod persona;
 mod post;
 mod queue;
+#[cfg(test)]
+mod tests;
 mod world;
 
 pub use persona::{Dead, Persona};
@@ -71,7 +73,8 @@ impl Fake {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
 
-    /// Ends an endpoint as if its process had died, by what `fi_getname` gave. Its persona says what others see of that.
+    /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that ends with that. Its persona says what
+    /// others see of that.
     pub fn kill(&self, address: &[u8]) {
         self.state().kill(address);
     }

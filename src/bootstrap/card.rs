@@ -11,7 +11,7 @@ use crate::config::RAILS_LIMIT;
 use crate::topology::Pairing;
 
 /// Longest address of an endpoint, in bytes.
-const ADDRESS_MAX: usize = 512;
+const ADDRESS_MAX: usize = 1100;
 
 /// One rail, as its owner describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct RailCard {
     pub provider: String,
     /// The interface that it uses. At most 255 bytes.
     pub interface: String,
-    /// What the other side gives its own rail to reach this one. 1 to 512 bytes.
+    /// What the other side gives its own rail to reach this one. 1 to 1100 bytes.
     pub address: Vec<u8>,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
@@ -235,7 +235,7 @@ mod tests {
         let mut none = card(1);
         none.rails[0].address.clear();
         assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
-        none.rails[0].address = vec![0; 513];
+        none.rails[0].address = vec![0; 1101];
         assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
         assert_eq!(card(0).encode(), Err(BootstrapError::BadCard("number of rails")));
     }

@@ -7,14 +7,12 @@ use std::sync::{Arc, PoisonError};
 use fishplate_sys::fabric::library::Entries;
 use fishplate_sys::fabric::raw::*;
 
+use super::object::open_fabric;
 use super::world::World;
-use super::{FAKES_MAX, Persona, WORLDS, object};
+use super::{FAKES_MAX, Persona, WORLDS};
 
 /// The version that a fake library has.
 const VERSION: u32 = fi_version(1, 20);
-
-/// What `fi_fabric_attr.name` of place 7 ends with, so that `fi_fabric` finds the way back.
-const MARK: &str = "#fake";
 
 /// The entry points of one network.
 pub(super) fn entries(place: usize) -> Entries {
@@ -22,7 +20,7 @@ pub(super) fn entries(place: usize) -> Entries {
         getinfo: GETINFO[place],
         freeinfo,
         dupinfo,
-        fabric: object::open_fabric,
+        fabric: OPEN_FABRIC[place],
         version,
         strerror,
         tostr,
@@ -34,20 +32,19 @@ pub(super) fn world(place: usize) -> Option<Arc<World>> {
     WORLDS.get(place)?.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The network that a fabric's name tells.
-pub(super) fn world_of(name: &str) -> Option<Arc<World>> {
-    world(name.rsplit_once(MARK)?.1.parse().ok()?)
-}
-
-macro_rules! getinfo_table {
-    ($($place:literal)*) => { [$(getinfo::<$place>),*] };
+macro_rules! of_each_place {
+    ($function:ident: $($place:literal)*) => { [$($function::<$place>),*] };
+    ($function:ident) => {
+        of_each_place! { $function:
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+            32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 }
+    };
 }
 
 /// One function per place, since it takes nothing by which to tell networks apart.
-static GETINFO: [getinfo; FAKES_MAX] = getinfo_table! {
-    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-};
+static GETINFO: [getinfo; FAKES_MAX] = of_each_place!(getinfo);
+/// Likewise.
+static OPEN_FABRIC: [fabric; FAKES_MAX] = of_each_place!(open_fabric);
 
 unsafe extern "C" fn getinfo<const PLACE: usize>(
     _version: u32,
@@ -64,7 +61,7 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     let mut first = ptr::null_mut();
     for interface in persona.interfaces.iter().rev() {
         // SAFETY: the caller's hints are null or whole.
-        if let Some(mut info) = unsafe { offer(&persona, PLACE, interface, hints) } {
+        if let Some(mut info) = unsafe { offer(&persona, interface, hints) } {
             info.next = first;
             first = Box::into_raw(info);
         }
@@ -81,12 +78,7 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
 ///
 /// # Safety
 /// `hints` is null or whole.
-unsafe fn offer(
-    persona: &Persona,
-    place: usize,
-    interface: &str,
-    hints: *const fi_info,
-) -> Option<Box<fi_info>> {
+unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
     // SAFETY: the caller's promise.
     let hints = unsafe { hints.as_ref() };
     // SAFETY: parts of hints are null or whole.
@@ -122,7 +114,7 @@ unsafe fn offer(
                 persona.provider.split(';').any(|layer| layer == name) || persona.provider == name
             };
             if !named(fabric.prov_name, &is_provider)
-                || !named(fabric.name, &|name| name == persona.fabric || name == fabric_name(persona, place))
+                || !named(fabric.name, &|name| name == persona.fabric)
                 || !domain.is_none_or(|domain| named(domain.name, &|name| name == interface))
             {
                 return None;
@@ -190,16 +182,12 @@ unsafe fn offer(
         (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx, domain.mr_iov_limit) = (1, 1, 1);
         (domain.mr_cnt, domain.max_err_data) = (1 << 16, 64);
         let fabric = &mut *info.fabric_attr;
-        fabric.name = string(&fabric_name(persona, place));
+        fabric.name = string(persona.fabric);
         fabric.prov_name = string(persona.provider);
         (fabric.prov_version, fabric.api_version) = (VERSION, VERSION);
         info.nic = nic(persona, interface);
     }
     Some(info)
-}
-
-fn fabric_name(persona: &Persona, place: usize) -> String {
-    format!("{}{MARK}{place}", persona.fabric)
 }
 
 /// A string as the C library allocates it.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fishplate_sys::fabric::raw::*;
 
-use super::info::world_of;
+use super::info::world;
 use super::post;
 use super::queue::{CQ, Queue};
 use super::world::{Ep, Mr, NAME_LEN, State, World, descriptor, ep_of, name_of};
@@ -133,14 +133,14 @@ static CM: fi_ops_cm = fi_ops_cm {
     join: None,
 };
 
-pub(super) unsafe extern "C" fn open_fabric(
+pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     attr: *mut fi_fabric_attr,
     out: *mut *mut fid_fabric,
     _context: *mut c_void,
 ) -> c_int {
     // SAFETY: whole attributes that a fake `fi_getinfo` gave; the caller's place for the answer.
     unsafe {
-        let Some(world) = CStr::from_ptr((*attr).name).to_str().ok().and_then(world_of) else {
+        let Some(world) = world(PLACE) else {
             return -FI_ENODATA;
         };
         let raw = fid_fabric {

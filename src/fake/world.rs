@@ -578,9 +578,9 @@ impl State {
         fits.then(|| std::ptr::with_exposed_provenance_mut(mr.ptr + offset))
     }
 
-    /// Ends an endpoint.
+    /// Ends an endpoint, whose address comes last in what it is named by.
     pub fn kill(&mut self, address: &[u8]) {
-        if let Some(ep) = ep_of(address) {
+        if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
             if let Some(ep) = self.eps.get_mut(&ep) {
                 ep.dead = true;
