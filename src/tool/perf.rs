@@ -13,8 +13,10 @@ mod ring;
 mod seat;
 mod signal_rate;
 mod solo;
+mod table;
 mod tag;
 mod tag_bw;
+mod who;
 mod worker;
 
 use fishplate_core::rail::Rail;

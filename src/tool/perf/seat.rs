@@ -18,6 +18,7 @@ use fishplate_core::rail::Rail;
 use fishplate_shm::Bell;
 use fishplate_sys::LinuxHost;
 
+use super::who::Who;
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::failure::{Failure, Outcome};
 
@@ -30,6 +31,8 @@ pub const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..Ma
 
 /// Receives that a test has open at once.
 pub const RECEIVES: usize = 1024;
+/// As long, by the other clock.
+const LOOK_NS: u64 = 10_000_000;
 
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
@@ -56,10 +59,12 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     pub bytes: NonNull<u8>,
     /// What time is measured with.
     pub clock: Clock,
+    /// When a refused operation last made this side look whether its peer lives.
+    pub looked_ns: u64,
     /// Both sides share one processor.
     pub crowded: bool,
     /// How to name the other side in messages.
-    pub name: String,
+    pub name: Who,
 }
 
 impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
@@ -166,7 +171,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     /// Says what became of a wait.
     #[cold]
     pub fn wait_failed(&self, error: WaitError) -> Failure {
-        wait_failed(&self.name, error)
+        self.name.wait_failed(error)
     }
 
     /// After a refused operation: makes progress if that may help, and otherwise says what is wrong.
@@ -175,13 +180,17 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     pub fn refused(&mut self, error: OpError, deadline_ns: u64) -> Outcome {
         match error {
             OpError::Again => {
-                self.engine.progress();
-                if monotonic_ns() > deadline_ns {
+                let (now, moved) = (monotonic_ns(), self.engine.progress());
+                if moved == 0 && now.wrapping_sub(self.looked_ns) >= LOOK_NS {
+                    self.looked_ns = now;
+                    self.engine.check_peers();
+                }
+                if now > deadline_ns {
                     return Err(Failure::run(format!("{} takes no more operations", self.name)));
                 }
                 Ok(())
             }
-            OpError::PeerFailed(why) => Err(Failure::lost(&self.name, why)),
+            OpError::PeerFailed(why) => Err(self.name.lost(why)),
             error => Err(Failure::run(format!("an operation to {} was refused: {error:?}", self.name))),
         }
     }
@@ -194,21 +203,9 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         match self.engine.peer_error(self.peer) {
             Ok(None) if monotonic_ns() <= deadline_ns => Ok(()),
             Ok(None) => Err(Failure::run(format!("{} did not answer in time", self.name))),
-            Ok(Some(why)) => Err(Failure::lost(&self.name, why)),
-            Err(error) => Err(Failure::lost(&self.name, error)),
+            Ok(Some(why)) => Err(self.name.lost(why)),
+            Err(error) => Err(Failure::run(format!("{} is not known: {error:?}", self.name))),
         }
-    }
-}
-
-/// Says what became of a wait for somebody.
-#[cold]
-pub fn wait_failed(name: &str, error: WaitError) -> Failure {
-    match error {
-        WaitError::PeerFailed(_, why) => Failure::lost(name, why),
-        WaitError::Deadline(_) => Failure::run(format!(
-            "{name} did not answer in time; a longer --timeout helps if it is only slow"
-        )),
-        error => Failure::run(format!("waiting for {name} failed: {error:?}")),
     }
 }
 

@@ -18,6 +18,7 @@ use fishplate_sys::LinuxHost;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::seat::{Buffer, CONTEXT, RECEIVES, Seat};
+use super::who::Who;
 use super::{always_checks, finish_row, headline, prepare_leg, worker};
 use crate::tool::args::{Mode, Plan, SignalKind, Test, Transport, name};
 use crate::tool::clock::Clock;
@@ -211,7 +212,8 @@ impl<'m, R: Rail, const RAILS: usize> Halfway<'m, R, RAILS> {
             bytes: self.bytes,
             clock: self.clock,
             crowded: false,
-            name: "this process".into(),
+            name: Who::new("this process", vec![]),
+            looked_ns: 0,
         })
     }
 }

@@ -23,7 +23,8 @@ use fishplate_sys::LinuxHost;
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::put::SIGNALS;
 use super::put_signal::comes_late;
-use super::seat::{CONTEXT, Seat, wait_failed};
+use super::seat::{CONTEXT, Seat};
+use super::who::Who;
 use crate::tool::args::Test;
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::failure::{Failure, Outcome};
@@ -94,7 +95,7 @@ struct User<'c> {
     sides: &'c [Side],
     leg: &'c Leg,
     clock: Clock,
-    name: &'c str,
+    name: &'c Who,
     peer: PeerId,
     theirs: RemoteId,
     arena: (LocalId, NonNull<u8>),
@@ -202,9 +203,9 @@ impl User<'_> {
             })?;
             let value = match self.context.wait(ticket, self.deadline_ns) {
                 Ok(Reply::Done(value)) => value,
-                Ok(Reply::Refused(OpError::PeerFailed(why))) => return Err(Failure::lost(self.name, why)),
+                Ok(Reply::Refused(OpError::PeerFailed(why))) => return Err(self.name.lost(why)),
                 Ok(reply) => return Err(Failure::run(format!("{} failed: {reply:?}", self.name))),
-                Err(error) => return Err(wait_failed(self.name, error)),
+                Err(error) => return Err(self.name.wait_failed(error)),
             };
             self.record(histogram, begun);
             if test == Test::Amo {
@@ -259,11 +260,11 @@ impl User<'_> {
     fn wait(&mut self, word: usize, value: u64) -> Outcome<u64> {
         let (at, from) = (self.arena.0.at(word as u64), Some(self.peer));
         let waited = self.context.wait_signal(at, Cmp::Eq, value, from, self.deadline_ns);
-        waited.map_err(|error| wait_failed(self.name, error))
+        waited.map_err(|error| self.name.wait_failed(error))
     }
 
     fn quiet(&mut self) -> Outcome {
-        self.context.quiet(self.peer, self.deadline_ns).map_err(|error| wait_failed(self.name, error))
+        self.context.quiet(self.peer, self.deadline_ns).map_err(|error| self.name.wait_failed(error))
     }
 
     /// Records a sample that ends now, where the next one begins.

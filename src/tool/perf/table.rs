@@ -1,0 +1,314 @@
+//! Two processes that measure together. One leads: it orders leg after leg and writes the rows; the other follows.
+//!
+//! They talk aside, over what brought them together ([`Talk`]), in steps: the leader's order against nothing, then both are ready,
+//! then both tell what they found. Neither talks while a leg is timed. The floor is measured before, between and after the legs of a
+//! row, where both have memory in common.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate_core::rail::Rail;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::leg::{Leg, SLOTS_AT, Side, Tally};
+use super::meet::Second;
+use super::seat::Seat;
+use super::{always_checks, answer_leg, finish_row, headline, prepare_leg, start_leg};
+use crate::tool::args::{Plan, Test, name};
+use crate::tool::clock::monotonic_ns;
+use crate::tool::cpu::{self, Pinned, Places};
+use crate::tool::failure::{Failure, Outcome};
+use crate::tool::floor::{Floors, Pad};
+use crate::tool::histogram::Histogram;
+use crate::tool::progress::Progress;
+use crate::tool::report::{Report, Row};
+use crate::tool::sizes;
+
+/// How often a row is measured again because the floor moved.
+const REPEATS: u32 = 3;
+
+/// What memcpy copies between two looks at the clock, in bytes.
+const COPY_BYTES: usize = 64 << 20;
+
+/// Time for a second process that gives up to say why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Iterations from which a run is long enough for a progress bar.
+const LONG: u64 = 20_000_000;
+
+/// What the leader asks of the follower.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// Who follows, and where it shall run.
+    Hello { version: String, test: Test, places: Places },
+    /// Measure the floor.
+    Floor,
+    /// Run a leg.
+    Leg(Leg),
+    /// It was all.
+    Done,
+}
+
+/// What the follower says to a greeting.
+#[derive(Debug, Serialize, Deserialize)]
+struct Greeting {
+    refusal: Option<String>,
+}
+
+/// How two processes talk beside what they measure.
+pub trait Talk<R: Rail, const RAILS: usize> {
+    /// Sends a message and waits for one, as the other side does. Makes progress meanwhile where the rails need it.
+    fn exchange(&mut self, seat: &mut Seat<'_, R, RAILS>, word: &[u8], deadline: Instant)
+    -> Outcome<Vec<u8>>;
+}
+
+/// One side that has met the other: its seat, and what they have in common.
+pub struct Table<'m, R: Rail, const RAILS: usize, T> {
+    /// Its seat.
+    pub seat: Seat<'m, R, RAILS>,
+    /// How it talks.
+    pub talk: T,
+    /// Memory for the floor, if both have some in common.
+    pub pad: Option<Pad>,
+    /// Time for a leg.
+    pub timeout: Duration,
+}
+
+impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, T> {
+    /// Tells the other side something and hears something from it.
+    fn exchange<W: Serialize, A: DeserializeOwned>(&mut self, word: &W) -> Outcome<A> {
+        let text = serde_json::to_vec(word)
+            .map_err(|error| Failure::run(format!("cannot write a message: {error}")))?;
+        // A leg may take all the time there is, on either side.
+        let deadline = Instant::now() + self.timeout + Duration::from_secs(5);
+        let answer = self.talk.exchange(&mut self.seat, &text, deadline)?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            Failure::run(format!(
+                "{} said what was not understood ({error}): run the same build on both sides",
+                self.seat.name
+            ))
+        })
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        monotonic_ns().saturating_add(self.timeout.as_nanos() as u64)
+    }
+
+    fn order(&mut self, order: Order) -> Outcome {
+        self.exchange::<Order, ()>(&order)
+    }
+
+    /// Both sides are ready to go.
+    fn ready(&mut self) -> Outcome {
+        self.exchange::<(), ()>(&())
+    }
+
+    /// Nanoseconds; `None` where both sides share one processor, or no memory, and there is no floor to speak of.
+    fn floor(&mut self) -> Outcome<Option<f64>> {
+        let Some(pad) = self.pad.filter(|_| !self.seat.crowded) else {
+            return Ok(None);
+        };
+        self.order(Order::Floor)?;
+        let (clock, deadline) = (self.seat.clock, self.deadline_ns());
+        pad.measure(&clock, &mut || self.seat.check(deadline)).map(Some)
+    }
+
+    fn leg(&mut self, leg: &Leg, histogram: &mut Histogram) -> Outcome<Tally> {
+        self.order(Order::Leg(*leg))?;
+        prepare_leg(&mut self.seat, leg, Side::Starts)?;
+        self.ready()?;
+        let tally = start_leg(&mut self.seat, leg, histogram)?;
+        let answer: Tally = self.exchange(&tally)?;
+        Ok(tally.both(answer, leg.is_two_way()))
+    }
+
+    /// What memcpy makes of the same buffers, in bytes per second.
+    fn copy(&self, leg: &Leg) -> f64 {
+        let count = (COPY_BYTES / leg.size).clamp(1, 1 << 20);
+        let slots = leg.slots() as usize;
+        let clock = self.seat.clock;
+        let begun = clock.now();
+        for k in 0..count {
+            let offset = k % slots * leg.stride();
+            // SAFETY: the slots lie inside buffer and arena, which do not overlap; the follower waits for an order.
+            unsafe {
+                copy(self.seat.bytes.add(offset), self.seat.arena.add(SLOTS_AT + offset), leg.size);
+            };
+        }
+        (count * leg.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
+    }
+
+    /// Orders and writes.
+    fn lead_all(&mut self, plan: &Plan) -> Outcome {
+        self.seat.set_crowded(plan.places.crowded());
+        let hello =
+            Order::Hello { version: env!("CARGO_PKG_VERSION").into(), test: plan.test, places: plan.places };
+        self.order(hello)?;
+        let greeting: Greeting = self.exchange(&())?;
+        if let Some(refusal) = greeting.refusal {
+            return Err(Failure::run(refusal));
+        }
+        let mut report = Report::new(plan.format);
+        headline(&mut report, plan, &self.seat.clock)?;
+        let total: u64 = plan.sizes.iter().map(|&size| Leg::half(plan, size).iters * 2).sum();
+        let progress = Progress::new(plan.sizes.len() as u64 * 2, total >= LONG);
+        let mut fault = Ok(());
+        for &size in &plan.sizes {
+            let row = self.measure(plan, size, &progress)?;
+            let check = plan.check || always_checks(plan.test);
+            let written = progress.around(|| finish_row(&mut report, &row, check));
+            fault = fault.and(written);
+        }
+        drop(progress);
+        self.order(Order::Done)?;
+        fault
+    }
+
+    /// One row: two halves between three floors, again if the floor moved.
+    fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress) -> Outcome<Row> {
+        let leg = Leg::half(plan, size);
+        let mut histogram = Histogram::new();
+        let mut repeats = 0;
+        loop {
+            histogram.clear();
+            progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
+            let compare = plan.test == Test::Put;
+            let mut copied = Vec::new();
+            let mut copy = |table: &Self| {
+                if compare {
+                    copied.push(table.copy(&leg))
+                }
+            };
+            let before = self.floor()?;
+            copy(self);
+            let first = self.leg(&leg, &mut histogram)?;
+            progress.step();
+            copy(self);
+            let between = self.floor()?;
+            let second = self.leg(&leg, &mut histogram)?;
+            progress.step();
+            copy(self);
+            let after = self.floor()?;
+            let floors = before.zip(between).zip(after).map(|((a, b), c)| Floors { taken: [a, b, c] });
+            if let Some(Floors { taken: [a, b, c] }) = floors.filter(|floors| !floors.steady())
+                && repeats < REPEATS
+            {
+                repeats += 1;
+                progress.around(|| {
+                    eprintln!(
+                        "# floor moved ({a:.1}, {b:.1}, {c:.1} ns): measuring {} again",
+                        sizes::show(size)
+                    );
+                });
+                continue;
+            }
+            let tally = first.and(second);
+            let clock = &self.seat.clock;
+            let mut row = Row::new(plan, size);
+            row.rate(tally.ops, clock.ns(tally.ticks) * 1e-9);
+            row.iters = 2 * leg.iters;
+            row.lat_ns = histogram.summary(clock, leg.divisor());
+            row.floor_ns = floors.map(|floors| floors.median());
+            row.checked = tally.checked;
+            row.errors = tally.errors;
+            row.signals_misordered = tally.misordered;
+            row.arrivals_out_of_order = tally.out_of_order;
+            row.window = plan.window;
+            row.layout = (plan.test == Test::PutSignal).then_some(leg.layout);
+            row.p50_over_floor = match (plan.test, row.lat_ns, row.floor_ns) {
+                (Test::PutSignal | Test::Tag | Test::Ring, Some(latency), Some(floor)) => {
+                    Some(latency.p50 / floor)
+                }
+                _ => None,
+            };
+            copied.sort_by(f64::total_cmp);
+            row.memcpy_bytes_per_s = copied.get(copied.len() / 2).copied();
+            row.repeats = repeats;
+            row.floor_unsteady = floors.is_some_and(|floors| !floors.steady());
+            return Ok(row);
+        }
+    }
+
+    /// Does what the leader says.
+    pub fn follow(&mut self, region: usize, expected: Option<Test>) -> Outcome {
+        let _pinned = self.greet(expected)?;
+        let mut wrong = 0;
+        loop {
+            match self.exchange::<(), Order>(&())? {
+                Order::Hello { .. } => return Err(Failure::run("the other process greeted twice")),
+                Order::Floor => {
+                    let deadline = self.deadline_ns();
+                    let Table { pad, seat, .. } = self;
+                    let pad = pad.ok_or_else(|| {
+                        Failure::run("the other process asks for a floor, and there is no memory for it")
+                    })?;
+                    pad.answer(&mut || seat.check(deadline))?;
+                }
+                Order::Leg(leg) => {
+                    if leg.size > region || leg.window == 0 {
+                        return Err(Failure::run("the other process asks for more than the region holds"));
+                    }
+                    prepare_leg(&mut self.seat, &leg, Side::Answers)?;
+                    self.ready()?;
+                    let tally = answer_leg(&mut self.seat, &leg)?;
+                    wrong += tally.errors + tally.misordered;
+                    let _: Tally = self.exchange(&tally)?;
+                }
+                Order::Done if wrong == 0 || expected.is_none() => return Ok(()),
+                Order::Done => return Err(Failure::run(format!("{wrong} iterations had wrong data"))),
+            }
+        }
+    }
+
+    /// Hears who leads, agrees or refuses, and goes where it is told to.
+    fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
+        let Order::Hello { version, test, places } = self.exchange(&())? else {
+            return Err(Failure::run("the other process did not greet"));
+        };
+        let ours = env!("CARGO_PKG_VERSION");
+        let refusal = match expected {
+            _ if version != ours => Some(format!(
+                "one side is version {version}, the other {ours}: run the same build on both sides"
+            )),
+            Some(expected) if expected != test => Some(format!(
+                "one side was started for {}, the other for {}: give both the same test",
+                name(expected),
+                name(test)
+            )),
+            _ => None,
+        };
+        let () = self.exchange(&Greeting { refusal: refusal.clone() })?;
+        if let Some(refusal) = refusal {
+            return Err(Failure::run(refusal));
+        }
+        self.seat.set_crowded(places.crowded());
+        places.cpus.map(|(_, second)| cpu::pin(second)).transpose()
+    }
+}
+
+/// Leads, at a table that `set` lays; and sees the second process off, if this one started it.
+pub fn lead<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>>(
+    plan: &Plan,
+    table: Outcome<Table<'_, R, RAILS, T>>,
+    mut second: Option<Second>,
+) -> Outcome {
+    let outcome = table.and_then(|mut table| table.lead_all(plan));
+    match (outcome, &mut second) {
+        (Ok(()), _) => second.map_or(Ok(()), Second::leave),
+        (Err(Failure::Lost(message)), Some(second)) => {
+            // How it ended is worth knowing; if by itself, it says why.
+            let how = second.ends(LAST_WORDS).unwrap_or_else(|| "has not ended".into());
+            Err(Failure::Lost(format!("{message}; process {} {how}", second.id())))
+        }
+        (error, _) => error,
+    }
+}
+
+/// # Safety
+/// Both are valid for `len` bytes and do not overlap.
+#[inline(never)]
+unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
+}

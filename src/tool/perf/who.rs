@@ -1,0 +1,96 @@
+//! How messages name the other side, and the rails to it.
+
+use std::fmt;
+
+use fishplate_core::error::{PeerError, Stuck, WaitError};
+use fishplate_core::mem::RailId;
+
+use crate::tool::failure::Failure;
+
+/// The other side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    name: String,
+    /// What each rail is: empty where there is only one, which everybody knows.
+    rails: Vec<String>,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Who {
+    /// Somebody, reached over `rails`.
+    pub fn new(name: impl Into<String>, rails: Vec<String>) -> Self {
+        Who { name: name.into(), rails }
+    }
+
+    /// The run failed because the other side is gone, or the way to it.
+    #[cold]
+    pub fn lost(&self, why: PeerError) -> Failure {
+        match why {
+            PeerError::Rail(rail) => Failure::Lost(format!("lost {self}: {} failed", self.rail(rail))),
+            why if self.rails.is_empty() => Failure::lost(&self.name, why),
+            why => Failure::Lost(format!("lost {self} over {}: {why:?}", self.rails.join(" and "))),
+        }
+    }
+
+    /// Says what became of a wait for it.
+    #[cold]
+    pub fn wait_failed(&self, error: WaitError) -> Failure {
+        match error {
+            WaitError::PeerFailed(_, why) => self.lost(why),
+            WaitError::Deadline(stuck) => Failure::run(format!(
+                "{self} did not answer in time{}; a longer --timeout helps if it is only slow",
+                self.stuck(stuck)
+            )),
+            error => Failure::run(format!("waiting for {self} failed: {error:?}")),
+        }
+    }
+
+    /// What is missing, as far as is known.
+    fn stuck(&self, stuck: Stuck) -> String {
+        let Stuck { rail, hole, .. } = stuck;
+        let mut text = match rail {
+            Some(rail) => format!(": a post on {} has not ended", self.rail(rail)),
+            None => String::new(),
+        };
+        if let Some(hole) = hole {
+            text += if text.is_empty() { ": " } else { ", and " };
+            text += &format!("number {hole} is the first that is missing");
+        }
+        text
+    }
+
+    fn rail(&self, rail: RailId) -> String {
+        match self.rails.get(usize::from(rail.0)) {
+            Some(name) => name.clone(),
+            None => format!("rail {}", rail.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_peer_and_rail() {
+        let rails = vec!["rail 0 (tcp on a)".to_owned(), "rail 1 (tcp on b)".to_owned()];
+        let who = Who::new("the process at 10.0.0.2:7", rails);
+        let told = who.lost(PeerError::Rail(RailId(1))).to_string();
+        assert!(
+            told.contains("10.0.0.2") && told.contains("tcp on b") && !told.contains("tcp on a"),
+            "{told}"
+        );
+        let told = who.lost(PeerError::Died).to_string();
+        assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("Died"), "{told}");
+        let stuck = Stuck { peer: None, rail: Some(RailId(0)), hole: Some(17) };
+        let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
+        assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
+        let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();
+        assert!(told.contains("in time;"), "{told}");
+    }
+}
