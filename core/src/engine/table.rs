@@ -234,6 +234,44 @@ impl<const RAILS: usize> Handle<RAILS> {
     }
 }
 
+/// Puts the keys of a peer's handle into another order: the one at `order[i]` becomes that of rail i. For peers whose rails do not
+/// talk to ours in the order in which they count them.
+///
+/// # Errors
+/// [`AttachError::BadHandle`] for what is no handle, or an order that does not name each of its rails once;
+/// [`AttachError::Version`] and [`AttachError::Rails`] as [`Engine::import`](super::Engine::import).
+pub fn reorder_handle(handle: &mut [u8], order: &[u8]) -> Result<(), AttachError> {
+    let rails = order.len();
+    if handle.len() < HANDLE_HEAD || handle[..2] != HANDLE_MAGIC.to_le_bytes() {
+        return Err(AttachError::BadHandle);
+    }
+    let theirs = u16::from_le_bytes([handle[2], handle[3]]);
+    if theirs != HANDLE_VERSION {
+        return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
+    }
+    if handle[16..24] != (rails as u64).to_le_bytes() {
+        return Err(AttachError::Rails { theirs: handle[16], ours: rails.min(255) as u8 });
+    }
+    if rails > 16 || handle.len() < handle_len(rails) {
+        return Err(AttachError::BadHandle);
+    }
+    let named = order.iter().try_fold(0u16, |named, &rail| {
+        let bit = 1u16.checked_shl(rail.into())?;
+        (usize::from(rail) < rails && named & bit == 0).then_some(named | bit)
+    });
+    if named.is_none() {
+        return Err(AttachError::BadHandle);
+    }
+    let keys = &mut handle[HANDLE_HEAD..handle_len(rails)];
+    let mut before = [0; HANDLE_MAX];
+    before[..keys.len()].copy_from_slice(keys);
+    for (key, &rail) in keys.chunks_exact_mut(16).zip(order) {
+        let at = usize::from(rail) * 16;
+        key.copy_from_slice(&before[at..at + 16]);
+    }
+    Ok(())
+}
+
 /// Takes the next free slot for a peer.
 pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
     let index = peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full)?;
@@ -301,6 +339,24 @@ mod tests {
         bytes[0] = 0;
         assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
         assert_eq!(handle().encode(&mut bytes[..len - 1]), Err(AttachError::BadHandle));
+    }
+
+    #[test]
+    fn the_keys_of_a_handle_take_another_order() {
+        let mut bytes = [0; HANDLE_MAX];
+        let len = handle().encode(&mut bytes).unwrap();
+        assert_eq!(reorder_handle(&mut bytes[..len], &[2, 0, 1]), Ok(()));
+        let Handle { keys: [a, b, c], .. } = handle();
+        assert_eq!(Handle::<3>::decode(&bytes), Ok(Handle { keys: [c, a, b], ..handle() }));
+        let wrong: [&[u8]; 5] = [&[0, 1, 1], &[0, 1, 3], &[0, 1, 255], &[0, 1], &[0; 17]];
+        for order in wrong {
+            let before = bytes;
+            assert!(reorder_handle(&mut bytes[..len], order).is_err(), "{order:?}");
+            assert_eq!(bytes, before);
+        }
+        for cut in 0..len {
+            assert!(reorder_handle(&mut bytes[..cut], &[0, 1, 2]).is_err(), "cut to {cut}");
+        }
     }
 
     #[test]
