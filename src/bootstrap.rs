@@ -14,7 +14,7 @@ mod card;
 mod wire;
 
 pub use card::{Agreement, Card, RailCard};
-pub use wire::{Listener, Wire, connect};
+pub use wire::{Lifeline, Listener, Wire, connect};
 
 use std::fmt;
 
@@ -38,6 +38,8 @@ pub enum BootstrapError {
     Deadline,
     /// The other side closed the connection, or died.
     HungUp,
+    /// The caller ended the wait.
+    Stopped,
     /// What is at the other end does not speak this protocol.
     Stranger,
     /// The other side speaks another version of it.
@@ -85,6 +87,7 @@ impl fmt::Display for BootstrapError {
             BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
             BootstrapError::Deadline => f.write_str("no answer in time"),
             BootstrapError::HungUp => f.write_str("the other side hung up"),
+            BootstrapError::Stopped => f.write_str("the wait was ended"),
             BootstrapError::Stranger => f.write_str("what answers there is not fishplate"),
             BootstrapError::Version { theirs, ours } => {
                 write!(

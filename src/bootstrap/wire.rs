@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,7 @@ impl Listener {
                 Ok((stream, _)) => {
                     let mut wire = Wire::new(stream)?;
                     let until = deadline.min(Instant::now() + GREETING);
-                    match wire.exchange(&greeting, until, || 0) {
+                    match wire.exchange(&greeting, until, || Some(0)) {
                         Ok(theirs) => return Ok((wire, Card::decode(&theirs)?)),
                         Err(BootstrapError::Stranger | BootstrapError::HungUp | BootstrapError::Deadline) => {
                         }
@@ -95,7 +96,7 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
             match TcpStream::connect_timeout(address, left) {
                 Ok(stream) => {
                     let mut wire = Wire::new(stream)?;
-                    let theirs = wire.exchange(&greeting, deadline, || 0)?;
+                    let theirs = wire.exchange(&greeting, deadline, || Some(0))?;
                     return Ok((wire, Card::decode(&theirs)?));
                 }
                 Err(error) if error.kind() == ErrorKind::TimedOut => last = BootstrapError::Deadline,
@@ -122,16 +123,16 @@ impl Wire {
     }
 
     /// Sends a message and waits for one. Both sides do so at once. While nothing happens, `idle` is called; it says how much it found
-    /// to do, and for nothing there are naps.
+    /// to do, and for nothing there are naps; with `None` it ends the wait.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], and what a message can be that is none. After an error the wire
-    /// is of no more use.
+    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`], and what a message can be that is none.
+    /// After an error the wire is of no more use.
     pub fn exchange(
         &mut self,
         ours: &[u8],
         deadline: Instant,
-        mut idle: impl FnMut() -> u32,
+        mut idle: impl FnMut() -> Option<u32>,
     ) -> Result<Vec<u8>, BootstrapError> {
         if ours.len() > MESSAGE_MAX {
             return Err(BootstrapError::TooLong { len: ours.len() as u64, max: MESSAGE_MAX });
@@ -158,7 +159,7 @@ impl Wire {
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Deadline);
             }
-            if moved || idle() > 0 {
+            if moved || idle().ok_or(BootstrapError::Stopped)? > 0 {
                 looks = 0;
             } else if looks < LOOKS {
                 looks += 1;
@@ -173,6 +174,14 @@ impl Wire {
     pub fn is_open(&mut self) -> bool {
         // Whoever sends more than a message ahead is no correct peer.
         self.inward.len() <= HEAD + MESSAGE_MAX && self.fill().is_ok()
+    }
+
+    /// Something that tells whether the other side still has the connection open, also while messages are exchanged.
+    ///
+    /// # Errors
+    /// The system's code.
+    pub fn lifeline(&self) -> Result<Lifeline, BootstrapError> {
+        self.stream.try_clone().map(Lifeline).map_err(code)
     }
 
     /// Takes in what has come; whether that was anything.
@@ -211,6 +220,20 @@ impl Wire {
         let message = self.inward[HEAD..HEAD + len].to_vec();
         self.inward.drain(..HEAD + len);
         Ok(Some(message))
+    }
+}
+
+/// A look at a [`Wire`] from elsewhere.
+#[derive(Debug)]
+pub struct Lifeline(TcpStream);
+
+impl Lifeline {
+    /// Whether the other side, and so its process, still has the connection open, whatever it sent before. One system call.
+    pub fn holds(&self) -> bool {
+        let mut look = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one entry, ours, and no time to wait.
+        let found = unsafe { libc::poll(&mut look, 1, 0) };
+        found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
     }
 }
 
@@ -281,17 +304,17 @@ mod tests {
             thread::scope(|scope| {
                 let (a, b) = (&a, &b);
                 let there = &mut there;
-                let other = scope.spawn(move || there.exchange(b, soon(), || 0));
+                let other = scope.spawn(move || there.exchange(b, soon(), || Some(0)));
                 let mut idled = 0u32;
                 let heard = here.exchange(a, soon(), || {
                     idled += 1;
-                    0
+                    Some(0)
                 });
                 assert!(heard == Ok(b.clone()) && other.join().unwrap() == Ok(a.clone()));
             });
         }
         let long = vec![0; MESSAGE_MAX + 1];
-        assert!(matches!(here.exchange(&long, soon(), || 0), Err(BootstrapError::TooLong { .. })));
+        assert!(matches!(here.exchange(&long, soon(), || Some(0)), Err(BootstrapError::TooLong { .. })));
     }
 
     #[test]
@@ -313,25 +336,27 @@ mod tests {
         let mut turns = 0;
         let result = here.exchange(b"hello", at_once(), || {
             turns += 1;
-            1
+            Some(1)
         });
         assert_eq!(result, Err(BootstrapError::Deadline));
         assert!(turns > 1);
+        assert_eq!(here.exchange(b"hello", soon(), || None), Err(BootstrapError::Stopped));
     }
 
     #[test]
     fn a_side_that_goes_away_is_noticed_and_what_it_said_before_is_not_lost() {
         let (mut here, mut there) = pair();
+        let lifeline = here.lifeline().unwrap();
+        assert!(here.is_open() && lifeline.holds());
+        assert_eq!(there.exchange(b"last words", at_once(), || Some(0)), Err(BootstrapError::Deadline));
         assert!(here.is_open());
-        assert_eq!(there.exchange(b"last words", at_once(), || 0), Err(BootstrapError::Deadline));
-        assert!(here.is_open());
-        assert_eq!(here.exchange(b"", soon(), || 0).unwrap(), b"last words");
+        assert_eq!(here.exchange(b"", soon(), || Some(0)).unwrap(), b"last words");
         drop(there);
         let deadline = soon();
-        while here.is_open() {
+        while lifeline.holds() || here.is_open() {
             assert!(Instant::now() < deadline);
         }
-        assert_eq!(here.exchange(b"", soon(), || 0), Err(BootstrapError::HungUp));
+        assert_eq!(here.exchange(b"", soon(), || Some(0)), Err(BootstrapError::HungUp));
     }
 
     /// Whoever talks to a listener before the right process does.
