@@ -332,7 +332,7 @@ unsafe extern "C" fn strerror(code: c_int) -> *const c_char {
         FI_EOVERRUN => c"fake: the queue has overrun",
         FI_ETRUNC => c"fake: the receive was too short",
         FI_ECANCELED => c"fake: canceled",
-        libc::EIO => c"fake: the other end is gone",
+        libc::ECONNRESET => c"fake: the other end is gone",
         _ => c"fake: some error",
     };
     text.as_ptr()

@@ -5,7 +5,7 @@ use fishplate_sys::fabric::raw::*;
 /// What others see of an endpoint whose process died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
-    /// Operations towards it end with `FI_EIO`.
+    /// Operations towards it end with `FI_ECONNRESET`.
     Errors,
     /// Nothing: operations towards it never end, and at last posts are refused for ever.
     Silence,
@@ -48,7 +48,7 @@ pub struct Persona {
     pub key_bytes: usize,
     /// Whether it waits while a queue is full. If not, completions that do not fit are lost and the queue has overrun.
     pub protects_queue: bool,
-    /// Whether a write with data uses up a receive at the target.
+    /// Whether a write with data uses up a receive at the target: then `FI_RX_CQ_DATA` belongs into `mode`.
     pub data_takes_receive: bool,
     /// Longest delay of each stage of an operation, in reads of the queue that moves it.
     pub jitter: u32,

@@ -123,6 +123,8 @@ pub(super) struct State {
     pub ops: Vec<Op>,
     /// Contexts that the provider owns, and what it wrote there.
     contexts: HashMap<usize, usize>,
+    /// Connections that an error has ended: what was posted up to that number is lost with them.
+    ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
     pub cut: Vec<String>,
     pub violations: Vec<String>,
@@ -156,6 +158,7 @@ impl World {
                 mrs: vec![],
                 ops: vec![],
                 contexts: HashMap::new(),
+                ended: HashMap::new(),
                 faults: vec![],
                 cut: vec![],
                 violations: vec![],
@@ -358,13 +361,20 @@ impl State {
             Stage::Flying => {
                 let outcome = match &ops[at].fault {
                     Some(fault) => Outcome::Failed(fault.code),
+                    None if self.ended.get(&(src, dst)).is_some_and(|&last| ops[at].number <= last) => {
+                        Outcome::Failed(libc::ECONNABORTED)
+                    }
                     None if self.is_alive(dst) => self.carry_out(&ops[at]),
-                    None if self.persona.dead == Dead::Errors => Outcome::Failed(libc::EIO),
+                    None if self.persona.dead == Dead::Errors => Outcome::Failed(libc::ECONNRESET),
                     None => Outcome::Later,
                 };
                 match outcome {
                     Outcome::Later => {}
                     Outcome::Failed(code) => {
+                        if self.persona.is_ordered() {
+                            // On a connection that keeps order nothing can come after what failed. The next post opens another.
+                            self.ended.insert((src, dst), self.posted);
+                        }
                         self.fail(&mut ops[at], code);
                     }
                     Outcome::Done => {
@@ -466,7 +476,7 @@ impl State {
     /// Does at the target what the operation says.
     fn carry_out(&mut self, op: &Op) -> Outcome {
         let Some(dst) = op.dst.filter(|dst| self.eps.contains_key(dst)) else {
-            return Outcome::Failed(libc::EIO);
+            return Outcome::Failed(libc::ECONNRESET);
         };
         let target = &self.eps[&dst];
         let (rx, takes) =
@@ -512,9 +522,8 @@ impl State {
         if let Some(data) = op.data {
             let receive =
                 if takes { self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front()) } else { None };
-            // Nobody may look at the context of an event that belongs to no operation.
-            let context =
-                receive.map_or(std::ptr::without_provenance_mut(0x5a5a_5a5a), |receive| receive.context);
+            // An event that belongs to no operation has no context.
+            let context = receive.map_or(std::ptr::null_mut(), |receive| receive.context);
             let flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
             let entry =
                 fi_cq_data_entry { op_context: context, flags, len: op.len, buf: std::ptr::null_mut(), data };
@@ -582,6 +591,10 @@ impl State {
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
+            // What came from it and is not complete yet does not get there any more.
+            for op in self.ops.iter_mut().filter(|op| op.dst == Some(ep) && op.verb == Verb::Read) {
+                op.stage = Stage::Flying;
+            }
             if let Some(ep) = self.eps.get_mut(&ep) {
                 ep.dead = true;
             }

@@ -1,0 +1,17 @@
+//! The libfabric rail over the fake provider, as each of the providers that have no hardware here: the contract of `Rail`, clause by
+//! clause, and what the provider does to it beyond.
+
+#[path = "../../core/tests/conformance/mod.rs"]
+mod conformance;
+mod fixture;
+mod provider;
+
+use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Tcp, VerbsRxm};
+
+rail_conformance!(efa_direct, EfaDirect);
+rail_conformance!(efa, Efa);
+rail_conformance!(verbs_rxm, VerbsRxm);
+rail_conformance!(cxi, Cxi);
+rail_conformance!(psm3, Psm3);
+rail_conformance!(tcp, Tcp);
+rail_conformance!(calm, Calm);

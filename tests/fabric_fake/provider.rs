@@ -1,0 +1,1 @@
+//! What only a fake can do to a rail.
