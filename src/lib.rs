@@ -2,8 +2,8 @@
 //!
 //! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
 //! memory that an engine borrows; [`MatchStorage`], which owns that of tagged messages; [`topology`], which chooses NICs;
-//! [`config`], what can be set; [`bootstrap`], how two hosts meet; and [`fake`], a provider for tests. The command-line tool
-//! `fishplate` is the feature `tool`, on by default; a program
+//! [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was chosen, under a [`guard`]; and
+//! [`fake`], a provider for tests. The command-line tool `fishplate` is the feature `tool`, on by default; a program
 //! that links the transport turns it off.
 //!
 //! ```
@@ -44,6 +44,8 @@ pub use fishplate_sys as sys;
 pub mod bootstrap;
 pub mod config;
 pub mod fake;
+pub mod guard;
+pub mod rails;
 mod storage;
 pub mod topology;
 

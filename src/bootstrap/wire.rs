@@ -45,11 +45,18 @@ impl Listener {
         Ok(self.socket.local_addr().map_err(code)?.port())
     }
 
-    /// Waits for a process that shows a card, and shows it ours. Whoever connects and is no such process is hung up on.
+    /// Waits for a process that shows a card, and shows it ours. Whoever connects and is no such process is hung up on. Asks every
+    /// millisecond whether to go on waiting.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`] if nobody comes; whatever a process of this protocol says that does not fit.
-    pub fn accept(&self, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
+    /// [`BootstrapError::Deadline`] if nobody comes, [`BootstrapError::Stopped`] if there is no need to wait any more; whatever a process
+    /// of this protocol says that does not fit.
+    pub fn accept(
+        &self,
+        ours: &Card,
+        deadline: Instant,
+        mut wait: impl FnMut() -> bool,
+    ) -> Result<(Wire, Card), BootstrapError> {
         let greeting = ours.encode()?;
         loop {
             match self.socket.accept() {
@@ -70,6 +77,9 @@ impl Listener {
             }
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Deadline);
+            }
+            if !wait() {
+                return Err(BootstrapError::Stopped);
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -168,6 +178,11 @@ impl Wire {
                 thread::sleep(NAP);
             }
         }
+    }
+
+    /// Where the other side is: HOST:PORT.
+    pub fn peer(&self) -> String {
+        self.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |address| address.to_string())
     }
 
     /// Whether the other side still has the connection open. Does not wait, and takes nothing away from the next message.
@@ -288,7 +303,7 @@ mod tests {
         let (listener, at) = listener();
         thread::scope(|scope| {
             let other = scope.spawn(move || connect(&at, &card(2), soon()).unwrap());
-            let (here, theirs) = listener.accept(&card(1), soon()).unwrap();
+            let (here, theirs) = listener.accept(&card(1), soon(), || true).unwrap();
             assert_eq!(theirs, card(2));
             let (there, theirs) = other.join().unwrap();
             assert_eq!(theirs, card(1));
@@ -320,7 +335,8 @@ mod tests {
     #[test]
     fn nobody_there_is_told_in_time() {
         let (listener, at) = listener();
-        assert_eq!(listener.accept(&card(1), at_once()).unwrap_err(), BootstrapError::Deadline);
+        assert_eq!(listener.accept(&card(1), at_once(), || true).unwrap_err(), BootstrapError::Deadline);
+        assert_eq!(listener.accept(&card(1), soon(), || false).unwrap_err(), BootstrapError::Stopped);
         drop(listener);
         let refused = connect(&at, &card(1), at_once()).unwrap_err();
         assert_eq!(refused, BootstrapError::System(111), "ECONNREFUSED");
@@ -375,7 +391,7 @@ mod tests {
         held[1].shutdown(std::net::Shutdown::Both).unwrap();
         thread::scope(|scope| {
             let other = scope.spawn(move || connect(&at, &card(2), soon()).map(|(_, card)| card.id));
-            assert_eq!(listener.accept(&card(1), soon()).unwrap().1.id, 2);
+            assert_eq!(listener.accept(&card(1), soon(), || true).unwrap().1.id, 2);
             assert_eq!(other.join().unwrap(), Ok(1));
         });
     }
@@ -400,7 +416,7 @@ mod tests {
         ] {
             let (listener, at) = listener();
             let _held = stranger(at.parse().unwrap(), &says);
-            assert_eq!(listener.accept(&card(1), soon()).unwrap_err(), error);
+            assert_eq!(listener.accept(&card(1), soon(), || true).unwrap_err(), error);
         }
     }
 }

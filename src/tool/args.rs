@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use fishplate::config::Settings;
 use serde::{Deserialize, Serialize};
 
 use super::cpu::{Pin, Places};
 use super::failure::{Failure, Outcome};
 use super::sizes;
+use super::variables;
 
 /// Ordered put, get, put-signal and atomics over several rails: measure them, check them.
 #[derive(Debug, Parser)]
@@ -55,6 +57,18 @@ pub struct PeerArgs {
     /// Seconds after which to give up.
     #[arg(long)]
     pub timeout: u64,
+    /// How to reach it.
+    #[arg(long, value_enum, default_value_t = Transport::Shm)]
+    pub transport: Transport,
+    /// Rails.
+    #[arg(long, default_value_t = 1)]
+    pub rails: usize,
+    /// Providers of the rails, in the order in which they are tried.
+    #[arg(long, value_delimiter = ',')]
+    pub provider: Vec<String>,
+    /// Their interfaces.
+    #[arg(long, value_delimiter = ',')]
+    pub interface: Vec<String>,
 }
 
 /// Operations that can be measured.
@@ -89,6 +103,8 @@ pub enum Transport {
     Shm,
     /// Two engines over a simulated fabric that delays and reorders, seeded, in one thread.
     Sim,
+    /// libfabric, between two processes on one host or two.
+    Fabric,
 }
 
 /// Where signal and payload lie.
@@ -166,6 +182,12 @@ pub struct PerfArgs {
     /// Rails between the two sides.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rails: usize,
+    /// With --transport fabric: providers to try, in order [default: those with hardware, then tcp].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub provider: Vec<String>,
+    /// With --transport fabric: interfaces, one rail for each time that one is named [default: the nearest].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub interface: Vec<String>,
     /// Seed of payloads and of the simulated fabric.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -178,7 +200,7 @@ pub struct PerfArgs {
     /// Operations in flight (put, signal-rate, tag-bw, ring); receives posted at once (tag-bw).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
-    /// Processors: auto (none with --mode worker), none, or A,B for this side and the other.
+    /// Processors: auto (none with --mode worker or --transport fabric), none, or A,B for this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
     /// Where the signal lies; by default adjacent for payloads up to 56 bytes, split above. See below.
@@ -187,14 +209,14 @@ pub struct PerfArgs {
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who drives the engine, on both sides; worker: put-signal, put, get and amo over shm or loopback.
+    /// Who drives the engine, on both sides; worker: put-signal, put, get and amo over shm, fabric or loopback.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 
-    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket.
+    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket; HOST:PORT with --transport fabric.
     #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
     pub listen: Option<OsString>,
     /// Be the side that measures, and find the other here.
@@ -270,6 +292,8 @@ pub struct Plan {
     pub region: usize,
     /// Seconds.
     pub timeout: u64,
+    /// What the environment and the command line say of rails.
+    pub settings: Settings,
 }
 
 /// Bounds of one row: whichever comes first.
@@ -319,11 +343,19 @@ impl PerfArgs {
             (_, Some(at)) => Meeting::Connect(at),
             _ => Meeting::Spawn,
         };
-        let pin = match (self.mode, self.pin) {
-            // A side has two threads, and who is pinned pins whom he starts.
-            (Mode::Worker, Pin::Auto) => Pin::None,
-            (_, pin) => pin,
+        let pin = match self.pin {
+            // A side has two threads, or a provider may have some, and who is pinned pins whom he starts.
+            Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
+            pin => pin,
         };
+        let mut settings = variables::from_environment()?;
+        if !self.provider.is_empty() {
+            settings.providers = self.provider;
+        }
+        if !self.interface.is_empty() {
+            settings.interfaces = self.interface;
+        }
+        settings.check().map_err(|error| Failure::usage(error.to_string()))?;
         Ok(Plan {
             test: self.test,
             transport: self.transport,
@@ -344,6 +376,7 @@ impl PerfArgs {
             meeting,
             region: self.region,
             timeout: self.timeout,
+            settings,
         })
     }
 
@@ -420,15 +453,16 @@ impl PerfArgs {
     }
 
     fn check_roles(&self) -> Outcome {
-        if self.transport != Transport::Shm && (self.listen.is_some() || self.connect.is_some()) {
+        let two = matches!(self.transport, Transport::Shm | Transport::Fabric);
+        if !two && (self.listen.is_some() || self.connect.is_some()) {
             return Err(Failure::usage(format!(
-                "--listen and --connect join two processes, and {} stays within one: use --transport shm",
+                "--listen and --connect join two processes, and {} stays within one: use --transport shm or fabric",
                 name(self.transport)
             )));
         }
         if self.transport == Transport::Shm && self.rails != 1 {
             return Err(Failure::usage(format!(
-                "--rails {}: two processes share one memory, so shm has one rail; use --transport sim or loopback",
+                "--rails {}: two processes share one memory, so shm has one rail; use --transport fabric, sim or loopback",
                 self.rails
             )));
         }
@@ -443,10 +477,16 @@ impl PerfArgs {
             return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
         }
         let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo)
-            && matches!(self.transport, Transport::Shm | Transport::Loopback);
+            && matches!(self.transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
+        if self.transport != Transport::Fabric && !(self.provider.is_empty() && self.interface.is_empty()) {
+            return Err(Failure::usage(format!(
+                "--provider and --interface choose libfabric rails, and {} has none: use --transport fabric",
+                name(self.transport)
+            )));
+        }
         if self.mode == Mode::Worker && !driven {
             return Err(Failure::usage(format!(
-                "--mode worker runs put-signal, put, get and amo over shm or loopback: use --mode inline for {} over {}",
+                "--mode worker runs put-signal, put, get and amo over shm, fabric or loopback: use --mode inline for {} over {}",
                 name(self.test),
                 name(self.transport)
             )));
@@ -498,7 +538,9 @@ mod tests {
             ("put -s 65M", "larger --region"),
             ("put -s 8X", "`8X`"),
             ("put --rails 0", "--rails 0"),
-            ("put --rails 2", "sim or loopback"),
+            ("put --rails 2", "fabric, sim or loopback"),
+            ("put --provider tcp", "--transport fabric"),
+            ("put --transport fabric --provider tcp,,efa", "providers"),
             ("put --rails 99 --transport sim", "at most"),
             ("put --window 3", "power of two"),
             ("put -n 0", "-n 0"),
@@ -510,7 +552,7 @@ mod tests {
             ("amo -s 16", "8 bytes"),
             ("ring -s 24", "--size"),
             ("signal-rate --mode worker", "--mode inline for signal-rate over shm"),
-            ("put-signal --mode worker --transport sim", "shm or loopback"),
+            ("put-signal --mode worker --transport sim", "fabric or loopback"),
             ("put --transport loopback --seeds 3", "put-signal"),
             ("put-signal --transport sim --seeds 0", "--seeds 0"),
             ("steal", "steal"),

@@ -1,8 +1,9 @@
-//! Measuring. `pair` brings two processes together and has both run the same legs; `solo` plays both sides in one
-//! thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which. `worker`
+//! Measuring. `pair` and `fabric` bring two processes together, at a `table` where both run the same legs; `solo` plays both sides
+//! in one thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which. `worker`
 //! runs some of them with a second thread per side, which drives the engine.
 
 mod amo;
+mod fabric;
 mod get;
 mod leg;
 mod meet;
@@ -21,7 +22,7 @@ mod worker;
 
 use fishplate_core::rail::Rail;
 
-use super::args::{Mode, Plan, Test, Transport, name};
+use super::args::{Mode, PeerArgs, Plan, Test, Transport, name};
 use super::clock::Clock;
 use super::failure::{Failure, Outcome};
 use super::histogram::Histogram;
@@ -30,12 +31,19 @@ use super::report::{Report, Row};
 use leg::{Leg, Side, Tally};
 use seat::Seat;
 
-pub use pair::answer;
+/// The process that a measuring process starts.
+pub fn answer(args: &PeerArgs) -> Outcome {
+    match args.transport {
+        Transport::Fabric => fabric::answer(args),
+        _ => pair::answer(args),
+    }
+}
 
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
     match plan.transport {
         Transport::Shm => pair::run(plan),
+        Transport::Fabric => fabric::run(plan),
         Transport::Loopback | Transport::Sim => solo::run(plan),
     }
 }

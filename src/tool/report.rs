@@ -305,6 +305,7 @@ mod tests {
             meeting: Meeting::Spawn,
             region: 4096,
             timeout: 1,
+            settings: Default::default(),
         };
         let mut row = Row::new(&plan, 8);
         row.rate(1000, 0.001);

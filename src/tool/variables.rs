@@ -241,7 +241,7 @@ mod tests {
             ("EAGER", "8G", "64K"),
             ("CONTEXTS", "65537", "256"),
             ("PROVIDER", "tcp,,efa", "names of providers"),
-            ("INTERFACES", "eth0,eth0", "different"),
+            ("INTERFACES", "eth0,,eth1", "names of interfaces"),
             ("DEADLINE", "0", "longer"),
             ("WINDOWS", "8", "FISHPLATE_WINDOW,"),
         ] {

@@ -19,26 +19,18 @@ pub struct Second {
     child: Child,
 }
 
-/// Starts the second process and shakes hands with it.
-pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
-    let mut random = [0u8; 16];
-    // SAFETY: 16 bytes, all ours.
-    if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
-        return Err(Failure::run("the system gives no random numbers"));
-    }
-    // An abstract name that nobody guesses: nothing is left behind, whoever is killed.
-    let address = format!("@fishplate-{:032x}", u128::from_ne_bytes(random));
-    let listener = Listener::bind(&address)
-        .map_err(|error| Failure::run(format!("cannot listen for a second process: {error:?}")))?;
+/// Starts the second process, which is to connect to an address, and to end when this one does.
+pub fn launch(plan: &Plan, address: &str, more: &[String]) -> Outcome<Second> {
     let exe = std::env::current_exe().map_err(|error| {
         Failure::run(format!("cannot find the program to start a second process: {error}"))
     })?;
     let mut command = Command::new(exe);
     command
         .arg("peer")
-        .args(["--connect", &address])
+        .args(["--connect", address])
         .args(["--region", &plan.region.to_string()])
         .args(["--timeout", &plan.timeout.to_string()])
+        .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let parent = std::process::id();
@@ -55,7 +47,21 @@ pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
     }
     let child =
         command.spawn().map_err(|error| Failure::run(format!("cannot start a second process: {error}")))?;
-    let mut second = Second { child };
+    Ok(Second { child })
+}
+
+/// Starts the second process and shakes hands with it.
+pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
+    let mut random = [0u8; 16];
+    // SAFETY: 16 bytes, all ours.
+    if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
+        return Err(Failure::run("the system gives no random numbers"));
+    }
+    // An abstract name that nobody guesses: nothing is left behind, whoever is killed.
+    let address = format!("@fishplate-{:032x}", u128::from_ne_bytes(random));
+    let listener = Listener::bind(&address)
+        .map_err(|error| Failure::run(format!("cannot listen for a second process: {error:?}")))?;
+    let mut second = launch(plan, &address, &[])?;
     let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(10));
     loop {
         match listener.accept(profile, deadline) {

@@ -152,6 +152,7 @@ impl Ground {
             talk: Socket,
             pad: Some(pad),
             timeout: Duration::from_secs(timeout),
+            notes: vec![],
         })
     }
 }

@@ -61,6 +61,11 @@ pub trait Talk<R: Rail, const RAILS: usize> {
     /// Sends a message and waits for one, as the other side does. Makes progress meanwhile where the rails need it.
     fn exchange(&mut self, seat: &mut Seat<'_, R, RAILS>, word: &[u8], deadline: Instant)
     -> Outcome<Vec<u8>>;
+
+    /// Adds what is known of the other side's process to the news that it is lost.
+    fn explain(&mut self, failure: Failure) -> Failure {
+        failure
+    }
 }
 
 /// One side that has met the other: its seat, and what they have in common.
@@ -73,6 +78,8 @@ pub struct Table<'m, R: Rail, const RAILS: usize, T> {
     pub pad: Option<Pad>,
     /// Time for a leg.
     pub timeout: Duration,
+    /// What is to be said of the way between the two, above the rows.
+    pub notes: Vec<String>,
 }
 
 impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, T> {
@@ -118,7 +125,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         self.order(Order::Leg(*leg))?;
         prepare_leg(&mut self.seat, leg, Side::Starts)?;
         self.ready()?;
-        let tally = start_leg(&mut self.seat, leg, histogram)?;
+        let tally =
+            start_leg(&mut self.seat, leg, histogram).map_err(|failure| self.talk.explain(failure))?;
         let answer: Tally = self.exchange(&tally)?;
         Ok(tally.both(answer, leg.is_two_way()))
     }
@@ -151,6 +159,9 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         }
         let mut report = Report::new(plan.format);
         headline(&mut report, plan, &self.seat.clock)?;
+        for note in &self.notes {
+            report.comment(note)?;
+        }
         let total: u64 = plan.sizes.iter().map(|&size| Leg::half(plan, size).iters * 2).sum();
         let progress = Progress::new(plan.sizes.len() as u64 * 2, total >= LONG);
         let mut fault = Ok(());
@@ -251,7 +262,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
                     }
                     prepare_leg(&mut self.seat, &leg, Side::Answers)?;
                     self.ready()?;
-                    let tally = answer_leg(&mut self.seat, &leg)?;
+                    let tally =
+                        answer_leg(&mut self.seat, &leg).map_err(|failure| self.talk.explain(failure))?;
                     wrong += tally.errors + tally.misordered;
                     let _: Tally = self.exchange(&tally)?;
                 }

@@ -1,0 +1,269 @@
+//! A rail with a watch on what its provider may never tell: whether its interface has a link, and whether the process at the other end
+//! still lives.
+//!
+//! Providers over TCP retry for ever on a link that is down, and say nothing of a peer that was killed. [`Guard`] looks at both in
+//! [`Rail::check_peers`], which waits call every few milliseconds: two system calls, on no other path. What it finds it reports as
+//! [`PeerError::Rail`], which names the rail, or [`PeerError::Died`]. Everything else it hands on.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, RailId, Region, Untrusted};
+use fishplate_core::op::Amo;
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+
+use crate::bootstrap::Lifeline;
+
+/// The link of a network interface.
+#[derive(Debug)]
+pub struct LinkWatch {
+    socket: OwnedFd,
+    name: [libc::c_char; libc::IFNAMSIZ],
+}
+
+impl LinkWatch {
+    /// Watches an interface of this network namespace. `None` if there is no such interface, or nothing is known of its link.
+    pub fn new(interface: &str) -> Option<LinkWatch> {
+        let name = CString::new(interface).ok()?;
+        let mut padded = [0; libc::IFNAMSIZ];
+        let name = name.as_bytes_with_nul();
+        if name.len() > padded.len() {
+            return None;
+        }
+        for (to, from) in padded.iter_mut().zip(name) {
+            *to = *from as libc::c_char;
+        }
+        // SAFETY: plain numbers.
+        let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if socket < 0 {
+            return None;
+        }
+        // SAFETY: just opened, and nobody else's.
+        let watch = LinkWatch { socket: unsafe { OwnedFd::from_raw_fd(socket) }, name: padded };
+        watch.flags().map(|_| watch)
+    }
+
+    /// Whether the interface is switched on and has a link. One that has disappeared has none. One system call.
+    pub fn is_up(&self) -> bool {
+        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        self.flags().is_some_and(|flags| flags & wanted == wanted)
+    }
+
+    fn flags(&self) -> Option<libc::c_short> {
+        // SAFETY: zeros are an empty request.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name = self.name;
+        // SAFETY: the request is whole, names an interface, and is written only here.
+        let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) };
+        if done != 0 {
+            return None;
+        }
+        // SAFETY: what this request fills in.
+        Some(unsafe { request.ifr_ifru.ifru_flags })
+    }
+}
+
+/// A rail, its link, and the lifelines of its peers.
+#[derive(Debug)]
+pub struct Guard<R> {
+    rail: R,
+    id: RailId,
+    link: Option<LinkWatch>,
+    /// Peers that are attached and not reported yet, with their lifelines if they have some.
+    peers: Vec<(Peer, Option<Lifeline>)>,
+}
+
+impl<R> Guard<R> {
+    /// Guards a rail, which is number `id` of its engine.
+    pub fn new(rail: R, id: RailId, link: Option<LinkWatch>) -> Guard<R> {
+        Guard { rail, id, link, peers: vec![] }
+    }
+
+    /// Watches a peer that was attached to the rail.
+    pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
+        self.peers.push((peer, lifeline));
+    }
+
+    /// The rail itself.
+    pub fn inner(&self) -> &R {
+        &self.rail
+    }
+
+    /// The rail itself, to attach peers to.
+    pub fn inner_mut(&mut self) -> &mut R {
+        &mut self.rail
+    }
+}
+
+/// Hands reports on. A peer that the rail has lost while its process still lives was lost by the rail.
+struct Judge<'a, S> {
+    sink: &'a mut S,
+    id: RailId,
+    peers: &'a mut Vec<(Peer, Option<Lifeline>)>,
+}
+
+impl<S: Sink> Sink for Judge<'_, S> {
+    #[inline(always)]
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.sink.done(cx, result);
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.sink.landed(peer, data);
+    }
+
+    #[inline(always)]
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        self.sink.message(peer, bytes);
+    }
+
+    #[cold]
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        let known = self.peers.iter().position(|(other, _)| *other == peer);
+        let lives =
+            known.and_then(|at| self.peers.swap_remove(at).1).is_some_and(|lifeline| lifeline.holds());
+        let why = if why == PeerError::Died && lives { PeerError::Rail(self.id) } else { why };
+        self.sink.peer_down(peer, why);
+    }
+}
+
+impl<R: Rail> Rail for Guard<R> {
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        self.rail.caps()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        self.rail.register(region)
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        self.rail.deregister(key);
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.rail.import(peer, key, len)
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        self.rail.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.peers.retain(|(other, _)| *other != peer);
+        self.rail.detach(peer);
+    }
+
+    #[inline(always)]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.post_write(peer, local, remote, data, cx) }
+    }
+
+    #[inline(always)]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.post_read(peer, local, remote, cx) }
+    }
+
+    #[inline(always)]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.rail.post_message(peer, head, body, cx)
+    }
+
+    #[inline(always)]
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.post_atomic(peer, amo, remote, fetch, cx) }
+    }
+
+    #[inline(always)]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let Guard { rail, id, peers, .. } = self;
+        rail.poll(budget, &mut Judge { sink, id: *id, peers })
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        self.rail.flush();
+    }
+
+    #[inline(always)]
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.copy_to(peer, local, remote) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.copy_from(peer, local, remote) }
+    }
+
+    #[inline(always)]
+    fn notify(&mut self, peer: Peer) {
+        self.rail.notify(peer);
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        let Guard { rail, id, link, peers } = self;
+        rail.check_peers(&mut Judge { sink, id: *id, peers });
+        let down = link.as_ref().is_some_and(|link| !link.is_up());
+        peers.retain(|(peer, lifeline)| {
+            let dead = lifeline.as_ref().is_some_and(|lifeline| !lifeline.holds());
+            match (dead, down) {
+                (true, _) => sink.peer_down(*peer, PeerError::Died),
+                (_, true) => sink.peer_down(*peer, PeerError::Rail(*id)),
+                (false, false) => {}
+            }
+            !dead && !down
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_a_link_and_nowhere_has_none() {
+        assert!(LinkWatch::new("lo").is_some_and(|link| link.is_up()));
+        for none in ["fishplate-none", "", "a-name-that-is-much-too-long-for-an-interface", "a\0b"] {
+            assert!(LinkWatch::new(none).is_none(), "{none}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The choice of rails: providers as they were asked for, interfaces as they were named or as they are near, opened and guarded.
+//!
+//! Setup only: it loads a library, allocates, and takes what time the providers take.
+
+use std::ffi::CString;
+use std::fmt;
+
+use fishplate_core::mem::RailId;
+use fishplate_sys::fabric::info::Info;
+use fishplate_sys::fabric::negotiate::{self, Ask, NegotiateError, Offer};
+use fishplate_sys::fabric::rail::SetupError;
+use fishplate_sys::fabric::{FabricConfig, FabricRail, Library, LoadError};
+
+use crate::config::Settings;
+use crate::guard::{Guard, LinkWatch};
+use crate::topology::{Anchor, LinkState, Machine, PciAddress};
+
+/// Providers that are tried if none are named: those with hardware first. Shared memory has a rail of its own.
+pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
+
+/// Why there are no rails.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum RailsError {
+    /// There is no usable libfabric.
+    Load(LoadError),
+    /// No provider of those asked for will do: why, one by one.
+    Provider(Vec<NegotiateError>),
+    /// More rails than interfaces.
+    TooMany {
+        /// Rails asked for.
+        rails: usize,
+        /// The provider.
+        provider: String,
+        /// The interfaces that were named, or that there are.
+        there: Vec<String>,
+        /// Whether they were named.
+        named: bool,
+    },
+    /// A rail could not be opened.
+    Setup {
+        /// The provider.
+        provider: String,
+        /// The interface.
+        interface: String,
+        /// Why.
+        error: SetupError,
+    },
+}
+
+impl fmt::Display for RailsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RailsError::Load(error) => write!(f, "{error}; install it, or say where it is"),
+            RailsError::Provider(errors) => {
+                for (at, error) in errors.iter().enumerate() {
+                    write!(f, "{}{error}", if at == 0 { "" } else { "; " })?;
+                }
+                Ok(())
+            }
+            RailsError::TooMany { rails, provider, there, named } => {
+                let (list, count) = (there.join(", "), there.len());
+                match named {
+                    true => write!(f, "{rails} rails, but {count} interfaces are named: {list}")?,
+                    false => {
+                        write!(f, "{rails} rails, but provider {provider:?} has {count} interfaces: {list}")?
+                    }
+                }
+                write!(
+                    f,
+                    "; ask for fewer rails, or name an interface once for each rail that it shall carry"
+                )
+            }
+            RailsError::Setup { provider, interface, error } => {
+                write!(f, "provider {provider:?} on {interface:?}: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RailsError {}
+
+/// An open rail, and what it is.
+#[derive(Debug)]
+pub struct OpenRail {
+    /// The rail.
+    pub rail: Guard<FabricRail>,
+    /// The provider, as it was asked for.
+    pub provider: String,
+    /// The interface.
+    pub interface: String,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+}
+
+/// An interface of a provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// As the provider calls it.
+    pub interface: String,
+    /// The NIC behind it, if the machine has one of that name or place.
+    pub nic: Option<usize>,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+    /// Why it is not taken unless it is named.
+    pub passed_over: Option<&'static str>,
+}
+
+/// Loads the libfabric that the settings name.
+///
+/// # Errors
+/// There is none, or it is too old.
+pub fn load(settings: &Settings) -> Result<Library, LoadError> {
+    let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
+    let path = path.transpose().map_err(|_| LoadError::NotFound {
+        path: settings.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+        reason: "a zero byte in the path".into(),
+    })?;
+    // SAFETY: whoever fills in the settings names a libfabric.
+    unsafe { Library::open(path.as_deref()) }
+}
+
+/// The interfaces of a provider, in its own order.
+///
+/// # Errors
+/// There is no such provider, or none of its offers will do.
+pub fn candidates(
+    library: Library,
+    machine: &Machine,
+    provider: &str,
+) -> Result<Vec<Candidate>, NegotiateError> {
+    let ask = Ask::new(provider);
+    let (offers, _) = negotiate::offers(library, &ask)?;
+    if offers.is_empty() {
+        // Says why.
+        negotiate::negotiate(library, &ask)?;
+    }
+    let mut found: Vec<Candidate> = vec![];
+    for Offer { info, .. } in offers {
+        let interface = info.domain_name();
+        if found.iter().all(|candidate| candidate.interface != interface) {
+            found.push(candidate(&info, interface, machine));
+        }
+    }
+    let loopback_alone = found.iter().all(|candidate| candidate.interface == "lo");
+    for candidate in &mut found {
+        let down = candidate.nic.is_some_and(|nic| machine.nics[nic].link == LinkState::Down);
+        candidate.passed_over = match candidate.interface.as_str() {
+            "lo" if !loopback_alone => Some("loopback: reaches this host only"),
+            _ if down => Some("no link"),
+            _ => None,
+        };
+    }
+    Ok(found)
+}
+
+fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
+    let by_place = info.pci().and_then(|(domain, bus, device, function)| {
+        let address = PciAddress { domain: domain.into(), bus, device, function };
+        let is = |path: &crate::topology::PciPath| path.address() == address;
+        machine.nics.iter().position(|nic| nic.path.as_ref().is_some_and(is))
+    });
+    // EFA adds the type of endpoint to the name of the device.
+    let plain = interface.strip_suffix("-rdm").unwrap_or(&interface);
+    let nic = by_place.or_else(|| machine.nic(plain));
+    let told = info.link_speed().map(|bits| (bits / 1_000_000).min(u64::from(u32::MAX)) as u32);
+    let mbit = told.or_else(|| machine.nics[nic?].mbit).unwrap_or(0);
+    Candidate { interface, nic, mbit, passed_over: None }
+}
+
+/// The interfaces that a process should use of those that a provider has: its share, near to the anchor; what the machine knows
+/// nothing of comes last.
+pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limit: usize) -> Vec<Candidate> {
+    let open: Vec<&Candidate> =
+        candidates.iter().filter(|candidate| candidate.passed_over.is_none()).collect();
+    let usable: Vec<usize> = open.iter().filter_map(|candidate| candidate.nic).collect();
+    let chosen = machine.choose(&usable, anchor, limit);
+    let of_nic = |nic: usize| open.iter().find(|candidate| candidate.nic == Some(nic));
+    let near = chosen.into_iter().filter_map(of_nic);
+    let unknown = open.iter().filter(|candidate| candidate.nic.is_none());
+    near.chain(unknown).take(limit).map(|candidate| (*candidate).clone()).collect()
+}
+
+/// Opens `count` rails of the first provider that has them.
+///
+/// # Errors
+/// What was looked for, and what is there.
+pub fn open(
+    settings: &Settings,
+    library: Library,
+    machine: &Machine,
+    anchor: Anchor,
+    count: usize,
+) -> Result<Vec<OpenRail>, RailsError> {
+    let named: Vec<&str> = settings.providers.iter().map(String::as_str).collect();
+    let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
+    let mut refused = vec![];
+    for provider in providers {
+        match on_provider(settings, library, machine, anchor, count, provider)? {
+            Ok(rails) => return Ok(rails),
+            Err(error) => refused.push(error),
+        }
+    }
+    Err(RailsError::Provider(refused))
+}
+
+/// Rails of one provider, or why it will not do and the next should be tried.
+fn on_provider(
+    settings: &Settings,
+    library: Library,
+    machine: &Machine,
+    anchor: Anchor,
+    count: usize,
+    provider: &str,
+) -> Result<Result<Vec<OpenRail>, NegotiateError>, RailsError> {
+    let there = match candidates(library, machine, provider) {
+        Ok(there) => there,
+        Err(error) => return Ok(Err(error)),
+    };
+    let named = !settings.interfaces.is_empty();
+    let interfaces: Vec<String> = match named {
+        true => settings.interfaces.clone(),
+        false => {
+            let limit = settings.max_rails;
+            nearest(machine, &there, anchor, limit).into_iter().map(|candidate| candidate.interface).collect()
+        }
+    };
+    if count > interfaces.len().min(settings.max_rails) {
+        let there = if named { interfaces } else { there.into_iter().map(|c| c.interface).collect() };
+        return Err(RailsError::TooMany { rails: count, provider: provider.into(), there, named });
+    }
+    let mut rails = vec![];
+    for (at, interface) in interfaces.into_iter().take(count).enumerate() {
+        let ask = Ask { interface: Some(&interface), ..Ask::new(provider) };
+        let offer = match negotiate::negotiate(library, &ask) {
+            Ok(offer) => offer,
+            Err(error) => return Ok(Err(error)),
+        };
+        let config = FabricConfig { deadline: Some(settings.deadline), ..FabricConfig::default() };
+        let rail = FabricRail::open(&offer, config).map_err(|error| RailsError::Setup {
+            provider: provider.into(),
+            interface: interface.clone(),
+            error,
+        })?;
+        let mbit = there.iter().find(|candidate| candidate.interface == interface).map_or(0, |c| c.mbit);
+        let rail = Guard::new(rail, RailId(at as u8), LinkWatch::new(&interface));
+        rails.push(OpenRail { rail, provider: provider.into(), interface, mbit });
+    }
+    Ok(Ok(rails))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, Persona};
+    use std::time::Duration;
+
+    fn settings(providers: &[&str], interfaces: &[&str]) -> Settings {
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Settings {
+            providers: own(providers),
+            interfaces: own(interfaces),
+            deadline: Duration::from_secs(1),
+            ..Settings::DEFAULT
+        }
+    }
+
+    fn open_on(fake: &Fake, settings: &Settings, count: usize) -> Result<Vec<OpenRail>, RailsError> {
+        open(settings, fake.library(), &Machine::default(), Anchor::Anywhere, count)
+    }
+
+    #[test]
+    fn rails_are_opened_on_the_interfaces_that_were_named() {
+        let fake = Fake::new(Persona::efa_direct(), 1);
+        let rails = open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap0-rdm"]), 2).unwrap();
+        let told: Vec<_> = rails.iter().map(|rail| (rail.interface.as_str(), rail.mbit)).collect();
+        assert_eq!(told, [("rdmap2-rdm", 100_000), ("rdmap0-rdm", 100_000)]);
+        let twice = open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap2-rdm"]), 2).unwrap();
+        assert_eq!(twice.len(), 2, "an interface that is named twice carries two rails");
+    }
+
+    #[test]
+    fn the_first_provider_that_is_there_is_taken() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        for asked in [&["efa", "cxi"][..], &["cxi"], &[]] {
+            let rails = open_on(&fake, &settings(asked, &[]), 3).unwrap();
+            assert!(rails.len() == 3 && rails.iter().all(|rail| rail.provider == "cxi"));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_says_what_was_looked_for_and_what_is_there() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        let library = settings(&[], &[]);
+        let missing = Settings { library: Some("/nowhere/libfabric.so.1".into()), ..library };
+        let told = RailsError::Load(load(&missing).unwrap_err()).to_string();
+        assert!(told.contains("/nowhere/libfabric.so.1"), "{told}");
+        for (settings, count, says) in [
+            (settings(&["efa"], &[]), 1, &["efa", "cxi"][..]),
+            (settings(&["cxi"], &["mlx5_0"]), 1, &["mlx5_0", "cxi0", "cxi3"]),
+            (settings(&["cxi"], &["cxi0"]), 2, &["2 rails", "1 interfaces", "cxi0"]),
+            (settings(&["cxi"], &[]), 5, &["5 rails", "4 interfaces", "cxi3"]),
+            (Settings { max_rails: 1, ..settings(&["cxi"], &[]) }, 2, &["2 rails"]),
+        ] {
+            let told = open_on(&fake, &settings, count).unwrap_err().to_string();
+            assert!(says.iter().all(|what| told.contains(what)), "{told}");
+        }
+    }
+}
