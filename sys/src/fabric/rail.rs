@@ -193,6 +193,8 @@ pub struct FabricRail {
     batched: u32,
     /// A message follows its write at once.
     words_follow: bool,
+    /// Whether a write with data uses up a receive buffer here.
+    takes_receives: bool,
     /// Whether something waits for [`chores`](Self::chores).
     busy: bool,
 
@@ -311,6 +313,7 @@ impl FabricRail {
             held: None,
             batched: 0,
             words_follow: saw,
+            takes_receives: info.raw().mode & FI_RX_CQ_DATA != 0,
             busy: false,
             bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
             unposted: Vec::with_capacity(receives as usize),

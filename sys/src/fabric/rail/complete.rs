@@ -72,8 +72,9 @@ impl FabricRail {
             if let Some(peer) = self.hears(peer) {
                 sink.landed(Peer(peer), entry.data as u32);
             }
-            // With `FI_RX_CQ_DATA` the write has used up a receive buffer.
-            if !entry.op_context.is_null() {
+            // With `FI_RX_CQ_DATA` the write has used up a receive buffer. Otherwise the context is nothing of ours: shm 1.17 gives that of
+            // the sender, as a pointer of another process.
+            if self.takes_receives && !entry.op_context.is_null() {
                 let slot = entry.op_context.cast::<Slot>();
                 // SAFETY: contexts that come back are ours, and stay where they are.
                 if unsafe { (*slot).kind } == Kind::Receive {
