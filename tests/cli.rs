@@ -140,7 +140,7 @@ fn bad_input_is_told_with_a_remedy() {
         ("perf teleport", 2, "teleport"),
         ("fly", 2, "fly"),
         ("perf ring --mode worker", 2, "put-signal, put, get and amo"),
-        ("perf put-signal --mode worker --transport sim", 2, "shm or loopback"),
+        ("perf put-signal --mode worker --transport sim", 2, "shm, fabric or loopback"),
         ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
         ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),
