@@ -8,38 +8,11 @@ use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
 use super::order::{add, hold, set};
+use super::support::oracle::{OPS, model};
 use super::support::tap::{Event, Verb, shared, tap};
 use super::support::*;
 
 type Network = Loopback<64>;
-
-pub const OPS: [AmoOp; 9] = [
-    AmoOp::Set,
-    AmoOp::Add,
-    AmoOp::Inc,
-    AmoOp::And,
-    AmoOp::Or,
-    AmoOp::Xor,
-    AmoOp::Swap,
-    AmoOp::CompareSwap,
-    AmoOp::Fetch,
-];
-
-/// What an atomic makes of a word, written the slow way.
-pub fn model(amo: &Amo, old: u64) -> u64 {
-    let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
-    let (x, c) = (amo.operand & mask, amo.compare & mask);
-    mask & match amo.op {
-        AmoOp::Set | AmoOp::Swap => x,
-        AmoOp::Add => old.wrapping_add(x),
-        AmoOp::Inc => old.wrapping_add(1),
-        AmoOp::And => old & x,
-        AmoOp::Or => old | x,
-        AmoOp::Xor => old ^ x,
-        AmoOp::CompareSwap if old == c => x,
-        AmoOp::CompareSwap | AmoOp::Fetch => old,
-    }
-}
 
 fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
     let mut own = own(Config { window: 8, ..Config::DEFAULT }, rails, 4096);

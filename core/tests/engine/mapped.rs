@@ -8,8 +8,8 @@ use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
 use fishplate_core::rail::loopback::Loopback;
 
-use super::atomics::{OPS, model};
 use super::order::{add, hold, set};
+use super::support::oracle::{OPS, model};
 use super::support::tap::{Event, shared, tap};
 use super::support::*;
 

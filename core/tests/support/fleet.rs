@@ -34,17 +34,31 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     size: usize,
     mut wrap: impl FnMut(u16, u16, End) -> R,
 ) -> Vec<Node<R, RAILS>> {
-    let mut fleet: Vec<Node<R, RAILS>> = (0..nodes)
-        .map(|node| {
-            let rails = std::array::from_fn(|rail| {
-                let mut end = sim.endpoint(node, rail as u16);
-                for peer in 0..nodes {
-                    end.attach(Peer(peer), peer).unwrap();
-                }
-                wrap(node, rail as u16, end)
-            });
+    let rails = |node| {
+        std::array::from_fn(|rail| {
+            let mut end = sim.endpoint(node, rail as u16);
+            for peer in 0..nodes {
+                end.attach(Peer(peer), peer).unwrap();
+            }
+            wrap(node, rail as u16, end)
+        })
+    };
+    join((0..nodes).map(rails).collect(), config, size)
+}
+
+/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included.
+pub fn join<R: Rail, const RAILS: usize>(
+    rails: Vec<[R; RAILS]>,
+    config: Config,
+    size: usize,
+) -> Vec<Node<R, RAILS>> {
+    let nodes = rails.len();
+    let mut fleet: Vec<Node<R, RAILS>> = rails
+        .into_iter()
+        .enumerate()
+        .map(|(node, rails)| {
             let config = Config { seed: node as u64, ..config };
-            let mut engine = Engine::new(config, rails, memory(&config, nodes as usize, 64)).unwrap();
+            let mut engine = Engine::new(config, rails, memory(&config, nodes, 64)).unwrap();
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
             for &peer in &peers {
                 engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
@@ -54,7 +68,7 @@ pub fn fleet<R: Rail, const RAILS: usize>(
             Node { engine, peers, source, target, remotes: vec![] }
         })
         .collect();
-    for to in 0..nodes as usize {
+    for to in 0..nodes {
         let mut handle = [0; 512];
         let len = fleet[to].engine.export(fleet[to].target, &mut handle).unwrap();
         for node in &mut fleet {

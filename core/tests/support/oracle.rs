@@ -1,0 +1,319 @@
+//! The whole against a model: random operations by several contexts and peers, over whatever rails a test brings. Each stream has words of its own, so
+//! the model is one sequence of states per stream; whatever is seen must be one of them, never an earlier one than before, with
+//! all data of earlier writes there.
+
+use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
+use fishplate_core::error::OpError;
+use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
+
+use super::*;
+
+pub const OPS: [AmoOp; 9] = [
+    AmoOp::Set,
+    AmoOp::Add,
+    AmoOp::Inc,
+    AmoOp::And,
+    AmoOp::Or,
+    AmoOp::Xor,
+    AmoOp::Swap,
+    AmoOp::CompareSwap,
+    AmoOp::Fetch,
+];
+
+/// What an atomic makes of a word, written the slow way.
+pub fn model(amo: &Amo, old: u64) -> u64 {
+    let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
+    let (x, c) = (amo.operand & mask, amo.compare & mask);
+    mask & match amo.op {
+        AmoOp::Set | AmoOp::Swap => x,
+        AmoOp::Add => old.wrapping_add(x),
+        AmoOp::Inc => old.wrapping_add(1),
+        AmoOp::And => old & x,
+        AmoOp::Or => old | x,
+        AmoOp::Xor => old ^ x,
+        AmoOp::CompareSwap if old == c => x,
+        AmoOp::CompareSwap | AmoOp::Fetch => old,
+    }
+}
+
+/// Bytes of a stream's part of each region: words, slots for data, and a constant to read.
+const PART: u64 = 1024;
+const WORDS: usize = 5;
+const SLOTS: u64 = 12;
+const SLOT: u64 = 64;
+const SLOTS_AT: u64 = 64;
+const SOURCE: u64 = 128 * SLOT;
+const CONSTANT_AT: u64 = SLOTS_AT + SLOTS * SLOT;
+
+/// A signal word and one word of each width, 8 bytes apart.
+type Words = [u64; WORDS];
+
+/// One (origin, context, target).
+struct Model {
+    context: ContextId,
+    to: usize,
+    part: u64,
+    /// Its part of the origin's source.
+    from: u64,
+    /// What the words are after each ordered operation, and how many writes were issued before it.
+    states: Vec<(Words, usize)>,
+    seen: usize,
+    /// Writes in order of issue: slot, byte, length.
+    writes: Vec<(u64, u8, usize)>,
+    /// Fences so far, and at how many the slot was written last; `None`: never.
+    fences: u32,
+    written: [Option<u32>; SLOTS as usize],
+    ops: u64,
+    /// Tag → value that a fetch must bring.
+    waiting: Vec<(u64, Option<u64>)>,
+    quiet: bool,
+}
+
+fn words<R: Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
+    std::array::from_fn(|n| word(&node.engine, node.target.at(part + n as u64 * 8)))
+}
+
+impl Model {
+    fn issue<R: Rail, const RAILS: usize>(&mut self, node: &mut fleet::Node<R, RAILS>, random: &mut Random) {
+        let remote = node.remotes[self.to];
+        let tag = (self.part << 32) | (self.to as u64) << 16 | self.ops;
+        let notice = if random.below(2) == 0 { Notice::Silent } else { Notice::Report(tag) };
+        let last = self.states.last().unwrap().0;
+        let e = &mut node.engine;
+        let fill = |len: u64, ops: u64| (ops as u8 | 1, len as usize);
+        let slot = random.below(SLOTS);
+        // A slot is written again only behind a fence: writes themselves land in any order.
+        let free = self.written[slot as usize].is_none_or(|fences| fences < self.fences);
+        let (byte, len) = fill(1 + random.below(SLOT), self.ops);
+        let from = node.source.at(self.from + self.ops * SLOT);
+        let to = remote.at(self.part + SLOTS_AT + slot * SLOT);
+        let kind = random.below(10);
+        if kind < 4 && free {
+            write(e, from, &vec![byte; len]);
+        }
+        let signal_op = if random.below(2) == 0 { SignalOp::Set } else { SignalOp::Add };
+        let signal = Signal { at: remote.at(self.part), op: signal_op, value: random.next() };
+        let mut after = last;
+        let mut fetched = None;
+        let (mut wrote, mut ordered) = (false, false);
+        let result = match kind {
+            0 | 1 if free => {
+                wrote = true;
+                e.put(self.context, from, len, to, notice)
+            }
+            2 if free => {
+                (wrote, ordered) = (true, true);
+                e.put_signal(self.context, from, len, to, signal, notice)
+            }
+            3 if free => {
+                wrote = true;
+                e.inject(self.context, &vec![byte; len], to).map(|()| Issued::Done { value: 0 })
+            }
+            0..=3 => {
+                ordered = true;
+                e.put_signal(self.context, from, 0, to, signal, notice)
+            }
+            4 => {
+                ordered = true;
+                e.signal(self.context, signal, notice)
+            }
+            5..=7 => {
+                let n = random.below(4) as usize;
+                let op = OPS[random.below(9) as usize];
+                let compare = if random.below(2) == 0 { last[n + 1] } else { random.next() };
+                let amo = Amo { op, width: 1 << n, operand: random.next(), compare };
+                let at = remote.at(self.part + (n as u64 + 1) * 8);
+                after[n + 1] = model(&amo, last[n + 1]);
+                if kind == 5 {
+                    e.amo(self.context, at, amo, notice)
+                } else {
+                    fetched = Some(last[n + 1]);
+                    e.fetch(self.context, at, amo, tag)
+                }
+            }
+            8 => {
+                let constant = remote.at(self.part + CONSTANT_AT);
+                e.get(self.context, node.source.at(self.from + SOURCE - 8), 8, constant, notice)
+            }
+            _ => {
+                let peer = node.peers[self.to];
+                if random.below(4) == 0 {
+                    self.quiet = true;
+                } else {
+                    e.fence(self.context, peer).unwrap();
+                    self.fences += 1;
+                }
+                return;
+            }
+        };
+        match result {
+            Err(error) => return assert_eq!(error, OpError::Again),
+            Ok(Issued::Done { .. }) => {}
+            Ok(Issued::Pending(_)) => {
+                if fetched.is_some() || notice != Notice::Silent {
+                    self.waiting.push((tag, fetched));
+                }
+            }
+        }
+        self.ops += 1;
+        if wrote {
+            self.writes.push((slot, byte, len));
+            self.written[slot as usize] = Some(self.fences);
+        }
+        if ordered {
+            after[0] = match signal.op {
+                SignalOp::Set => signal.value,
+                SignalOp::Add => last[0].wrapping_add(signal.value),
+            };
+        }
+        if after != last || ordered {
+            self.states.push((after, self.writes.len()));
+        }
+    }
+
+    /// Looks at the target: the words are in a state not earlier than before, and its data is there.
+    fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
+        let target = &nodes[self.to];
+        let now = words(target, self.part);
+        if now == self.states[self.seen].0 {
+            return;
+        }
+        let ahead = self.states[self.seen..].iter().position(|(state, _)| *state == now);
+        let Some(ahead) = ahead else {
+            panic!(
+                "seed {seed}: {now:x?} is no state of stream {:#x} from {} on: {:x?}",
+                self.part, self.seen, self.states
+            );
+        };
+        self.seen += ahead;
+        self.check_data(target, self.states[self.seen].1, seed);
+    }
+
+    /// The first `count` writes have landed; later ones to the same slots may have.
+    fn check_data<R: Rail, const RAILS: usize>(
+        &self,
+        target: &fleet::Node<R, RAILS>,
+        count: usize,
+        seed: u64,
+    ) {
+        for slot in 0..SLOTS {
+            let mut done = self.writes[..count].iter().rev().filter(|write| write.0 == slot);
+            let Some(&(_, byte, len)) = done.next() else { continue };
+            let later: Vec<_> = self.writes[count..].iter().filter(|write| write.0 == slot).collect();
+            let bytes = read(&target.engine, target.target.at(self.part + SLOTS_AT + slot * SLOT), len);
+            for (at, now) in bytes.into_iter().enumerate() {
+                let fine = now == byte || later.iter().any(|(_, b, l)| at < *l && now == *b);
+                assert!(fine, "seed {seed}: stream {:#x} slot {slot} has {now}, not {byte}", self.part);
+            }
+        }
+    }
+}
+
+/// One run. `make` gives that many nodes with regions of that size; `turns` is how many the run may take.
+pub fn run<R: Rail, const RAILS: usize>(
+    seed: u64,
+    turns: u64,
+    make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
+) {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
+    let contexts = 2;
+    let nodes = 2 + (seed % 2) as usize;
+    let config = Config {
+        contexts,
+        window: [1, 2, 4, 8, 16, 64][random.below(6) as usize],
+        batch: [1, 2, 8, 32][random.below(4) as usize],
+        eager: [0, 32, 192][random.below(3) as usize],
+        stripe_threshold: [16, 1 << 20][random.below(2) as usize],
+        stripe_chunk: 8 + random.below(24),
+        policy: [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed]
+            [random.below(3) as usize],
+        ack_age: [0, 4, 1000][random.below(3) as usize],
+        first_sequence: STARTS[random.below(4) as usize].wrapping_sub(random.below(40)),
+        seed,
+    };
+    let parts = (nodes * contexts as usize) as u64;
+    let mut fleet = make(nodes as u16, config, (parts * PART * 9) as usize);
+    for node in &fleet {
+        for part in 0..parts {
+            write(&node.engine, node.target.at(part * PART + CONSTANT_AT), b"constant");
+        }
+    }
+    let mut streams = vec![];
+    for me in 0..nodes {
+        for to in 0..nodes {
+            for context in 0..contexts as u8 {
+                let part = (me * contexts as usize + context as usize) as u64 * PART;
+                streams.push((
+                    me,
+                    Model {
+                        context: ContextId(context),
+                        to,
+                        part,
+                        from: (context as u64 * nodes as u64 + to as u64) * SOURCE,
+                        states: vec![([0; WORDS], 0)],
+                        seen: 0,
+                        writes: vec![],
+                        fences: 0,
+                        written: [None; SLOTS as usize],
+                        ops: 0,
+                        waiting: vec![],
+                        quiet: false,
+                    },
+                ));
+            }
+        }
+    }
+    let issue_until = 60 + random.below(60);
+    for turn in 0.. {
+        assert!(
+            turn < turns,
+            "seed {seed}: not over; {:?}",
+            fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>()
+        );
+        for (me, stream) in &mut streams {
+            let node = &mut fleet[*me];
+            if stream.quiet {
+                let quiet = node.engine.is_quiet(stream.context, node.peers[stream.to]).unwrap();
+                if quiet {
+                    stream.quiet = false;
+                    stream.fences += 1;
+                    let target = &fleet[stream.to];
+                    let last = *stream.states.last().unwrap();
+                    assert_eq!(words(target, stream.part), last.0, "seed {seed}: quiet, but not applied");
+                    stream.check_data(target, stream.writes.len(), seed);
+                    stream.seen = stream.states.len() - 1;
+                }
+            } else if turn < issue_until && stream.ops < 120 && random.below(2) == 0 {
+                stream.issue(node, &mut random);
+            } else if turn >= issue_until && stream.seen + 1 < stream.states.len() {
+                stream.quiet = true;
+            }
+        }
+        for me in 0..nodes {
+            fleet[me].engine.progress();
+            while let Some(done) = fleet[me].engine.next_completion() {
+                assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
+                // Streams of one origin and context differ by target: tags are compared over all of them.
+                let found = streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
+                    let at = stream.waiting.iter().position(|&(tag, value)| {
+                        tag == done.tag && value.is_none_or(|value| value == done.value)
+                    })?;
+                    Some(stream.waiting.remove(at))
+                });
+                assert!(found.is_some(), "seed {seed}: {done:?} was not awaited, or not with that value");
+            }
+            for (_, stream) in &mut streams {
+                stream.check(&fleet, seed);
+            }
+        }
+        let over =
+            streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len());
+        if turn > issue_until && over {
+            break;
+        }
+    }
+    for (me, stream) in &mut streams {
+        let node = &mut fleet[*me];
+        assert_eq!(node.engine.peer_error(node.peers[stream.to]), Ok(None), "seed {seed}");
+    }
+}
