@@ -1,8 +1,11 @@
 //! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in one process: the contract of
 //! `Rail`. Each module of tests is a provider and a choice of ways.
 
+#[path = "../../../core/tests/support/mod.rs"]
+mod behaviour;
 #[path = "../../../core/tests/conformance/mod.rs"]
 mod conformance;
+mod engines;
 mod support;
 
 use conformance::{Fixture, Link};

@@ -1,0 +1,88 @@
+//! Engines over real providers, several rails each, against the model that the core's own tests use: random puts, put-signals,
+//! signals, atomics of all widths, fetches, gets, fences and quiets between up to three engines, themselves included.
+
+use std::time::Duration;
+
+use fishplate_core::engine::Config;
+use fishplate_core::mem::Peer;
+use fishplate_sys::fabric::persona::Notify;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
+
+use crate::behaviour::{fleet, oracle, seeds};
+use crate::support;
+
+/// Sizes that run out, and time for a busy machine: nobody dies here.
+const CONFIG: FabricConfig = FabricConfig { deadline: Some(Duration::from_secs(20)), ..support::SMALL };
+
+fn join<const RAILS: usize>(
+    ask: &Ask<'_>,
+    config: FabricConfig,
+    seed: u64,
+    nodes: u16,
+    engines: Config,
+    size: usize,
+) -> Vec<fleet::Node<FabricRail, RAILS>> {
+    let number = |node: u16, rail: usize| seed << 16 | (rail as u64) << 8 | node as u64;
+    let mut rails: Vec<[FabricRail; RAILS]> = (0..nodes)
+        .map(|node| std::array::from_fn(|rail| support::open(ask, config, number(node, rail))))
+        .collect();
+    let addresses: Vec<[Vec<u8>; RAILS]> =
+        rails.iter().map(|node| node.each_ref().map(|rail| rail.address().unwrap())).collect();
+    for node in &mut rails {
+        for (at, rail) in node.iter_mut().enumerate() {
+            for (peer, theirs) in addresses.iter().enumerate() {
+                rail.attach(Peer(peer as u16), &theirs[at]).unwrap();
+            }
+        }
+    }
+    fleet::join(rails, engines, size)
+}
+
+fn streams(name: &str, ask: Ask<'_>, config: FabricConfig, runs: u64) {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED {name}: {why}");
+    }
+    for seed in seeds(runs) {
+        println!("{name}: seed {seed}");
+        match seed % 2 {
+            0 => oracle::run(seed, 5_000_000, |n, engines, size| {
+                join::<1>(&ask, config, seed, n, engines, size)
+            }),
+            _ => oracle::run(seed, 5_000_000, |n, engines, size| {
+                join::<2>(&ask, config, seed, n, engines, size)
+            }),
+        }
+    }
+}
+
+#[test]
+fn streams_over_tcp_are_what_the_model_says() {
+    streams("tcp", Ask::new("tcp"), CONFIG, 6);
+}
+
+#[test]
+fn streams_over_tcp_are_what_the_model_says_with_writes_held_back() {
+    streams("tcp, FI_MORE", Ask::new("tcp"), FabricConfig { inject: false, more: Some(true), ..CONFIG }, 4);
+}
+
+#[test]
+fn streams_over_tcp_are_what_the_model_says_with_words_in_messages() {
+    let ask = Ask { notify: Some(Notify::Message), ..Ask::new("tcp") };
+    streams("tcp, messages", ask, CONFIG, 4);
+}
+
+#[test]
+fn streams_over_rxm_are_what_the_model_says() {
+    streams("tcp;ofi_rxm", Ask::new("tcp;ofi_rxm"), CONFIG, 4);
+}
+
+#[test]
+fn streams_over_shm_are_what_the_model_says() {
+    streams("shm", Ask::new("shm"), CONFIG, 6);
+}
+
+#[test]
+fn streams_over_shm_are_what_the_model_says_with_words_in_messages() {
+    let ask = Ask { notify: Some(Notify::Message), ..Ask::new("shm") };
+    streams("shm, messages", ask, FabricConfig { inject: false, ..CONFIG }, 4);
+}
