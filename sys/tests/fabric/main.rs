@@ -6,6 +6,7 @@ mod behaviour;
 #[path = "../../../core/tests/conformance/mod.rs"]
 mod conformance;
 mod engines;
+mod processes;
 mod support;
 
 use conformance::{Fixture, Link};
