@@ -89,6 +89,8 @@ pub struct OpenRail {
     pub provider: String,
     /// The interface.
     pub interface: String,
+    /// The fabric that it is on, as the provider names it.
+    pub fabric: String,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
 }
@@ -244,7 +246,8 @@ fn on_provider(
         })?;
         let mbit = there.iter().find(|candidate| candidate.interface == interface).map_or(0, |c| c.mbit);
         let rail = Guard::new(rail, RailId(at as u8), LinkWatch::new(&interface));
-        rails.push(OpenRail { rail, provider: provider.into(), interface, mbit });
+        let fabric = offer.info.fabric_name();
+        rails.push(OpenRail { rail, provider: provider.into(), interface, fabric, mbit });
     }
     Ok(Ok(rails))
 }

@@ -2,13 +2,13 @@
 //!
 //! A card as bytes, little-endian, nothing padded:
 //! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
-//! `mbit u32, provider u8 + bytes, interface u8 + bytes, address u16 + bytes`.
+//! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
 
 use fishplate_core::engine::Config;
 
 use super::BootstrapError;
 use crate::config::RAILS_LIMIT;
-use crate::topology::Pairing;
+use crate::topology::{Pairing, RailEnd};
 
 /// Longest address of an endpoint, in bytes.
 const ADDRESS_MAX: usize = 1100;
@@ -20,6 +20,8 @@ pub struct RailCard {
     pub provider: String,
     /// The interface that it uses. At most 255 bytes.
     pub interface: String,
+    /// The fabric that it is on, as the provider names it: for tcp, the network. At most 255 bytes.
+    pub fabric: String,
     /// What the other side gives its own rail to reach this one. 1 to 1100 bytes.
     pub address: Vec<u8>,
     /// Megabits per second; 0 where not known.
@@ -79,15 +81,18 @@ impl Card {
         same("contexts", self.contexts.into(), theirs.contexts.into())?;
         same("first sequence number", self.first_sequence, theirs.first_sequence)?;
         same("region size", self.user, theirs.user)?;
-        let speeds = |card: &Card| -> Vec<u32> { card.rails.iter().map(|rail| rail.mbit).collect() };
-        let pairing = Pairing::new(&speeds(self), &speeds(theirs), self.id, theirs.id)
-            .map_err(BootstrapError::Rails)?;
+        let pairing =
+            Pairing::new(&self.ends(), &theirs.ends(), self.id, theirs.id).map_err(BootstrapError::Rails)?;
         for (ours, &there) in pairing.theirs.iter().enumerate() {
             if self.rails[ours].provider != theirs.rails[usize::from(there)].provider {
                 return Err(BootstrapError::Providers { ours: ours as u8, theirs: there });
             }
         }
         Ok(Agreement { pairing })
+    }
+
+    fn ends(&self) -> Vec<RailEnd<'_>> {
+        self.rails.iter().map(|rail| RailEnd { fabric: &rail.fabric, mbit: rail.mbit }).collect()
     }
 
     /// The card as bytes.
@@ -107,7 +112,9 @@ impl Card {
         out.push(self.rails.len() as u8);
         for rail in &self.rails {
             out.extend(rail.mbit.to_le_bytes());
-            for (what, text) in [("provider", &rail.provider), ("interface", &rail.interface)] {
+            let texts =
+                [("provider", &rail.provider), ("interface", &rail.interface), ("fabric", &rail.fabric)];
+            for (what, text) in texts {
                 out.push(u8::try_from(text.len()).map_err(|_| BootstrapError::BadCard(what))?);
                 out.extend(text.as_bytes());
             }
@@ -140,16 +147,13 @@ impl Card {
             let mbit = u32::from_le_bytes(reader.array("speed")?);
             let provider = reader.text("provider")?;
             let interface = reader.text("interface")?;
+            let fabric = reader.text("fabric")?;
             let len = usize::from(u16::from_le_bytes(reader.array("address")?));
             if len == 0 || len > ADDRESS_MAX {
                 return Err(BootstrapError::BadCard("address"));
             }
-            rails.push(RailCard {
-                provider,
-                interface,
-                address: reader.take(len, "address")?.to_vec(),
-                mbit,
-            });
+            let address = reader.take(len, "address")?.to_vec();
+            rails.push(RailCard { provider, interface, fabric, address, mbit });
         }
         match reader.0 {
             [] => Ok(Card { id, window, contexts, first_sequence, user, rails }),
@@ -194,7 +198,13 @@ mod tests {
     use crate::topology::Mismatch;
 
     fn rail(n: u8) -> RailCard {
-        RailCard { provider: "tcp".into(), interface: format!("eth{n}"), address: vec![n; 16], mbit: 1000 }
+        RailCard {
+            provider: "tcp".into(),
+            interface: format!("eth{n}"),
+            fabric: "10.0.0.0/8".into(),
+            address: vec![n; 16],
+            mbit: 1000,
+        }
     }
 
     fn card(rails: u8) -> Card {

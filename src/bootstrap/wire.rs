@@ -289,7 +289,13 @@ mod tests {
     }
 
     fn card(id: u64) -> Card {
-        let rail = RailCard { provider: "tcp".into(), interface: "lo".into(), address: vec![1, 2], mbit: 0 };
+        let rail = RailCard {
+            provider: "tcp".into(),
+            interface: "lo".into(),
+            fabric: String::new(),
+            address: vec![1, 2],
+            mbit: 0,
+        };
         Card { id, window: 16, contexts: 1, first_sequence: 0, user: 0, rails: vec![rail] }
     }
 

@@ -50,6 +50,9 @@ pub struct Persona {
     pub protects_queue: bool,
     /// Whether a write with data uses up a receive at the target: then `FI_RX_CQ_DATA` belongs into `mode`.
     pub data_takes_receive: bool,
+    /// Whether the completion of an arriving write that belongs to no operation here has a context that is not ours, as that of shm 1.17
+    /// has.
+    pub stray_context: bool,
     /// Longest delay of each stage of an operation, in reads of the queue that moves it.
     pub jitter: u32,
     /// Percent of the posts that are refused with `-FI_EAGAIN` for no reason.
@@ -104,6 +107,7 @@ impl Persona {
             key_bytes: 4,
             protects_queue: false,
             data_takes_receive: false,
+            stray_context: false,
             jitter: 5,
             refuse: 10,
             short_reads: true,
@@ -207,8 +211,24 @@ impl Persona {
         }
     }
 
+    /// Shared memory: addresses as keys count, contexts of the sender at the target.
+    pub fn shm() -> Persona {
+        Persona {
+            provider: "shm",
+            fabric: "shm",
+            interfaces: vec!["shm"],
+            mbit: 0,
+            mr_mode: FI_MR_VIRT_ADDR,
+            progress: FI_PROGRESS_MANUAL,
+            order: FI_ORDER_SAS,
+            inject: 4096,
+            stray_context: true,
+            ..Self::tcp()
+        }
+    }
+
     /// All of them, by name.
-    pub fn all() -> [(&'static str, Persona); 6] {
+    pub fn all() -> [(&'static str, Persona); 7] {
         [
             ("efa-direct", Self::efa_direct()),
             ("efa", Self::efa()),
@@ -216,6 +236,7 @@ impl Persona {
             ("cxi", Self::cxi()),
             ("psm3", Self::psm3()),
             ("tcp", Self::tcp()),
+            ("shm", Self::shm()),
         ]
     }
 

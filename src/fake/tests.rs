@@ -31,7 +31,7 @@ struct Side {
 
 fn offers(fake: &Fake, change: impl FnOnce(&mut Hints)) -> Vec<Info> {
     let mut hints = Hints::new(fake.library()).unwrap();
-    hints.raw().mode = FI_CONTEXT | FI_CONTEXT2;
+    hints.raw().mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
     hints.domain().mr_mode =
         FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
     change(&mut hints);

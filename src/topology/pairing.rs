@@ -1,7 +1,7 @@
 //! Which rail of one end talks to which rail of the other.
 //!
-//! Both ends compute the same pairing from what both have told: fast rails talk to fast rails, and among equally fast ones the start
-//! differs from pair to pair, so that many senders do not all meet on the first NIC of everybody.
+//! Both ends compute the same pairing from what both have told: rails on one fabric talk to each other, fast ones to fast ones, and
+//! among equally fast ones the start differs from pair to pair, so that many senders do not all meet on the first NIC of everybody.
 
 use std::fmt;
 
@@ -36,6 +36,15 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
+/// What a pairing needs to know of a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailEnd<'a> {
+    /// The fabric that it is on, as its provider names it: rails on fabrics of one name reach each other. Empty where not known.
+    pub fabric: &'a str,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+}
+
 /// The rails of two ends, joined one to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
@@ -46,12 +55,17 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// Joins the rails of two ends. `ours` and `theirs` are speeds in megabits per second, 0 where not known; `me` and `peer` are
-    /// numbers by which both ends know each other. With the arguments swapped, the other end comes to the inverse.
+    /// Joins the rails of two ends. `me` and `peer` are numbers by which both ends know each other. With the arguments swapped, the other
+    /// end comes to the inverse.
     ///
     /// # Errors
     /// [`Mismatch`] names both counts.
-    pub fn new(ours: &[u32], theirs: &[u32], me: u64, peer: u64) -> Result<Pairing, Mismatch> {
+    pub fn new(
+        ours: &[RailEnd<'_>],
+        theirs: &[RailEnd<'_>],
+        me: u64,
+        peer: u64,
+    ) -> Result<Pairing, Mismatch> {
         for rails in [ours.len(), theirs.len()] {
             if rails == 0 || rails > 16 {
                 return Err(Mismatch::Count { rails });
@@ -62,29 +76,30 @@ impl Pairing {
         }
         // Both ends look at it from the end with the smaller number.
         let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
-        let by_speed = |speeds: &[u32]| {
-            let mut order: Vec<usize> = (0..speeds.len()).collect();
-            order.sort_by_key(|&rail| (std::cmp::Reverse(speeds[rail]), rail));
-            order
-        };
-        let (low_order, mut high_order) = (by_speed(low), by_speed(high));
         let start = mix(me.min(peer), me.max(peer));
-        let mut at = 0;
-        while at < high_order.len() {
-            // Rails that are alike at both ends turn together.
-            let alike = |k: usize| {
-                low[low_order[k]] == low[low_order[at]] && high[high_order[k]] == high[high_order[at]]
-            };
-            let end = (at..high_order.len()).find(|&k| !alike(k)).unwrap_or(high_order.len());
-            high_order[at..end].rotate_left((start % (end - at) as u64) as usize);
-            at = end;
+        let mut joined = vec![];
+        let (mut low_left, mut high_left) = (by_speed(low), by_speed(high));
+        let fabrics: Vec<&str> = low_left.iter().map(|&rail| low[rail].fabric).collect();
+        for (at, &fabric) in fabrics.iter().enumerate() {
+            if !fabric.is_empty() && !fabrics[..at].contains(&fabric) {
+                let on = |end: &[RailEnd<'_>], left: &[usize]| -> Vec<usize> {
+                    left.iter().copied().filter(|&rail| end[rail].fabric == fabric).collect()
+                };
+                let (a, b) = (on(low, &low_left), on(high, &high_left));
+                let pairs = join(low, high, &a, &b, start);
+                low_left.retain(|rail| pairs.iter().all(|(low, _)| low != rail));
+                high_left.retain(|rail| pairs.iter().all(|(_, high)| high != rail));
+                joined.extend(pairs);
+            }
         }
+        // Fabrics that the other end does not name: whether such rails reach each other is found out when they are used.
+        joined.extend(join(low, high, &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
-        for (&l, &h) in low_order.iter().zip(&high_order) {
+        for (l, h) in joined {
             let (here, there) = if me <= peer { (l, h) } else { (h, l) };
             pairs[here] = there as u8;
-            let speeds = (ours[here], theirs[there]);
+            let speeds = (ours[here].mbit, theirs[there].mbit);
             if speeds.0 != speeds.1 && speeds.0 != 0 && speeds.1 != 0 {
                 uneven.push((here as u8, speeds.0, speeds.1));
             }
@@ -92,6 +107,33 @@ impl Pairing {
         uneven.sort_unstable();
         Ok(Pairing { theirs: pairs, uneven })
     }
+}
+
+/// Rails from the fastest to the slowest.
+fn by_speed(end: &[RailEnd<'_>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..end.len()).collect();
+    order.sort_by_key(|&rail| (std::cmp::Reverse(end[rail].mbit), rail));
+    order
+}
+
+/// Joins rails in order of speed, as many as both have. Those that are alike at both ends turn together, by `start`.
+fn join(
+    low: &[RailEnd<'_>],
+    high: &[RailEnd<'_>],
+    a: &[usize],
+    b: &[usize],
+    start: u64,
+) -> Vec<(usize, usize)> {
+    let count = a.len().min(b.len());
+    let (a, mut b) = (&a[..count], b[..count].to_vec());
+    let mut at = 0;
+    while at < count {
+        let alike = |k: usize| low[a[k]].mbit == low[a[at]].mbit && high[b[k]].mbit == high[b[at]].mbit;
+        let end = (at..count).find(|&k| !alike(k)).unwrap_or(count);
+        b[at..end].rotate_left((start % (end - at) as u64) as usize);
+        at = end;
+    }
+    a.iter().copied().zip(b).collect()
 }
 
 /// Spreads the bits of two numbers (the finaliser of splitmix64).
@@ -106,13 +148,27 @@ fn mix(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn ends(speeds: &[u32]) -> Vec<RailEnd<'static>> {
+        speeds.iter().map(|&mbit| RailEnd { fabric: "net", mbit }).collect()
+    }
+
+    fn pairing(ours: &[u32], theirs: &[u32], me: u64, peer: u64) -> Result<Pairing, Mismatch> {
+        Pairing::new(&ends(ours), &ends(theirs), me, peer)
+    }
+
     #[test]
     fn both_ends_come_to_the_same_pairs_and_every_rail_is_used_once() {
         let speeds: [&[u32]; 4] = [&[100; 4], &[100, 400, 100, 400], &[0, 0, 0, 25], &[400, 400, 100, 0]];
-        for seed in 0..200u64 {
-            let (ours, theirs) = (speeds[seed as usize % 4], speeds[seed as usize / 4 % 4]);
-            let here = Pairing::new(ours, theirs, seed, 1000 - seed).unwrap();
-            let there = Pairing::new(theirs, ours, 1000 - seed, seed).unwrap();
+        let fabrics = ["", "a", "b", "c"];
+        for seed in 0..2000u64 {
+            let end = |seed: u64| -> Vec<RailEnd<'static>> {
+                let fabric = |at: usize| fabrics[(mix(seed, at as u64) % 4) as usize];
+                let speeds = speeds[(mix(seed, 99) % 4) as usize].iter().enumerate();
+                speeds.map(|(at, &mbit)| RailEnd { fabric: fabric(at), mbit }).collect()
+            };
+            let (ours, theirs) = (end(seed), end(!seed));
+            let here = Pairing::new(&ours, &theirs, seed, 1000 - (seed % 1000)).unwrap();
+            let there = Pairing::new(&theirs, &ours, 1000 - (seed % 1000), seed).unwrap();
             for (rail, &to) in here.theirs.iter().enumerate() {
                 assert_eq!(there.theirs[to as usize] as usize, rail, "seed {seed}: {here:?} {there:?}");
             }
@@ -120,17 +176,27 @@ mod tests {
     }
 
     #[test]
+    fn rails_on_one_fabric_meet_whatever_their_speed_and_order() {
+        let ours = [("left", 100), ("right", 400), ("", 0)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
+        let theirs =
+            [("right", 25), ("other", 400), ("left", 100)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
+        for peer in 0..50 {
+            assert_eq!(Pairing::new(&ours, &theirs, 7, peer).unwrap().theirs, [2, 0, 1]);
+        }
+    }
+
+    #[test]
     fn fast_rails_meet_fast_rails_and_uneven_ones_are_named() {
-        let pairing = Pairing::new(&[100, 400], &[400, 100], 1, 2).unwrap();
-        assert_eq!((pairing.theirs, pairing.uneven), (vec![1, 0], vec![]));
-        let pairing = Pairing::new(&[100, 25, 0], &[100, 100, 100], 1, 2).unwrap();
-        assert_eq!(pairing.uneven, [(1, 25, 100)]);
+        let joined = pairing(&[100, 400], &[400, 100], 1, 2).unwrap();
+        assert_eq!((joined.theirs, joined.uneven), (vec![1, 0], vec![]));
+        let joined = pairing(&[100, 25, 0], &[100, 100, 100], 1, 2).unwrap();
+        assert_eq!(joined.uneven, [(1, 25, 100)]);
     }
 
     #[test]
     fn starts_differ_from_pair_to_pair() {
         let firsts: Vec<u8> =
-            (0..32).map(|peer| Pairing::new(&[100; 4], &[100; 4], 77, peer).unwrap().theirs[0]).collect();
+            (0..32).map(|peer| pairing(&[100; 4], &[100; 4], 77, peer).unwrap().theirs[0]).collect();
         for rail in 0..4 {
             let share = firsts.iter().filter(|&&first| first == rail).count();
             assert!((2..=16).contains(&share), "rail {rail} is met by {share} of 32: {firsts:?}");
@@ -139,10 +205,10 @@ mod tests {
 
     #[test]
     fn differing_counts_are_refused_with_both_numbers() {
-        let error = Pairing::new(&[100; 3], &[100; 2], 1, 2).unwrap_err();
+        let error = pairing(&[100; 3], &[100; 2], 1, 2).unwrap_err();
         assert_eq!(error, Mismatch::Rails { theirs: 2, ours: 3 });
         assert!(error.to_string().contains('3') && error.to_string().contains('2'));
-        assert_eq!(Pairing::new(&[], &[], 1, 2), Err(Mismatch::Count { rails: 0 }));
-        assert_eq!(Pairing::new(&[1; 17], &[1; 17], 1, 2), Err(Mismatch::Count { rails: 17 }));
+        assert_eq!(pairing(&[], &[], 1, 2), Err(Mismatch::Count { rails: 0 }));
+        assert_eq!(pairing(&[1; 17], &[1; 17], 1, 2), Err(Mismatch::Count { rails: 17 }));
     }
 }

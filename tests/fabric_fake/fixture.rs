@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use fishplate::fake::{Dead, Fake, Persona};
 use fishplate_core::mem::Peer;
+use fishplate_sys::fabric::raw::FI_RX_CQ_DATA;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
 
 use crate::conformance::{Fixture, Link};
@@ -91,5 +92,8 @@ fixtures! {
     Cxi = "cxi", Persona::cxi();
     Psm3 = "psm3", Persona { dead: Dead::Errors, ..Persona::psm3() };
     Tcp = "tcp", Persona::tcp();
+    Shm = "shm", Persona::shm();
+    /// As plain verbs: a write with data takes a receive.
+    TakesReceives = "tcp", Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
     Calm = "efa-direct", Persona::efa_direct().calm();
 }

@@ -6,7 +6,7 @@ mod conformance;
 mod fixture;
 mod provider;
 
-use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Tcp, VerbsRxm};
+use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, TakesReceives, Tcp, VerbsRxm};
 
 rail_conformance!(efa_direct, EfaDirect);
 rail_conformance!(efa, Efa);
@@ -14,4 +14,6 @@ rail_conformance!(verbs_rxm, VerbsRxm);
 rail_conformance!(cxi, Cxi);
 rail_conformance!(psm3, Psm3);
 rail_conformance!(tcp, Tcp);
+rail_conformance!(shm, Shm);
+rail_conformance!(takes_receives, TakesReceives);
 rail_conformance!(calm, Calm);

@@ -116,8 +116,9 @@ impl<const RAILS: usize> Ground<RAILS> {
         for rail in &rails {
             let address = rail.rail.inner().address();
             let address = address.map_err(|error| Failure::run(format!("{}: {error}", rail.interface)))?;
-            let (provider, interface) = (rail.provider.clone(), rail.interface.clone());
-            cards.push(RailCard { provider, interface, address, mbit: rail.mbit });
+            let OpenRail { provider, interface, fabric, mbit, .. } = rail;
+            let (provider, interface, fabric) = (provider.clone(), interface.clone(), fabric.clone());
+            cards.push(RailCard { provider, interface, fabric, address, mbit: *mbit });
         }
         let card = Card::new(&config, region as u64, cards);
         let config = Config { seed: card.id, ..config };
