@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# Two network namespaces on this machine, joined by two veth pairs of a chosen speed: two real rails. Shows, over libfabric's tcp,
+#
+#   - that two equal rails carry at least 1.9 times what one carries, and two of 3:1 at least 0.9 of their sum;
+#   - that no put-signal of a million is misordered while one rail is slow;
+#   - that an interface that is set down, and a peer that is killed, are errors at both ends that name peer and rail, within the deadline.
+#
+#   tests/fabric-netns.sh [--short] [FISHPLATE]
+#
+# --short: fewer put-signals. FISHPLATE: the binary; by default it is built, optimised. Needs root, iproute2 and libfabric; says SKIPPED and
+# ends with 77 where namespaces are not permitted. Takes everything down again, whatever happens.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+count=1000000
+[ "${1:-}" = --short ] && { count=50000; shift; }
+program=${1:-}
+
+skip() {
+    echo "SKIPPED fabric-netns: $*"
+    exit 77
+}
+
+[ "$(id -u)" = 0 ] || skip "namespaces need root"
+need ip iproute2 && need tc iproute2 || skip "no iproute2, and it could not be installed"
+
+if [ -z "$program" ]; then
+    cargo build --release --locked --bin fishplate >&2 || exit 1
+    program=${CARGO_TARGET_DIR:-target}/release/fishplate
+fi
+program=$(readlink -f "$program")
+[ -x "$program" ] || { echo "no such program: $program"; exit 1; }
+
+here=fpa$$ there=fpb$$
+work=$(mktemp -d)
+# shellcheck disable=SC2317  # called by trap
+down() {
+    local pids
+    pids=$(jobs -p)
+    # shellcheck disable=SC2086  # several words
+    [ -z "$pids" ] || kill -9 $pids 2>/dev/null
+    wait 2>/dev/null
+    ip netns del "$here" 2>/dev/null
+    ip netns del "$there" 2>/dev/null
+    rm -rf "$work"
+}
+trap down EXIT
+trap 'exit 130' INT TERM
+
+ip netns add "$here" 2>"$work/why" && ip netns add "$there" 2>"$work/why" || skip "$(cat "$work/why")"
+for rail in 0 1; do
+    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
+        skip "$(cat "$work/why")"
+    ip -n "$here" addr add "10.99.$rail.1/24" dev "rail$rail"
+    ip -n "$there" addr add "10.99.$rail.2/24" dev "rail$rail"
+    for end in "$here" "$there"; do ip -n "$end" link set "rail$rail" up; done
+done
+for end in "$here" "$there"; do
+    ip -n "$end" link set lo up
+    for rail in 0 1; do
+        for _ in {1..100}; do
+            ip -n "$end" link show "rail$rail" | grep -q 'state UP' && break
+            sleep 0.05
+        done
+    done
+done
+
+# shape RAIL MBIT: the same speed in both directions
+shape() {
+    local end
+    for end in "$here" "$there"; do
+        ip netns exec "$end" tc qdisc replace dev "rail$1" root tbf rate "$2mbit" burst 256kb latency 100ms \
+            2>"$work/why" || skip "no tbf: $(cat "$work/why")"
+    done
+}
+
+port=7000
+options=(--transport fabric --provider tcp)
+
+# listen INTERFACES ARGUMENTS...: the side that answers, in the background
+listen() {
+    local interfaces=$1
+    shift
+    port=$((port + 1))
+    ip netns exec "$there" "$program" perf "$@" "${options[@]}" --interface "$interfaces" \
+        --listen "10.99.0.2:$port" >"$work/there" 2>&1 &
+    listener=$!
+}
+
+# connect INTERFACES ARGUMENTS...: the side that measures; rows to $work/rows
+connect() {
+    local interfaces=$1
+    shift
+    ip netns exec "$here" "$program" perf "$@" "${options[@]}" --interface "$interfaces" \
+        --connect "10.99.0.2:$port" --format json >"$work/rows" 2>"$work/here"
+}
+
+failed=0
+# check DESCRIPTION CONDITION...
+check() {
+    local what=$1
+    shift
+    if "$@"; then
+        echo "ok      $what"
+    else
+        echo "FAILED  $what"
+        sed 's/^/        | /' "$work/here" "$work/there" 2>/dev/null | head -20
+        failed=1
+    fi
+}
+
+# field NAME: of every row
+field() {
+    sed -n "s/.*\"$1\":\([0-9.eE+-]*\).*/\1/p" "$work/rows"
+}
+
+# run INTERFACES ARGUMENTS...: both sides
+run() {
+    local interfaces=$1 rails status=0
+    shift
+    rails=$(tr ',' '\n' <<<"$interfaces" | wc -l)
+    listen "$interfaces" "$@" --rails "$rails"
+    connect "$interfaces" "$@" --rails "$rails" || status=$?
+    wait "$listener" || status=$?
+    return "$status"
+}
+
+# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb
+speed() {
+    mb=0
+    if run "$1" put -s 1M -n 256 -w 32 -T 120; then
+        mb=$(field bytes_per_s | awk '{ printf "%.1f", $1 / 1e6 }')
+    else
+        check "puts over $1" false
+    fi
+}
+
+# ratio A B: how many times B goes into A
+ratio() {
+    awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", (b > 0 ? a / b : 0) }'
+}
+
+at_least() {
+    awk -v a="$1" -v b="$2" 'BEGIN { exit !(a >= b) }'
+}
+
+shape 0 400
+shape 1 400
+speed rail0
+one=$mb
+speed rail0,rail1
+echo "# equal rails of 400 Mbit/s: one $one MB/s, two $mb MB/s: $(ratio "$mb" "$one") x"
+check "two equal rails carry 1.9 times what one carries" at_least "$(ratio "$mb" "$one")" 1.9
+
+shape 0 600
+shape 1 200
+speed rail0
+fast=$mb
+speed rail1
+slow=$mb
+speed rail0,rail1
+sum=$(awk -v a="$fast" -v b="$slow" 'BEGIN { print a + b }')
+echo "# rails of 600 and 200 Mbit/s: $fast and $slow MB/s, both $mb MB/s: $(ratio "$mb" "$sum") of the sum"
+check "rails of 3:1 carry 0.9 of their sum" at_least "$(ratio "$mb" "$sum")" 0.9
+
+shape 0 1000
+shape 1 20
+# Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while its signal passes on the fast one.
+done=0 wrong=0 disorder=0
+for share in "8 40" "200 30" "1000 20" "8K 9" "300K 1"; do
+    read -r size percent <<<"$share"
+    n=$((count * percent / 100))
+    [ "$size" = 300K ] && n=$((count / 2000))
+    run rail0,rail1 put-signal -s "$size" -n "$n" -w 10 --check -T 600 || wrong=$((wrong + 1))
+    done=$((done + $(field checked)))
+    wrong=$((wrong + $(field errors) + $(field signals_misordered)))
+    disorder=$((disorder + $(field arrivals_out_of_order)))
+done
+echo "# one rail slow: $done put-signals checked, $disorder arrivals out of order below, $wrong wrong or misordered"
+check "no put-signal is misordered while one rail is slow" [ "$wrong" = 0 ]
+check "as many as were asked for were checked" [ "$done" -ge $((count * 99 / 100)) ]
+
+# lost_within SECONDS COMMAND...: both sides of a run without end fail, in time, after the command; peer and rail are named
+lost_within() {
+    local limit=$1 begun status=0 connector
+    shift
+    listen rail0,rail1 put-signal -n 1e11 --rails 2 -T 600
+    connect rail0,rail1 put-signal -n 1e11 --rails 2 -T 600 &
+    connector=$!
+    sleep 2
+    begun=$(date +%s%N)
+    "$@"
+    # Whoever is killed is not to be announced.
+    { wait "$connector" && status=1; wait "$listener" && status=1; } 2>/dev/null
+    took=$((($(date +%s%N) - begun) / 1000000))
+    [ "$status" = 0 ] && [ "$took" -le $((limit * 1000)) ]
+}
+
+# told FILE PATTERN...
+told() {
+    local file=$1 pattern
+    shift
+    for pattern in "$@"; do grep -q -- "$pattern" "$work/$file" || return 1; done
+}
+
+shape 0 400
+shape 1 400
+for rail in 1 0; do
+    cut() { ip -n "$here" link set "rail$rail" down; }
+    check "interface rail$rail down: both ends fail within 10 s" lost_within 10 cut
+    echo "# noticed at both ends after $took ms: $(tail -1 "$work/here")"
+    check "interface rail$rail down: this end names peer and rail" told here "10.99.0.2:$port" "tcp on rail$rail"
+    check "interface rail$rail down: that end names peer and rail" told there "10.99.0.1:" "tcp on rail$rail"
+    ip -n "$here" link set "rail$rail" up
+    sleep 1
+done
+
+slay() { kill -9 "$listener"; }
+check "peer killed: this end fails within 10 s" lost_within 10 slay
+echo "# noticed after $took ms: $(tail -1 "$work/here")"
+check "peer killed: this end names peer and rails" told here "10.99.0.2:$port" "tcp on rail0" "tcp on rail1"
+
+exit "$failed"
