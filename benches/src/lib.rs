@@ -6,8 +6,11 @@
 
 pub mod tape;
 
-/// How often a benchmark repeats its path.
+/// How often a benchmark repeats its path, unless its budget says otherwise.
 pub const REPEATS: u64 = 1000;
+
+/// Units that a workload of tag matching does: rounds of 64, or one of the greatest depth. Where every unit walks, a 16th.
+pub const UNITS: u64 = 65_536;
 
 /// Instructions that one path may take.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +19,8 @@ pub struct Budget {
     pub name: &'static str,
     /// Values that one repeat moves: figures are printed per value as well.
     pub per: u64,
+    /// How often its benchmark repeats it.
+    pub repeats: u64,
     /// Instructions per repeat. More fail the run. Rivals have none.
     pub limit: Option<f64>,
     /// Instructions per repeat when the limit was set.
@@ -23,16 +28,20 @@ pub struct Budget {
 }
 
 const fn ours(name: &'static str, limit: f64, measured: f64) -> Budget {
-    Budget { name, per: 1, limit: Some(limit), measured }
+    Budget { name, per: 1, repeats: REPEATS, limit: Some(limit), measured }
 }
 
 const fn rival(name: &'static str, measured: f64) -> Budget {
-    Budget { name, per: 1, limit: None, measured }
+    Budget { name, per: 1, repeats: REPEATS, limit: None, measured }
 }
 
 impl Budget {
     const fn per(self, values: u64) -> Self {
         Budget { per: values, ..self }
+    }
+
+    const fn repeats(self, repeats: u64) -> Self {
+        Budget { repeats, ..self }
     }
 }
 
@@ -66,11 +75,71 @@ pub const BUDGETS: &[Budget] = &[
     ours("quiet_idle_4",                   82.0,     78.1).per(4),
     ours("progress_idle",                  37.1,     35.1),
     ours("notify_awake",                   10.1,      8.1),
+    ours("tag_expected",                233.8,    222.7),
+    ours("tag_unexpected",              227.5,    216.7),
+    ours("tag_expected_shaped",         164.4,    156.6),
+    ours("tag_p1_64",                   539.9,    514.2).repeats(UNITS),
+    ours("tag_p1_64k",                  522.0,    497.2).repeats(UNITS),
+    ours("tag_p2_64",                   539.9,    514.2).repeats(UNITS),
+    ours("tag_p2_64k",                  522.0,    497.2).repeats(UNITS),
+    ours("tag_p3_64",                   522.0,    497.2).repeats(UNITS),
+    ours("tag_p3_64k",                  522.0,    497.2).repeats(UNITS),
+    ours("tag_p4_64",                   522.0,    497.2).repeats(UNITS),
+    ours("tag_p4_64k",                  522.0,    497.2).repeats(UNITS),
+    ours("tag_p5_64",                   538.8,    513.2).repeats(UNITS),
+    ours("tag_p5_64k",                  521.0,    496.2).repeats(UNITS),
+    ours("tag_p6_64",                   458.2,    436.4).repeats(UNITS),
+    ours("tag_p6_64k",                  471.8,    449.4).repeats(UNITS),
+    ours("tag_p7_64",                   563.2,    536.4).repeats(UNITS),
+    ours("tag_p7_64k",                  568.5,    541.5).repeats(UNITS),
+    ours("tag_p8_64",                   566.4,    539.5).repeats(UNITS),
+    ours("tag_p8_64k",                  577.1,    549.7).repeats(UNITS),
+    ours("tag_p9_64",                   469.1,    446.8).repeats(UNITS),
+    ours("tag_p9_64k",                  484.1,    461.1).repeats(UNITS),
+    ours("tag_p10_64",                  523.1,    498.2).repeats(UNITS),
+    ours("tag_p10_64k",                 523.1,    498.2).repeats(UNITS),
+    ours("tag_p11_64",                 2222.7,   2116.9).repeats(UNITS),
+    ours("tag_p11_64k",                2206.9,   2101.9).repeats(UNITS),
+    ours("tag_u1_64",                   680.5,    648.1).repeats(UNITS),
+    ours("tag_u1_64k",                  699.0,    665.8).repeats(UNITS),
+    ours("tag_u2_64",                   675.8,    643.7).repeats(UNITS),
+    ours("tag_u2_64k",                  696.6,    663.5).repeats(UNITS),
+    ours("tag_u3_64",                   676.4,    644.2).repeats(UNITS),
+    ours("tag_u3_64k",                  693.6,    660.6).repeats(UNITS),
+    ours("tag_u4_64",                   681.9,    649.5).repeats(UNITS),
+    ours("tag_u4_64k",                  701.0,    667.7).repeats(UNITS),
+    ours("tag_u6_64",                   714.9,    680.9).repeats(UNITS),
+    ours("tag_u6_64k",                  729.5,    694.8).repeats(UNITS),
+    ours("tag_c1_64",                   325.8,    310.3).repeats(UNITS),
+    ours("tag_p11_1k",                 2145.0,   2042.9).repeats(UNITS),
+    rival("list_p1_64",                          1111.3).repeats(UNITS / 16),
+    rival("list_p11_1k",                        16474.3).repeats(UNITS / 16),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.
 pub const NO_MORE_THAN: &[(&str, &str)] =
     &[("ring_push_pop", "rtrb_push_pop"), ("window_1000_holes", "window_one_hole")];
+
+/// Triples of which the first must take no more instructions than the second times the third: matching does not grow with
+/// depth, and 32 masks cost a quarter of a list.
+pub const AT_MOST: &[(&str, f64, &str)] = &[
+    ("tag_p1_64k", 1.05, "tag_p1_64"),
+    ("tag_p2_64k", 1.05, "tag_p2_64"),
+    ("tag_p3_64k", 1.05, "tag_p3_64"),
+    ("tag_p4_64k", 1.05, "tag_p4_64"),
+    ("tag_p5_64k", 1.05, "tag_p5_64"),
+    ("tag_p6_64k", 1.05, "tag_p6_64"),
+    ("tag_p7_64k", 1.05, "tag_p7_64"),
+    ("tag_p8_64k", 1.05, "tag_p8_64"),
+    ("tag_p9_64k", 1.05, "tag_p9_64"),
+    ("tag_p10_64k", 1.05, "tag_p10_64"),
+    ("tag_u1_64k", 1.05, "tag_u1_64"),
+    ("tag_u2_64k", 1.05, "tag_u2_64"),
+    ("tag_u3_64k", 1.05, "tag_u3_64"),
+    ("tag_u4_64k", 1.05, "tag_u4_64"),
+    ("tag_p11_64k", 1.05, "tag_p11_64"),
+    ("tag_p11_1k", 0.25, "list_p11_1k"),
+];
 
 /// The limit of a path for all its repeats.
 ///
@@ -78,8 +147,9 @@ pub const NO_MORE_THAN: &[(&str, &str)] =
 /// When [`BUDGETS`] has no such path, or it is a rival's.
 pub fn limit(name: &str) -> u64 {
     let budget = BUDGETS.iter().find(|budget| budget.name == name);
-    let per_repeat = budget.and_then(|budget| budget.limit).expect("every path of ours has a budget");
-    (per_repeat * REPEATS as f64) as u64
+    let of_ours = budget.and_then(|budget| Some((budget.limit?, budget.repeats)));
+    let (per_repeat, repeats) = of_ours.expect("every path of ours has a budget");
+    (per_repeat * repeats as f64) as u64
 }
 
 #[cfg(test)]

@@ -210,18 +210,30 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     #[inline(always)]
     fn post_under(&mut self, shape: u8, mask: Key, key: Key, context: u64) -> Result<Post, TagError> {
         if self.unexpected.len != 0 {
-            let index = self.search_unexpected(shape, mask, key);
-            if index != NONE {
-                let arrived = self.unexpected.slots[index as usize].arrived();
-                self.unexpected.unlink(&mut self.shapes, index);
-                self.unexpected.release(index);
+            if let Some(arrived) = self.unexpected.pop_unindexed(&mut self.shapes, mask, key) {
+                self.stats.searches += 1;
+                return Ok(Post::Matched(arrived));
+            }
+            if let Some(arrived) = self.receive_behind(shape, mask, key) {
                 return Ok(Post::Matched(arrived));
             }
         }
         let waiting =
             self.posted.append(&mut self.shapes, shape, mask, key, context).ok_or(TagError::Full)?;
-        self.stats.overflowed += u64::from(shape == OVERFLOW);
+        if shape == OVERFLOW {
+            self.stats.overflowed += 1;
+        }
         Ok(Post::Waiting(waiting))
+    }
+
+    /// Takes out the oldest message that such a receive accepts. There is at least one message.
+    #[inline(never)]
+    fn receive_behind(&mut self, shape: u8, mask: Key, key: Key) -> Option<Arrived> {
+        let index = self.search_unexpected(shape, mask, key);
+        let arrived = self.unexpected.slots.get(index as usize)?.arrived();
+        self.unexpected.unlink(&mut self.shapes, index);
+        self.unexpected.release(index);
+        Some(arrived)
     }
 
     /// A message came in: it goes to the oldest receive that accepts it, or waits. `cookie` is the caller's.
@@ -232,13 +244,15 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     pub fn arrive(&mut self, source: u32, tag: Tag, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         self.check_width(tag)?;
         let key = Key::new(source, tag);
-        if self.posted.len != 0 {
-            let found = self.posted.find(&self.shapes, key);
-            self.count(found);
-            if found.index != NONE {
-                let receive = self.posted.id(found.index);
-                let context = self.posted.slots[found.index as usize].context;
-                self.posted.remove(&mut self.shapes, found.index, posted::State::Matched);
+        if self.posted.order.head != NONE {
+            let matched = match self.posted.pop_fresh(&self.shapes, key) {
+                None => self.deliver_behind(key),
+                popped => {
+                    self.stats.searches += 1;
+                    popped
+                }
+            };
+            if let Some((receive, context)) = matched {
                 self.stats.expected += 1;
                 self.stats.expected_bytes = self.stats.expected_bytes.wrapping_add(len);
                 return Ok(Arrive::Matched { receive, context });
@@ -252,9 +266,20 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Arrive::Stored(stored))
     }
 
+    /// Takes out the oldest receive that accepts a message with this key. There is at least one receive.
+    #[inline(never)]
+    fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
+        let found = self.posted.find(&self.shapes, key);
+        self.count(found);
+        let context = self.posted.slots.get(found.index as usize)?.context;
+        let receive = self.posted.id(found.index);
+        self.posted.remove(&mut self.shapes, found.index, posted::State::Matched);
+        Some((receive, context))
+    }
+
     /// The receive to which such a message would go, and its context. Changes nothing.
     pub fn would_match(&self, source: u32, tag: Tag) -> Option<(ReceiveId, u64)> {
-        if self.posted.len == 0 {
+        if self.posted.order.head == NONE {
             return None;
         }
         let Found { index, .. } = self.posted.find(&self.shapes, Key::new(source, tag));
@@ -380,7 +405,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         let mut at = self.posted.order.head;
         while at != NONE {
             let slot = self.posted.slots[at as usize];
-            if slot.exact && slot.key.source() == source {
+            if Posted::mask_of(&slot, &self.shapes).source() != 0 && slot.key.source() == source {
                 let id = self.posted.id(at);
                 self.posted.remove(&mut self.shapes, at, posted::State::Free);
                 removed(id, slot.context);
@@ -430,7 +455,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
 
     /// Receives that wait.
     pub fn posted(&self) -> usize {
-        self.posted.len as usize
+        self.posted.len() as usize
     }
 
     /// Messages that wait, without the claimed ones.
@@ -463,14 +488,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if bits & self.beyond == Tag::ZERO { Ok(()) } else { Err(TagError::TooWide) }
     }
 
-    #[inline(always)]
     fn search_unexpected(&mut self, shape: u8, mask: Key, key: Key) -> u32 {
         let found = self.unexpected.find(&mut self.shapes, shape, mask, key);
         self.count(found);
         found.index
     }
 
-    #[inline(always)]
     fn count(&mut self, found: Found) {
         self.stats.searches += 1;
         if found.probes | found.passed != 0 {
@@ -483,22 +506,27 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// The place of a mask, which it takes if it has none.
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
-        match self.shapes.place(mask) {
-            Place::Known(shape) => shape,
-            Place::Idle(shape) => self.take_place(shape, mask),
-            Place::Nowhere => OVERFLOW,
+        match self.shapes.last(mask) {
+            Some(shape) => shape,
+            None => self.intern_another(mask),
         }
     }
 
-    #[cold]
-    fn take_place(&mut self, place: u8, mask: Key) -> u8 {
-        if let Some(index) = self.shapes.get(place).map(|shape| shape.index)
-            && index != NO_INDEX
-        {
-            self.unexpected.evict(&mut self.shapes, index as usize);
+    #[inline(never)]
+    fn intern_another(&mut self, mask: Key) -> u8 {
+        match self.shapes.place(mask, || self.posted.fresh_shapes()) {
+            Place::Known(shape) => shape,
+            Place::Idle(place) => {
+                if let Some(index) = self.shapes.get(place).map(|shape| shape.index)
+                    && index != NO_INDEX
+                {
+                    self.unexpected.evict(&mut self.shapes, index as usize);
+                }
+                self.shapes.take(place, mask);
+                place
+            }
+            Place::Nowhere => OVERFLOW,
         }
-        self.shapes.take(place, mask);
-        place
     }
 }
 

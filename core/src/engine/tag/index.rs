@@ -30,11 +30,10 @@ impl Index {
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
     /// The oldest message that a receive of this key, mask and shape accepts. There is at least one message.
-    #[inline(always)]
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
-        shape: u8,
+        number: u8,
         mask: Key,
         key: Key,
     ) -> Found {
@@ -45,17 +44,6 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         if self.len == 1 {
             return Found { index: NONE, probes: 0, passed: 1 };
         }
-        self.find_behind(shapes, shape, mask, key)
-    }
-
-    /// As `find`, when it is not the oldest.
-    fn find_behind<const S: usize>(
-        &mut self,
-        shapes: &mut Shapes<S>,
-        number: u8,
-        mask: Key,
-        key: Key,
-    ) -> Found {
         let Some(shape) = shapes.get_mut(number) else { return self.walk(mask, key) };
         let (salt, mut index) = (shape.salt, shape.index);
         if index == NO_INDEX {

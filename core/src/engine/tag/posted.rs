@@ -36,12 +36,11 @@ pub struct PostedSlot {
     pub(super) order: Links,
     /// In the hash table. Of shape [`OVERFLOW`]: `chain` is the overflow list, `ring` the mask's low half.
     pub(super) group: GroupLinks,
-    /// Of shape [`OVERFLOW`]: the mask's bits 64 to 95.
+    /// Of shape [`OVERFLOW`]: the mask's bits 64 to 95, and whether it names a source.
     mask_hi: u32,
+    exact: bool,
     pub(super) shape: u8,
     pub(super) state: State,
-    /// It names a source.
-    pub(super) exact: bool,
 }
 
 const _: () = assert!(size_of::<PostedSlot>() == 64);
@@ -55,9 +54,9 @@ impl PostedSlot {
         order: Links::NONE,
         group: GroupLinks::NONE,
         mask_hi: 0,
+        exact: false,
         shape: OVERFLOW,
         state: State::Free,
-        exact: false,
     };
 
     /// The mask of a receive whose shape has no place.
@@ -122,7 +121,8 @@ pub(super) struct Posted<'m> {
     pub fresh: u32,
     /// How many need not be.
     unhashed: u32,
-    pub len: u32,
+    /// How many are.
+    pub indexed: u32,
     pub free: u32,
     next_seq: u64,
 }
@@ -147,7 +147,7 @@ impl<'m> Posted<'m> {
             cursor: NONE,
             fresh: 0,
             unhashed,
-            len: 0,
+            indexed: 0,
             free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
         }
@@ -158,21 +158,66 @@ impl<'m> Posted<'m> {
         ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Whether the receive accepts a message with this key.
+    /// Receives that wait.
     #[inline(always)]
-    fn accepts<const S: usize>(slot: &PostedSlot, shapes: &Shapes<S>, key: Key) -> bool {
-        let mask = match shapes.get(slot.shape) {
+    pub(super) fn len(&self) -> u32 {
+        self.fresh + self.indexed
+    }
+
+    /// The bits that a receive compares.
+    #[inline(always)]
+    pub(super) fn mask_of<const S: usize>(slot: &PostedSlot, shapes: &Shapes<S>) -> Key {
+        match shapes.get(slot.shape) {
             Some(shape) => shape.mask,
             None => slot.own_mask(),
-        };
-        key.agrees(slot.key, mask)
+        }
+    }
+
+    /// The shapes of receives that are not indexed: bit s is shape s.
+    #[cold]
+    pub(super) fn fresh_shapes(&self) -> u64 {
+        let (mut at, mut shapes) = (self.cursor, 0);
+        while at != NONE {
+            let slot = &self.slots[at as usize];
+            if slot.shape != OVERFLOW {
+                shapes |= 1 << slot.shape;
+            }
+            at = slot.order.next;
+        }
+        shapes
+    }
+
+    /// Takes out the oldest receive and returns its id and context, if it accepts a message with this key and is not indexed.
+    #[inline(always)]
+    pub(super) fn pop_fresh<const S: usize>(
+        &mut self,
+        shapes: &Shapes<S>,
+        key: Key,
+    ) -> Option<(ReceiveId, u64)> {
+        let index = self.order.head;
+        let slot = self.slots.get_mut(index as usize)?;
+        if !key.agrees(slot.key, Self::mask_of(slot, shapes)) || slot.state != State::Fresh {
+            return None;
+        }
+        let (next, generation, context) = (slot.order.next, slot.seq as u32, slot.context);
+        slot.state = State::Matched;
+        slot.order.next = self.free;
+        self.free = index;
+        self.fresh -= 1;
+        self.cursor = next;
+        self.order.head = next;
+        match self.slots.get_mut(next as usize) {
+            Some(slot) => slot.order.prev = NONE,
+            None => self.order.tail = NONE,
+        }
+        Some((ReceiveId { index, generation }, context))
     }
 
     /// The oldest receive that accepts a message with this key. There is at least one receive.
-    #[inline(always)]
     pub(super) fn find<const S: usize>(&self, shapes: &Shapes<S>, key: Key) -> Found {
         let head = self.order.head;
-        if Self::accepts(&self.slots[head as usize], shapes, key) {
+        let slot = &self.slots[head as usize];
+        if key.agrees(slot.key, Self::mask_of(slot, shapes)) {
             return Found { index: head, probes: 0, passed: 0 };
         }
         let (mut index, mut best, mut probes, mut passed) = (NONE, u64::MAX, 0, 0);
@@ -211,7 +256,7 @@ impl<'m> Posted<'m> {
             at = self.cursor;
             while at != NONE {
                 let slot = &self.slots[at as usize];
-                if Self::accepts(slot, shapes, key) {
+                if key.agrees(slot.key, Self::mask_of(slot, shapes)) {
                     index = at;
                     break;
                 }
@@ -242,16 +287,11 @@ impl<'m> Posted<'m> {
         slot.context = context;
         slot.shape = shape;
         slot.state = State::Fresh;
-        slot.exact = mask.source() != 0;
-        match shapes.get_mut(shape) {
-            Some(shape) => shape.posted += 1,
-            None => {
-                let [next, prev, hi] = mask.tag().words();
-                (slot.group.ring, slot.mask_hi) = (Links { next, prev }, hi);
-            }
+        if shape == OVERFLOW {
+            let [next, prev, hi] = mask.tag().words();
+            (slot.group.ring, slot.mask_hi, slot.exact) = (Links { next, prev }, hi, mask.source() != 0);
         }
         self.order.push(self.slots, index);
-        self.len += 1;
         if self.cursor == NONE {
             self.cursor = index;
         }
@@ -264,12 +304,13 @@ impl<'m> Posted<'m> {
     }
 
     /// Indexes the oldest receive that is not. There is one.
-    #[inline(always)]
+    #[inline(never)]
     fn index_oldest_fresh<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
         let index = self.cursor;
         let slot = &mut self.slots[index as usize];
         self.cursor = slot.order.next;
         slot.state = State::Indexed;
+        self.indexed += 1;
         let (number, key, seq) = (slot.shape, slot.key, slot.seq);
         match shapes.get_mut(number) {
             Some(shape) => {
@@ -287,32 +328,30 @@ impl<'m> Posted<'m> {
     }
 
     /// Takes a receive out, which waits.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn remove<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32, state: State) {
         let slot = &mut self.slots[index as usize];
         let was = core::mem::replace(&mut slot.state, state);
         let (next, number) = (slot.order.next, slot.shape);
-        let shape = shapes.get_mut(number);
         if was == State::Fresh {
             self.fresh -= 1;
             if self.cursor == index {
                 self.cursor = next;
             }
-            if let Some(shape) = shape {
-                shape.posted -= 1;
-            }
-        } else if let Some(shape) = shape {
-            shape.posted -= 1;
-            shape.indexed -= 1;
-            if shape.indexed == 0 {
-                shapes.active &= !(1 << number);
-            }
-            self.buckets.remove(self.slots, index, 0);
         } else {
-            self.overflow.remove(self.slots, index);
+            self.indexed -= 1;
+            match shapes.get_mut(number) {
+                Some(shape) => {
+                    shape.indexed -= 1;
+                    if shape.indexed == 0 {
+                        shapes.active &= !(1 << number);
+                    }
+                    self.buckets.remove(self.slots, index, 0);
+                }
+                None => self.overflow.remove(self.slots, index),
+            }
         }
         self.order.remove(self.slots, index);
-        self.len -= 1;
         self.slots[index as usize].order.next = self.free;
         self.free = index;
     }

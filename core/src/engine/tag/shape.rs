@@ -11,6 +11,8 @@ use crate::engine::mix;
 pub(super) const OVERFLOW: u8 = u8::MAX;
 /// Shapes at most: their set is one word.
 pub(super) const MOST: usize = 64;
+/// The mask of a place never taken: a source is compared whole or not at all, so no receive has it.
+const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
 /// No index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
 
@@ -22,8 +24,7 @@ pub(super) struct Shape {
     pub salt: Key,
     /// Not above the number of any indexed receive: that of the first, since there was none.
     pub min_seq: u64,
-    /// Receives posted, and how many of them are in the hash table.
-    pub posted: u32,
+    /// Receives in the hash table.
     pub indexed: u32,
     /// How often it was asked for by [`Matcher::shape`](super::Matcher::shape) and not released.
     pub pins: u32,
@@ -52,8 +53,6 @@ pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],
     /// Bit s: shape s has indexed receives.
     pub active: u64,
-    /// Places ever taken.
-    taken: u32,
     /// The place looked at first when one must be given up.
     hand: u32,
     /// The shape used last, and others by a hash of their mask. Hints: any may be wrong.
@@ -66,17 +65,15 @@ impl<const N: usize> Shapes<N> {
         let salt = |n: usize| mix(seed.wrapping_add(n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Shapes {
             all: core::array::from_fn(|n| Shape {
-                mask: Key::ZERO,
+                mask: UNTAKEN,
                 salt: Key { lo: salt(2 * n), hi: salt(2 * n + 1) },
                 min_seq: 0,
-                posted: 0,
                 indexed: 0,
                 pins: 0,
                 walks: 0,
                 index: NO_INDEX,
             }),
             active: 0,
-            taken: 0,
             hand: 0,
             last: 0,
             hints: [0; 32],
@@ -93,40 +90,37 @@ impl<const N: usize> Shapes<N> {
         self.all.get_mut(shape as usize)
     }
 
-    /// Whether `shape` was taken and compares the bits of `mask`.
+    /// The shape used last, if it has this mask.
     #[inline(always)]
-    fn is(&self, shape: u8, mask: Key) -> bool {
-        (shape as u32) < self.taken && self.get(shape).is_some_and(|s| s.mask == mask)
+    pub(super) fn last(&self, mask: Key) -> Option<u8> {
+        self.is(self.last, mask).then_some(self.last)
     }
 
-    /// Finds the place of a mask.
     #[inline(always)]
-    pub(super) fn place(&mut self, mask: Key) -> Place {
-        if self.is(self.last, mask) {
-            return Place::Known(self.last);
-        }
+    fn is(&self, shape: u8, mask: Key) -> bool {
+        self.get(shape).is_some_and(|shape| shape.mask == mask)
+    }
+
+    /// Finds the place of a mask. The places of `kept` (bit s: place s) are not given up.
+    pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 59) as usize;
         if self.is(self.hints[hint], mask) {
             self.last = self.hints[hint];
             return Place::Known(self.last);
         }
-        self.seek(mask, hint)
-    }
-
-    #[cold]
-    fn seek(&mut self, mask: Key, hint: usize) -> Place {
-        if let Some(known) = (0..self.taken as u8).find(|s| self.is(*s, mask)) {
+        if let Some(known) = (0..N as u8).find(|shape| self.is(*shape, mask)) {
             (self.last, self.hints[hint]) = (known, known);
             return Place::Known(known);
         }
-        if (self.taken as usize) < N {
-            return Place::Idle(self.taken as u8);
+        if let Some(untaken) = (0..N as u8).find(|shape| self.is(*shape, UNTAKEN)) {
+            return Place::Idle(untaken);
         }
+        let kept = kept() | self.active;
         for _ in 0..N {
             let at = self.hand as usize % N;
             self.hand = at as u32 + 1;
-            if self.all[at].posted == 0 && self.all[at].pins == 0 {
+            if kept >> at & 1 == 0 && self.all[at].pins == 0 {
                 return Place::Idle(at as u8);
             }
         }
@@ -135,7 +129,6 @@ impl<const N: usize> Shapes<N> {
 
     /// Gives an idle place, that has no index, to a mask.
     pub(super) fn take(&mut self, place: u8, mask: Key) {
-        self.taken = self.taken.max(place as u32 + 1);
         let shape = &mut self.all[place as usize];
         (shape.mask, shape.walks) = (mask, 0);
         self.last = place;

@@ -160,8 +160,39 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         Some(UnexpectedId { index, generation: seq as u32 })
     }
 
-    /// Takes a stored message out of the order and the indexes. Its slot is still its own.
+    /// Takes out the oldest message and returns it, if it agrees with a key in the bits of `mask` and no index knows it.
     #[inline(always)]
+    pub(super) fn pop_unindexed<const S: usize>(
+        &mut self,
+        shapes: &mut Shapes<S>,
+        mask: Key,
+        key: Key,
+    ) -> Option<Arrived> {
+        let index = self.order.head;
+        let slot = self.slots.get_mut(index as usize)?;
+        if !key.agrees(slot.key, mask) || slot.linked | slot.cursor_of != 0 {
+            return None;
+        }
+        let (next, arrived) = (slot.order.next, slot.arrived());
+        slot.state = State::Free;
+        slot.order.next = self.free;
+        self.free = index;
+        self.len -= 1;
+        self.order.head = next;
+        match self.slots.get_mut(next as usize) {
+            Some(slot) => slot.order.prev = NONE,
+            None => {
+                self.order.tail = NONE;
+                if self.active != 0 {
+                    self.drop_indexes(shapes);
+                }
+            }
+        }
+        Some(arrived)
+    }
+
+    /// Takes a stored message out of the order and the indexes. Its slot is still its own.
+    #[inline]
     pub(super) fn unlink<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32) {
         let slot = &self.slots[index as usize];
         if slot.linked | slot.cursor_of != 0 {

@@ -1,0 +1,170 @@
+//! Instruction counts of tag matching: the unit at depth 0, and the workloads of `fishplate perf match` at depth 64 and 65,536, where
+//! the second may take 5 % more at most. The lists that the matcher is compared with run the same.
+
+// The macros name the crate by the name it goes by now.
+extern crate iai_callgrind as gungraun;
+
+#[path = "../../src/tool/perf/matching/engine.rs"]
+#[allow(dead_code)]
+mod engine;
+#[path = "../../src/tool/perf/matching/list.rs"]
+#[allow(dead_code)]
+mod list;
+#[path = "../../src/tool/perf/matching/ours.rs"]
+#[allow(dead_code)]
+mod ours;
+#[path = "../../src/tool/perf/matching/workload.rs"]
+#[allow(dead_code)]
+mod workload;
+
+use std::hint::black_box;
+
+use fishplate_benches::{REPEATS, UNITS, limit};
+use fishplate_core::engine::tag::{
+    Arrive, Matcher, MatcherMemory, Post, PostedSlot, ShapeId, Tag, UnexpectedSlot,
+};
+use iai_callgrind::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+};
+
+use engine::Engine;
+use list::List;
+use ours::Ours;
+use workload::{Bench, Workload, room};
+
+fn budget(path: &str) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
+    LibraryBenchmarkConfig::default().tool(callgrind).clone()
+}
+
+fn matcher() -> Matcher<'static> {
+    let memory = MatcherMemory {
+        posted: vec![PostedSlot::EMPTY; 64].leak(),
+        unexpected: vec![UnexpectedSlot::EMPTY; 64].leak(),
+        buckets: vec![0; 128].leak(),
+    };
+    Matcher::new(memory, 1).unwrap()
+}
+
+// Receive posted first. Both slots are free again after it.
+#[library_benchmark(config = budget("tag_expected"))]
+#[bench::run(matcher())]
+fn tag_expected(mut matcher: Matcher<'static>) -> Matcher<'static> {
+    for n in 0..REPEATS {
+        let tag = black_box(Tag::from(n));
+        let post = matcher.post(black_box(Some(3)), tag, black_box(Tag::ZERO), n);
+        assert!(matches!(post, Ok(Post::Waiting(_))));
+        let arrive = matcher.arrive(black_box(3), tag, 8, n);
+        assert!(matches!(arrive, Ok(Arrive::Matched { context, .. }) if context == n));
+    }
+    matcher
+}
+
+// Message first.
+#[library_benchmark(config = budget("tag_unexpected"))]
+#[bench::run(matcher())]
+fn tag_unexpected(mut matcher: Matcher<'static>) -> Matcher<'static> {
+    for n in 0..REPEATS {
+        let tag = black_box(Tag::from(n));
+        let arrive = matcher.arrive(black_box(3), tag, 8, n);
+        assert!(matches!(arrive, Ok(Arrive::Stored(_))));
+        let post = matcher.post(black_box(Some(3)), tag, black_box(Tag::ZERO), n);
+        assert!(matches!(post, Ok(Post::Matched(message)) if message.cookie == n));
+    }
+    matcher
+}
+
+fn shaped() -> (Matcher<'static>, ShapeId) {
+    let mut matcher = matcher();
+    let shape = matcher.shape(true, Tag::ZERO).unwrap();
+    (matcher, shape)
+}
+
+// As `tag_expected`, with the mask known beforehand.
+#[library_benchmark(config = budget("tag_expected_shaped"))]
+#[bench::run(shaped())]
+fn tag_expected_shaped((mut matcher, shape): (Matcher<'static>, ShapeId)) -> Matcher<'static> {
+    for n in 0..REPEATS {
+        let tag = black_box(Tag::from(n));
+        let Ok(Post::Waiting(_)) = matcher.post_shaped(shape, black_box(3), tag, n) else { panic!() };
+        let Ok(Arrive::Matched { .. }) = matcher.arrive(black_box(3), tag, 8, n) else { panic!() };
+    }
+    matcher
+}
+
+fn ready<E: Engine>(workload: Workload, depth: u32, mut engine: E) -> (Bench, E, u64) {
+    let bench = Bench::new(workload, depth);
+    bench.prepare(&mut engine);
+    (bench, engine, UNITS / workload.units(depth))
+}
+
+fn ours(workload: Workload, depth: u32) -> (Bench, Ours, u64) {
+    ready(workload, depth, Ours::new(room(depth), room(depth)))
+}
+
+fn list(workload: Workload, depth: u32) -> (Bench, List, u64) {
+    let (bench, engine, rounds) = ready(workload, depth, List::new(room(depth), room(depth)));
+    (bench, engine, rounds / 16)
+}
+
+#[inline(always)]
+fn run<E: Engine>((mut bench, mut engine, rounds): (Bench, E, u64)) -> (Bench, E) {
+    for _ in 0..rounds {
+        bench.round(&mut engine, || {});
+    }
+    (bench, engine)
+}
+
+#[library_benchmark]
+#[bench::tag_p1_64(args = (ours(Workload::P1, 64)), config = budget("tag_p1_64"))]
+#[bench::tag_p1_64k(args = (ours(Workload::P1, 65_536)), config = budget("tag_p1_64k"))]
+#[bench::tag_p2_64(args = (ours(Workload::P2, 64)), config = budget("tag_p2_64"))]
+#[bench::tag_p2_64k(args = (ours(Workload::P2, 65_536)), config = budget("tag_p2_64k"))]
+#[bench::tag_p3_64(args = (ours(Workload::P3, 64)), config = budget("tag_p3_64"))]
+#[bench::tag_p3_64k(args = (ours(Workload::P3, 65_536)), config = budget("tag_p3_64k"))]
+#[bench::tag_p4_64(args = (ours(Workload::P4, 64)), config = budget("tag_p4_64"))]
+#[bench::tag_p4_64k(args = (ours(Workload::P4, 65_536)), config = budget("tag_p4_64k"))]
+#[bench::tag_p5_64(args = (ours(Workload::P5, 64)), config = budget("tag_p5_64"))]
+#[bench::tag_p5_64k(args = (ours(Workload::P5, 65_536)), config = budget("tag_p5_64k"))]
+#[bench::tag_p6_64(args = (ours(Workload::P6, 64)), config = budget("tag_p6_64"))]
+#[bench::tag_p6_64k(args = (ours(Workload::P6, 65_536)), config = budget("tag_p6_64k"))]
+#[bench::tag_p7_64(args = (ours(Workload::P7, 64)), config = budget("tag_p7_64"))]
+#[bench::tag_p7_64k(args = (ours(Workload::P7, 65_536)), config = budget("tag_p7_64k"))]
+#[bench::tag_p8_64(args = (ours(Workload::P8, 64)), config = budget("tag_p8_64"))]
+#[bench::tag_p8_64k(args = (ours(Workload::P8, 65_536)), config = budget("tag_p8_64k"))]
+#[bench::tag_p9_64(args = (ours(Workload::P9, 64)), config = budget("tag_p9_64"))]
+#[bench::tag_p9_64k(args = (ours(Workload::P9, 65_536)), config = budget("tag_p9_64k"))]
+#[bench::tag_p10_64(args = (ours(Workload::P10, 64)), config = budget("tag_p10_64"))]
+#[bench::tag_p10_64k(args = (ours(Workload::P10, 65_536)), config = budget("tag_p10_64k"))]
+#[bench::tag_p11_64(args = (ours(Workload::P11, 64)), config = budget("tag_p11_64"))]
+#[bench::tag_p11_64k(args = (ours(Workload::P11, 65_536)), config = budget("tag_p11_64k"))]
+#[bench::tag_u1_64(args = (ours(Workload::U1, 64)), config = budget("tag_u1_64"))]
+#[bench::tag_u1_64k(args = (ours(Workload::U1, 65_536)), config = budget("tag_u1_64k"))]
+#[bench::tag_u2_64(args = (ours(Workload::U2, 64)), config = budget("tag_u2_64"))]
+#[bench::tag_u2_64k(args = (ours(Workload::U2, 65_536)), config = budget("tag_u2_64k"))]
+#[bench::tag_u3_64(args = (ours(Workload::U3, 64)), config = budget("tag_u3_64"))]
+#[bench::tag_u3_64k(args = (ours(Workload::U3, 65_536)), config = budget("tag_u3_64k"))]
+#[bench::tag_u4_64(args = (ours(Workload::U4, 64)), config = budget("tag_u4_64"))]
+#[bench::tag_u4_64k(args = (ours(Workload::U4, 65_536)), config = budget("tag_u4_64k"))]
+#[bench::tag_c1_64(args = (ours(Workload::C1, 64)), config = budget("tag_c1_64"))]
+#[bench::tag_u6_64(args = (ours(Workload::U6, 64)), config = budget("tag_u6_64"))]
+#[bench::tag_u6_64k(args = (ours(Workload::U6, 65_536)), config = budget("tag_u6_64k"))]
+#[bench::tag_p11_1k(args = (ours(Workload::P11, 1024)), config = budget("tag_p11_1k"))]
+fn tag_workload(state: (Bench, Ours, u64)) -> (Bench, Ours) {
+    run(state)
+}
+
+#[library_benchmark]
+#[bench::list_p1_64(list(Workload::P1, 64))]
+#[bench::list_p11_1k(list(Workload::P11, 1024))]
+fn tag_list(state: (Bench, List, u64)) -> (Bench, List) {
+    run(state)
+}
+
+library_benchmark_group!(
+    name = tags,
+    benchmarks = [tag_expected, tag_unexpected, tag_expected_shaped, tag_workload, tag_list]
+);
+
+main!(library_benchmark_groups = tags);

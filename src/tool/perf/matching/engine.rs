@@ -1,0 +1,63 @@
+//! What a workload needs of a matching engine, in words that all of them have.
+
+/// What a receive asks for. Tags have 44 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// None: any.
+    pub source: Option<u32>,
+    /// The tag.
+    pub tag: u64,
+    /// Bits of it that are not compared.
+    pub ignore: u64,
+}
+
+impl Wanted {
+    /// One source, every bit.
+    pub const fn exact(source: u32, tag: u64) -> Self {
+        Wanted { source: Some(source), tag, ignore: 0 }
+    }
+
+    /// Any source, every bit.
+    pub const fn any_source(tag: u64) -> Self {
+        Wanted { source: None, tag, ignore: 0 }
+    }
+}
+
+/// Which receives got which messages, whatever the order: two engines that agree in it did the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pairs {
+    /// How many.
+    pub count: u64,
+    /// A sum over them.
+    pub sum: u64,
+}
+
+impl Pairs {
+    /// One more.
+    #[inline(always)]
+    pub fn add(&mut self, context: u32, cookie: u32) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add((context as u64 + 1).wrapping_mul(2 * cookie as u64 + 1));
+    }
+}
+
+/// A matching engine. Contexts are below the number given when it was made, and belong to one receive at a time.
+pub trait Engine {
+    /// Posts a receive.
+    fn post(&mut self, wanted: Wanted, context: u32);
+
+    /// A message from `source` comes in.
+    fn arrive(&mut self, source: u32, tag: u64, cookie: u32);
+
+    /// Takes a receive back, and says whether it was still there.
+    fn cancel(&mut self, context: u32) -> bool;
+
+    /// Whether a message is there for such a receive.
+    fn probe(&mut self, wanted: Wanted) -> bool;
+
+    /// A matched probe and, if it finds a message, its receive.
+    fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
+
+    /// Who got what so far.
+    fn pairs(&self) -> Pairs;
+}

@@ -1,0 +1,76 @@
+//! The matcher of `fishplate-core` as an engine of workloads. Its memory is leaked.
+
+use fishplate_core::engine::tag::{
+    Arrive, Cancel, Matcher, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,
+};
+
+use super::engine::{Engine, Pairs, Wanted};
+
+/// A matcher, and the ids of receives by context.
+pub struct Ours {
+    matcher: Matcher<'static>,
+    ids: Vec<Option<ReceiveId>>,
+    pairs: Pairs,
+}
+
+impl Ours {
+    /// Bytes of a waiting receive with its share of the buckets, and of a waiting message.
+    pub const BYTES: (f64, f64) =
+        (size_of::<PostedSlot>() as f64 + 4.0, size_of::<UnexpectedSlot>() as f64 + 4.0);
+
+    /// With room for so many receives and as many messages, and contexts below `contexts`.
+    pub fn new(room: usize, contexts: usize) -> Self {
+        let room = room.next_power_of_two();
+        let memory = MatcherMemory {
+            posted: vec![PostedSlot::EMPTY; room].leak(),
+            unexpected: vec![UnexpectedSlot::EMPTY; room].leak(),
+            buckets: vec![0; MatcherMemory::buckets(room, room)].leak(),
+        };
+        let matcher = Matcher::new(memory, 0x0066_6973_6870_6c61).expect("room for at least one");
+        Ours { matcher, ids: vec![None; contexts], pairs: Pairs::default() }
+    }
+}
+
+impl Engine for Ours {
+    #[inline(always)]
+    fn post(&mut self, wanted: Wanted, context: u32) {
+        match self.matcher.post(wanted.source, wanted.tag.into(), Tag::from(wanted.ignore), context as u64) {
+            Ok(Post::Waiting(id)) => self.ids[context as usize] = Some(id),
+            Ok(Post::Matched(message)) => self.pairs.add(context, message.cookie as u32),
+            Err(error) => panic!("a workload beyond its room: {error:?}"),
+        }
+    }
+
+    #[inline(always)]
+    fn arrive(&mut self, source: u32, tag: u64, cookie: u32) {
+        match self.matcher.arrive(source, tag.into(), 8, cookie as u64) {
+            Ok(Arrive::Matched { context, .. }) => self.pairs.add(context as u32, cookie),
+            Ok(Arrive::Stored(_)) => {}
+            Err(error) => panic!("a workload beyond its room: {error:?}"),
+        }
+    }
+
+    fn cancel(&mut self, context: u32) -> bool {
+        let id = self.ids[context as usize].take();
+        id.is_some_and(|id| matches!(self.matcher.cancel(id), Cancel::Removed(_)))
+    }
+
+    fn probe(&mut self, wanted: Wanted) -> bool {
+        let found = self.matcher.probe(wanted.source, wanted.tag.into(), Tag::from(wanted.ignore));
+        matches!(found, Ok(Some(_)))
+    }
+
+    fn claim(&mut self, wanted: Wanted, context: u32) -> bool {
+        let found = self.matcher.mprobe(wanted.source, wanted.tag.into(), Tag::from(wanted.ignore));
+        let Ok(Some((message, _))) = found else { return false };
+        let taken = self.matcher.take(message);
+        taken.is_ok_and(|message| {
+            self.pairs.add(context, message.cookie as u32);
+            true
+        })
+    }
+
+    fn pairs(&self) -> Pairs {
+        self.pairs
+    }
+}

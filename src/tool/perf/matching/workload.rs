@@ -1,0 +1,268 @@
+//! The workloads P1 to P11, U1 to U6 and C1: what is prepared, and what one measured round does. A round leaves behind what it found,
+//! so rounds can be repeated.
+//!
+//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a missed probe and a
+//! matched probe with its receive, for C1 a post and its cancellation.
+
+use super::engine::{Engine, Wanted};
+
+/// The workloads, with *D* the depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// An exact receive behind *D* exact ones.
+    P1,
+    /// An exact receive behind *D* from any source.
+    P2,
+    /// An exact receive behind *D* of any tag, each from another source.
+    P3,
+    /// An exact receive behind *D* of any source and tag in another communicator.
+    P4,
+    /// A receive from any source behind *D* such.
+    P5,
+    /// *D* receives, then their messages in order.
+    P6,
+    /// *D* receives, then their messages in reverse.
+    P7,
+    /// *D* receives, then their messages in random order.
+    P8,
+    /// *D* receives alike, then their messages.
+    P9,
+    /// One bit of the tag is always ignored; a receive behind *D* of the same tag from other sources.
+    P10,
+    /// 32 masks in turn; a receive behind *D*.
+    P11,
+    /// *D* messages, then exact receives in reverse.
+    U1,
+    /// *D* messages, then receives from any source in reverse.
+    U2,
+    /// *D* messages, then receives of any tag in reverse.
+    U3,
+    /// *D* messages in communicators of their own, then receives of any source and tag in reverse.
+    U4,
+    /// A mask not seen before, behind *D* messages, for 16 receives.
+    U5,
+    /// *D* messages; for each a probe that misses, and a matched probe with its receive.
+    U6,
+    /// *D* receives cancelled from the oldest on, from the youngest on, and in random order.
+    C1,
+}
+
+use Workload::*;
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Workload; 18] =
+        [P1, P2, P3, P4, P5, P6, P7, P8, P9, P10, P11, U1, U2, U3, U4, U5, U6, C1];
+
+    /// Whether the depth is of messages rather than of receives.
+    pub fn is_unexpected(self) -> bool {
+        matches!(self, U1 | U2 | U3 | U4 | U5 | U6)
+    }
+
+    /// Whether a round goes through all of the depth, and so has at least one unit.
+    pub fn drains(self) -> bool {
+        matches!(self, P6 | P7 | P8 | P9 | U1 | U2 | U3 | U4 | U6 | C1)
+    }
+
+    /// Units of a round.
+    pub fn units(self, depth: u32) -> u64 {
+        match self {
+            C1 => 3 * depth as u64,
+            U5 => FRESH_MASK,
+            _ if self.drains() => depth as u64,
+            _ => ROUND,
+        }
+    }
+
+    /// Whether MPI can express it: receives with one mask for all tags of their kind, and messages from one source.
+    pub fn plain(self) -> bool {
+        matches!(self, P1 | P2 | P5 | P6 | P7 | P8 | P9 | U1 | U2 | U6 | C1)
+    }
+}
+
+/// Units of a round of a workload with a background.
+const ROUND: u64 = 64;
+/// Receives of each new mask.
+const FRESH_MASK: u64 = 16;
+/// Masks of P11.
+const MASKS: u64 = 32;
+/// The source and the tag that background never matches.
+const LIVE: u32 = 7;
+const LIVE_TAG: u64 = 1 << 30;
+/// The communicator is above the tag.
+const COMMUNICATOR: u64 = 1 << 32;
+const ANY_TAG: u64 = COMMUNICATOR - 1;
+/// The bit that P10 ignores.
+const PROTOCOL_BIT: u64 = 1 << 40;
+
+/// Room for entries, and for contexts, that a workload of this depth needs.
+pub const fn room(depth: u32) -> usize {
+    depth as usize + 64
+}
+
+/// A workload at a depth.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    workload: Workload,
+    depth: u32,
+    order: Vec<u32>,
+    next_mask: u64,
+}
+
+impl Bench {
+    /// Nothing is prepared yet.
+    pub fn new(workload: Workload, depth: u32) -> Self {
+        let mut order: Vec<u32> = (0..depth).collect();
+        let mut random = 0x5eed_u64;
+        for at in (1..order.len()).rev() {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            order.swap(at, ((random >> 33) % (at as u64 + 1)) as usize);
+        }
+        Bench { workload, depth, order, next_mask: 1 }
+    }
+
+    /// Brings the background in.
+    pub fn prepare(&self, engine: &mut impl Engine) {
+        for n in 0..self.depth {
+            let tag = n as u64;
+            let background = match self.workload {
+                P1 => Wanted::exact(n % 64 + 100, tag),
+                P2 | P5 => Wanted::any_source(tag),
+                P3 => Wanted { source: Some(n + 100), tag: 0, ignore: ANY_TAG },
+                P4 => Wanted { source: None, tag: COMMUNICATOR, ignore: ANY_TAG },
+                P10 => Wanted { source: Some(n + 100), tag: LIVE_TAG, ignore: PROTOCOL_BIT },
+                P11 => Wanted { source: Some(LIVE), tag: tag << 6, ignore: tag % MASKS },
+                U5 => {
+                    engine.arrive(n % 64 + 100, tag, n);
+                    continue;
+                }
+                _ => return,
+            };
+            engine.post(background, n);
+        }
+    }
+
+    /// One round. `tick` is called after each call of the engine, or after each unit where there is a background.
+    #[inline(always)]
+    pub fn round(&mut self, engine: &mut impl Engine, mut tick: impl FnMut()) {
+        let (depth, live) = (self.depth, self.depth);
+        match self.workload {
+            P1 | P2 | P3 | P4 => {
+                for n in 0..ROUND as u32 {
+                    engine.post(Wanted::exact(LIVE, LIVE_TAG), live);
+                    engine.arrive(LIVE, LIVE_TAG, n);
+                    tick();
+                }
+            }
+            P5 => {
+                for n in 0..ROUND as u32 {
+                    engine.post(Wanted::any_source(LIVE_TAG), live);
+                    engine.arrive(LIVE, LIVE_TAG, n);
+                    tick();
+                }
+            }
+            P6 | P7 | P8 => {
+                for n in 0..depth {
+                    engine.post(Wanted::exact(LIVE, n as u64), n);
+                    tick();
+                }
+                for n in 0..depth {
+                    let n = match self.workload {
+                        P6 => n,
+                        P7 => depth - 1 - n,
+                        _ => self.order[n as usize],
+                    };
+                    engine.arrive(LIVE, n as u64, n);
+                    tick();
+                }
+            }
+            P9 => {
+                for n in 0..depth {
+                    engine.post(Wanted::exact(LIVE, LIVE_TAG), n);
+                    tick();
+                }
+                for n in 0..depth {
+                    engine.arrive(LIVE, LIVE_TAG, n);
+                    tick();
+                }
+            }
+            P10 => {
+                for n in 0..ROUND as u32 {
+                    let wanted = Wanted { source: Some(LIVE), tag: LIVE_TAG, ignore: PROTOCOL_BIT };
+                    engine.post(wanted, live);
+                    engine.arrive(LIVE, LIVE_TAG | PROTOCOL_BIT, n);
+                    tick();
+                }
+            }
+            P11 => {
+                for n in 0..ROUND {
+                    let wanted = Wanted { source: Some(LIVE), tag: LIVE_TAG, ignore: n % MASKS };
+                    engine.post(wanted, live);
+                    engine.arrive(LIVE, LIVE_TAG, n as u32);
+                    tick();
+                }
+            }
+            U1 | U2 | U3 | U4 => {
+                for n in 0..depth {
+                    let (source, tag) = match self.workload {
+                        U3 => (n + 100, LIVE_TAG),
+                        U4 => (LIVE, n as u64 * COMMUNICATOR / 16),
+                        _ => (LIVE, n as u64),
+                    };
+                    engine.arrive(source, tag, n);
+                    tick();
+                }
+                for n in (0..depth).rev() {
+                    let wanted = match self.workload {
+                        U1 => Wanted::exact(LIVE, n as u64),
+                        U2 => Wanted::any_source(n as u64),
+                        U3 => Wanted { source: Some(n + 100), tag: 0, ignore: ANY_TAG },
+                        _ => Wanted {
+                            source: None,
+                            tag: n as u64 * COMMUNICATOR / 16,
+                            ignore: COMMUNICATOR / 16 - 1,
+                        },
+                    };
+                    engine.post(wanted, n);
+                    tick();
+                }
+            }
+            U5 => {
+                // 2^14 masks in turn, over bits that no tag of the background has.
+                let ignore = (self.next_mask & 0x3fff) << 17;
+                self.next_mask += 1;
+                for n in 0..FRESH_MASK as u32 {
+                    engine.arrive(LIVE, LIVE_TAG | 1 << 31, n);
+                    tick();
+                    let wanted = Wanted { source: Some(LIVE), tag: LIVE_TAG | 1 << 31, ignore };
+                    engine.post(wanted, live);
+                    tick();
+                }
+            }
+            U6 => {
+                for n in 0..depth {
+                    engine.arrive(LIVE, n as u64, n);
+                    tick();
+                }
+                for n in (0..depth).rev() {
+                    assert!(!engine.probe(Wanted::exact(LIVE, LIVE_TAG)), "a probe that must miss");
+                    assert!(engine.claim(Wanted::exact(LIVE, n as u64), n), "a message that must be there");
+                    tick();
+                }
+            }
+            C1 => {
+                for how in 0..3 {
+                    for n in 0..depth {
+                        engine.post(Wanted::exact(LIVE, n as u64), n);
+                        tick();
+                    }
+                    for n in 0..depth {
+                        let n = [n, depth - 1 - n, self.order[n as usize]][how];
+                        assert!(engine.cancel(n), "a receive that must be there");
+                        tick();
+                    }
+                }
+            }
+        }
+    }
+}
