@@ -4,11 +4,11 @@
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
 use crate::op::Outcome;
-use crate::sync::seq::WIRE_BITS;
+use crate::sync::seq::{WIRE_BITS, truncate};
 
 use super::super::State;
 use super::super::pending::{Kind, NONE, State as Open};
-use super::super::tag::{Arrive, Tag};
+use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Arrival, Parcel, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
@@ -24,6 +24,101 @@ impl<const RAILS: usize> State<'_, RAILS> {
         bytes: Untrusted<'_>,
     ) -> Result<(), Violation> {
         let (head, rest) = Head::read(bytes)?;
+        if head.kind == head::TAGGED && self.next_tagged(peer, &head, rest)? {
+            return Ok(());
+        }
+        self.tagged_in_detail(peer, head, rest)
+    }
+
+    /// The usual case at once: the next message of its stream, with its payload, and nothing about its cursor or credits that has to be
+    /// looked at closely. `false`: it is something else, and nothing changed.
+    #[inline(always)]
+    fn next_tagged(&mut self, peer: Peer, head: &Head, payload: Untrusted<'_>) -> Result<bool, Violation> {
+        let Some(protocol) = &mut self.protocol else { return Ok(false) };
+        let count = self.peers.len();
+        let Some(slot) = self.peers.get(peer.0 as usize) else { return Ok(false) };
+        let stream = head.context as usize * count + peer.0 as usize;
+        // Streams of contexts that are not configured are not there, or not live.
+        let (Some(s), Some(account)) = (self.streams.get_mut(stream), protocol.accounts.get_mut(stream))
+        else {
+            return Ok(false);
+        };
+        let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
+        let freed = head.freed.wrapping_sub(account.freed);
+        if !s.live
+            || head.op > 1
+            || head.words[1] >> 32 != 0
+            || acked as u64 > s.in_flight()
+            || freed > account.used()
+            || s.unposted != NONE
+            || s.ops.head != NONE
+            || payload.len() > protocol.blocks.size()
+            || !s.window.take_in_order(head.seq)
+        {
+            return Ok(false);
+        }
+        s.acked = s.acked.plus(acked as u64);
+        account.freed = head.freed;
+        if s.loose && !s.acked.is_before(s.loose_end) {
+            s.loose = false;
+            s.open -= 1;
+            self.open -= 1;
+        }
+        self.stats.arrived += 1;
+        let tag = Tag { lo: head.words[0], hi: head.words[1] as u32 };
+        let len = payload.len() as u64;
+        // The matcher's word for what is kept of it comes afterwards, if that is needed.
+        match protocol.matcher.arrive(peer.0 as u32, tag, len, 0) {
+            Ok(Arrive::Matched { context, .. }) => {
+                let source = PeerId { index: peer.0, generation: slot.generation };
+                let receive = &mut protocol.requests.slots[context as u32 as usize];
+                let (n, outcome) = receive.fit(len);
+                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
+                // payload is readable during this call.
+                unsafe { copy_bytes(payload.as_ptr(), receive.ptr, n as usize) };
+                (receive.source, receive.tag, receive.len) = (Some(source), tag, len);
+                (receive.delivered, receive.outcome) = (n, outcome);
+                account.returned = account.returned.wrapping_add(1);
+                protocol.requests.end(context as u32, &mut self.ends);
+                // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
+                let half = (self.config.window as u64 / 2).max(1);
+                if head.op != 0 || s.owed() >= half || account.owed() > protocol.credits / 2 {
+                    self.due.push(self.streams, stream as u32);
+                }
+                Ok(true)
+            }
+            Ok(Arrive::Stored(id)) => {
+                self.store(stream as u32, id, payload, NO_TOKEN)?;
+                self.due.push(self.streams, stream as u32);
+                Ok(true)
+            }
+            Err(_) => Err(Violation::Credit),
+        }
+    }
+
+    /// Keeps the payload of a message that the matcher has stored.
+    #[inline(never)]
+    fn store(
+        &mut self,
+        stream: u32,
+        id: UnexpectedId,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<(), Violation> {
+        let block = self.keep_payload(stream, payload, token);
+        let Some(protocol) = &mut self.protocol else { return Ok(()) };
+        match block {
+            Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
+            Err(violation) => {
+                // It broke the rules: nothing of it stays.
+                let _ = protocol.matcher.discard(id);
+                Err(violation)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn tagged_in_detail(&mut self, peer: Peer, head: Head, rest: Untrusted<'_>) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, head.context)? else { return Ok(()) };
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         protocol.accounts[stream as usize].freed(head.freed)?;
@@ -35,21 +130,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     return self.park_payload(stream, head.seq, tag, rest, NO_TOKEN);
                 }
                 self.payload(stream, tag, rest, NO_TOKEN)?;
-                self.stats.arrived += 1;
-                // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
-                let owed = self.streams[stream as usize].owed();
-                if head.op != 0 || owed >= self.half_window() || self.credits_owed(stream).1 {
-                    self.due.push(self.streams, stream);
-                }
+                self.in_order(stream);
                 Ok(())
             }
             _ => self.tagged_slow(stream, peer, head, rest),
         }
-    }
-
-    #[inline(always)]
-    fn half_window(&self) -> u64 {
-        (self.config.window as u64 / 2).max(1)
     }
 
     #[inline(never)]
@@ -140,18 +225,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 Ok(())
             }
-            Ok(Arrive::Stored(id)) => {
-                let block = self.keep_payload(stream, payload, token);
-                let Some(protocol) = &mut self.protocol else { return Ok(()) };
-                match block {
-                    Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
-                    Err(violation) => {
-                        // It broke the rules: nothing of it stays.
-                        let _ = protocol.matcher.discard(id);
-                        Err(violation)
-                    }
-                }
-            }
+            Ok(Arrive::Stored(id)) => self.store(stream, id, payload, token),
             Err(_) => Err(Violation::Credit),
         }
     }

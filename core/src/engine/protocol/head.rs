@@ -79,9 +79,9 @@ impl Head {
     /// Copies the head out, and returns it with the rest of the message.
     #[inline(always)]
     pub(crate) fn read(bytes: Untrusted<'_>) -> Result<(Head, Untrusted<'_>), Violation> {
-        let mut raw = [0u8; HEAD];
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
-        head.copy_out(&mut raw);
+        // SAFETY: `head` is 32 readable bytes. One copy, of which everything below is taken.
+        let raw: [u8; HEAD] = unsafe { head.as_ptr().cast::<[u8; HEAD]>().read_unaligned() };
         let (first, second) = (word(&raw, 0), word(&raw, 8));
         let head = Head {
             kind: first as u8,

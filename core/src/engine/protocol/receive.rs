@@ -10,7 +10,7 @@ use super::super::table::{PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
-use super::request::{Cancelled, Envelope, Received, Request, Stage, Status};
+use super::request::{Buffer, Cancelled, Envelope, Received, Request, Stage, Status};
 use super::stock::Kept;
 
 /// Passes before a wait looks at the clock, or sleeps.
@@ -26,14 +26,6 @@ pub struct Claimed {
     id: UnexpectedId,
     /// Of what is kept of it.
     generation: u32,
-}
-
-/// Where a receive puts what it gets, checked.
-#[derive(Clone, Copy)]
-struct Buffer {
-    ptr: *mut u8,
-    len: u64,
-    region: u16,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -64,16 +56,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
         match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, index as u64) {
-            Ok(Post::Waiting(id)) => {
-                let request = state.open_receive(index, buffer, word);
-                if let Some(protocol) = &mut state.protocol {
-                    let slot = &mut protocol.requests.slots[index as usize];
-                    (slot.stage, slot.posted) = (Stage::Posted, Some(id));
-                }
-                Ok(request)
-            }
+            Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, Some(id))),
             Ok(Post::Matched(message)) => {
-                let request = state.open_receive(index, buffer, word);
+                let request = protocol.requests.open(index, &buffer, word, None);
                 state.deliver(index, message.tag, Kept::unpack(message.cookie));
                 self.after_match();
                 Ok(request)
@@ -133,7 +118,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
         let arrived = state.claimed(message)?;
-        let request = state.open_receive(index, buffer, word);
+        let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
+        let request = protocol.requests.open(index, &buffer, word, None);
         state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie));
         self.after_match();
         Ok(request)
@@ -235,9 +221,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<Status, WaitError> {
+        let index = match &self.state.protocol {
+            Some(protocol) => protocol.requests.find(request)?,
+            None => return Err(OpError::NoMatching.into()),
+        };
         for _ in 0..QUICK_PASSES {
-            if let Some(status) = self.test_recv(request)? {
-                return Ok(status);
+            if let Some(protocol) = &mut self.state.protocol
+                && protocol.requests.slots[index as usize].stage == Stage::Ended
+            {
+                return Ok(protocol.requests.take(index));
             }
             self.progress();
         }
@@ -341,20 +333,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn left_behind(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Option<()> {
         let protocol = self.protocol.as_mut()?;
         protocol.matcher.probe(Some(source.index as u32), tag, ignore).ok().flatten().map(drop)
-    }
-
-    /// Sets up the first free slot.
-    #[inline(always)]
-    fn open_receive(&mut self, index: u32, buffer: Buffer, word: u64) -> Request {
-        let Some(protocol) = &mut self.protocol else { return Request(0) };
-        protocol.requests.take_free();
-        let slot = &mut protocol.requests.slots[index as usize];
-        (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
-        (slot.source, slot.len, slot.delivered, slot.unclaimed) = (None, 0, 0, false);
-        slot.header = super::super::pending::NONE;
-        slot.stage = Stage::Posted;
-        slot.posted = None;
-        protocol.requests.name(index)
     }
 
     fn envelope(&self, message: &Arrived) -> Envelope {

@@ -66,6 +66,14 @@ pub enum Cancelled {
     AlreadyMatched,
 }
 
+/// Where a receive puts what it gets, checked.
+#[derive(Clone, Copy)]
+pub(super) struct Buffer {
+    pub ptr: *mut u8,
+    pub len: u64,
+    pub region: u16,
+}
+
 /// Where a receive stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -218,10 +226,21 @@ impl<'m> Requests<'m> {
         (self.free != NONE).then_some(self.free)
     }
 
-    /// Takes that slot.
+    /// Begins a receive in that slot.
     #[inline(always)]
-    pub(crate) fn take_free(&mut self) {
-        self.free = self.slots[self.free as usize].next;
+    pub(super) fn open(
+        &mut self,
+        index: u32,
+        buffer: &Buffer,
+        word: u64,
+        posted: Option<ReceiveId>,
+    ) -> Request {
+        let slot = &mut self.slots[index as usize];
+        self.free = slot.next;
+        (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
+        (slot.stage, slot.posted, slot.header) = (Stage::Posted, posted, NONE);
+        (slot.source, slot.len, slot.delivered, slot.unclaimed) = (None, 0, 0, false);
+        Request(((slot.generation as u64) << 32) | index as u64)
     }
 
     /// The name of the receive in a slot. Never 0: generations start at 1.
