@@ -66,7 +66,7 @@
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.
 //! 3. [`engine`]: order on top of rails that have none.
-//! 4. [`context`]: an engine driven by another thread.
+//! 4. [`context`]: an engine driven by another thread; [`psm`]: matched queues as PSM and PSM2 define them.
 
 #![no_std]
 
@@ -75,5 +75,6 @@ pub mod engine;
 pub mod error;
 pub mod mem;
 pub mod op;
+pub mod psm;
 pub mod rail;
 pub mod sync;

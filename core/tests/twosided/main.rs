@@ -7,5 +7,6 @@ mod basics;
 mod flood;
 mod hostile;
 mod order;
+mod psm;
 mod rig;
 mod scenarios;

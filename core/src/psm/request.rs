@@ -1,0 +1,225 @@
+//! Requests: a fixed table of slots, a list of the completed in their order, and a list of sends that found no room.
+
+use crate::engine::protocol::{Claimed, Request, Status as Ended};
+use crate::engine::tag::Tag;
+use crate::mem::PeerId;
+use crate::op::{Completion, Outcome};
+
+use super::status::{Code, Status2};
+
+const NONE: u32 = u32::MAX;
+
+/// A request. One that is over is a parameter error, never "done".
+#[doc(alias = "psm2_mq_req_t")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MqReq(u64);
+
+/// A send that found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Deferred {
+    pub to: PeerId,
+    pub tag: Tag,
+    pub from: super::Buffer,
+    pub sync: bool,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Deferred(Deferred),
+    Sending,
+    Receiving(Request),
+    Claimed(Claimed),
+    /// In the list of the completed.
+    Completed,
+    /// No longer.
+    Dequeued,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub struct MqSlot {
+    pub(super) state: State,
+    pub(super) status: Status2,
+    pub(super) context: u64,
+    pub(super) receive: bool,
+    generation: u32,
+    next: u32,
+    prev: u32,
+    /// Nobody has its handle any more.
+    forgotten: bool,
+}
+
+impl MqSlot {
+    /// A slot without a request.
+    pub const EMPTY: MqSlot = MqSlot {
+        state: State::Free,
+        status: Status2::EMPTY,
+        context: 0,
+        receive: false,
+        generation: 1,
+        next: NONE,
+        prev: NONE,
+        forgotten: false,
+    };
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl List {
+    const EMPTY: List = List { head: NONE, tail: NONE };
+
+    fn push(&mut self, slots: &mut [MqSlot], index: u32) {
+        slots[index as usize].next = NONE;
+        slots[index as usize].prev = self.tail;
+        match self.tail {
+            NONE => self.head = index,
+            tail => slots[tail as usize].next = index,
+        }
+        self.tail = index;
+    }
+
+    fn push_front(&mut self, slots: &mut [MqSlot], index: u32) {
+        slots[index as usize].prev = NONE;
+        slots[index as usize].next = self.head;
+        match self.head {
+            NONE => self.tail = index,
+            head => slots[head as usize].prev = index,
+        }
+        self.head = index;
+    }
+
+    fn remove(&mut self, slots: &mut [MqSlot], index: u32) {
+        let (prev, next) = (slots[index as usize].prev, slots[index as usize].next);
+        match prev {
+            NONE => self.head = next,
+            prev => slots[prev as usize].next = next,
+        }
+        match next {
+            NONE => self.tail = prev,
+            next => slots[next as usize].prev = prev,
+        }
+    }
+}
+
+/// The table.
+pub(super) struct Requests<'m> {
+    pub slots: &'m mut [MqSlot],
+    free: u32,
+    completed: List,
+    deferred: List,
+}
+
+impl<'m> Requests<'m> {
+    pub(super) fn new(slots: &'m mut [MqSlot]) -> Self {
+        slots.fill(MqSlot::EMPTY);
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
+        }
+        Requests { slots, free: 0, completed: List::EMPTY, deferred: List::EMPTY }
+    }
+
+    pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
+        (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
+        slot.status = Status2::EMPTY;
+        Some(index)
+    }
+
+    pub(super) fn free(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        slot.generation = slot.generation.wrapping_add(1).max(1);
+        slot.next = self.free;
+        self.free = index;
+    }
+
+    /// What the engine gives back with the end of a request.
+    pub(super) fn word(&self, index: u32) -> u64 {
+        ((self.slots[index as usize].generation as u64) << 32) | index as u64
+    }
+
+    pub(super) fn name(&self, index: u32) -> MqReq {
+        MqReq(self.word(index))
+    }
+
+    pub(super) fn find(&self, req: MqReq) -> Option<u32> {
+        let index = req.0 as u32;
+        let slot = self.slots.get(index as usize)?;
+        (slot.generation == (req.0 >> 32) as u32 && slot.state != State::Free).then_some(index)
+    }
+
+    pub(super) fn complete(&mut self, index: u32) {
+        if self.slots[index as usize].forgotten {
+            return self.free(index);
+        }
+        self.slots[index as usize].state = State::Completed;
+        self.completed.push(self.slots, index);
+    }
+
+    /// Takes a completed one off its list.
+    pub(super) fn dequeue(&mut self, index: u32) {
+        self.completed.remove(self.slots, index);
+        self.slots[index as usize].state = State::Dequeued;
+    }
+
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.completed.head != NONE).then_some(self.completed.head)
+    }
+
+    /// Nobody will ask for it.
+    pub(super) fn forget(&mut self, req: MqReq) {
+        if let Some(index) = self.find(req) {
+            self.slots[index as usize].forgotten = true;
+        }
+    }
+
+    /// A send has ended in the engine.
+    pub(super) fn sent(&mut self, end: Completion) {
+        let Some(index) = self.find(MqReq(end.tag)) else { return };
+        if end.outcome != Outcome::Done {
+            let status = &mut self.slots[index as usize].status;
+            (status.error_code, status.nbytes) = (Code::InternalErr, 0);
+        }
+        self.complete(index);
+    }
+
+    /// A receive has ended in the engine.
+    pub(super) fn received(&mut self, end: Ended) {
+        let Some(index) = self.find(MqReq(end.word)) else { return };
+        let slot = &mut self.slots[index as usize];
+        slot.status = Status2::received(&end, slot.context);
+        self.complete(index);
+    }
+
+    pub(super) fn defers(&self) -> bool {
+        self.deferred.head != NONE
+    }
+
+    pub(super) fn defer(&mut self, index: u32, send: Deferred) {
+        self.slots[index as usize].state = State::Deferred(send);
+        self.deferred.push(self.slots, index);
+    }
+
+    /// Takes the first send that found no room.
+    pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
+        let index = self.deferred.head;
+        let State::Deferred(send) = self.slots.get(index as usize)?.state else { return None };
+        self.deferred.remove(self.slots, index);
+        Some((index, send))
+    }
+
+    /// Puts it back, before all others.
+    pub(super) fn defer_again(&mut self, index: u32, send: Deferred) {
+        self.slots[index as usize].state = State::Deferred(send);
+        self.deferred.push_front(self.slots, index);
+    }
+}

@@ -1,0 +1,232 @@
+//! The compatibility layer keeps PSM's rules: two words or three, fields of statuses, oldest completed first, cancel before wait.
+
+use fishplate_core::engine::Config;
+use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::mem::{LocalId, PeerId};
+use fishplate_core::psm::{Buffer, Code, FLAG_SENDSYNC, Mq, MqSlot, Status, Status2};
+use fishplate_core::rail::loopback::Loopback;
+
+use super::rig::*;
+use super::support::*;
+
+const ALL: u64 = u64::MAX;
+const ALL3: [u32; 3] = [u32::MAX; 3];
+
+struct Bench {
+    mq: Mq<'static, 'static, Loopback<256>, 1>,
+    me: PeerId,
+    out: LocalId,
+    into: LocalId,
+}
+
+fn bench(slots: usize, matching: MatchConfig) -> Bench {
+    let Own1 { engine, me, out, into } = own1(Config::DEFAULT, matching, [Loopback::new()]);
+    let engine = Box::leak(Box::new(engine));
+    let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
+    Bench { mq: Mq::new(engine, CX, slots).unwrap(), me, out, into }
+}
+
+const ROOMY: MatchConfig = MatchConfig { credits: 32, ..SMALL };
+
+impl Bench {
+    fn from(&self, len: u32) -> Buffer {
+        Some((self.out.at(0), len))
+    }
+
+    fn to(&self, len: u32) -> Buffer {
+        Some((self.into.at(0), len))
+    }
+
+    fn wait(&mut self, req: fishplate_core::psm::MqReq) -> Status2 {
+        self.mq.wait2(&mut Some(req), &mut waiter(), SOON).unwrap()
+    }
+}
+
+#[test]
+fn a_receive_of_two_words_takes_any_third_and_the_status_tells_all_three() {
+    let mut bench = bench(16, ROOMY);
+    let sent = bench.mq.isend2(bench.me, 0, [5, 6, 9], bench.from(8), 1).unwrap();
+    let narrow = bench.mq.irecv(5 | 6 << 32, ALL, bench.to(8), 2).unwrap();
+    let status = bench.wait(narrow);
+    let want = Status2 {
+        msg_peer: Some(bench.me),
+        msg_tag: [5, 6, 9],
+        msg_length: 8,
+        nbytes: 8,
+        error_code: Code::Ok,
+        context: 2,
+    };
+    assert_eq!(status, want);
+    assert_eq!(Status::from(status).msg_tag, 5 | 6 << 32);
+    assert_eq!(bench.wait(sent), Status2 { context: 1, ..want });
+    // Three words are compared where three are selected.
+    bench.mq.isend2(bench.me, 0, [5, 6, 8], bench.from(4), 3).unwrap();
+    let mut other = Some(bench.mq.irecv2(Some(bench.me), [5, 6, 9], ALL3, bench.to(8), 4).unwrap());
+    bench.mq.poll();
+    assert_eq!(bench.mq.test2(&mut other), Err(Code::NoCompletions));
+    let any = bench.mq.irecv2(None, [5, 0, 0], [u32::MAX, 0, 0], bench.to(8), 5).unwrap();
+    assert_eq!(bench.wait(any).msg_tag, [5, 6, 8]);
+}
+
+#[test]
+fn a_message_that_is_cut_off_is_truncation_with_both_lengths() {
+    for (len, posted_first) in [(8, true), (8, false), (5000, true), (5000, false)] {
+        let mut bench = bench(16, ROOMY);
+        let early = posted_first.then(|| bench.mq.irecv(1, ALL, bench.to(4), 7).unwrap());
+        let send = bench.mq.isend(bench.me, 0, 1, bench.from(len), 8).unwrap();
+        for _ in 0..10 {
+            bench.mq.poll();
+        }
+        let recv = early.unwrap_or_else(|| bench.mq.irecv(1, ALL, bench.to(4), 7).unwrap());
+        let status = bench.wait(recv);
+        let got = (status.error_code, status.msg_length, status.nbytes, status.context);
+        assert_eq!(got, (Code::Truncation, len, 4, 7), "{len} {posted_first}");
+        assert_eq!(bench.wait(send).error_code, Code::Ok);
+    }
+}
+
+#[test]
+fn peek_tells_the_oldest_completed_of_sends_and_receives_and_leaves_it() {
+    let mut bench = bench(16, ROOMY);
+    assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
+    let long = bench.mq.irecv(1, ALL, bench.to(5000), 1).unwrap();
+    let short = bench.mq.irecv(2, ALL, Some((bench.into.at(6000), 8)), 2).unwrap();
+    let first = bench.mq.isend(bench.me, 0, 1, bench.from(5000), 3).unwrap();
+    let second = bench.mq.isend(bench.me, 0, 2, bench.from(8), 4).unwrap();
+    // The short send is complete at once; the long ones follow.
+    let mut order = vec![];
+    for _ in 0..4 {
+        while bench.mq.ipeek().is_err() {}
+        let (req, status) = bench.mq.ipeek2().unwrap();
+        assert_eq!(bench.mq.ipeek2(), Ok((req, status)), "a look changes nothing");
+        order.push(req);
+        let mut req = Some(req);
+        assert_eq!(bench.mq.test2(&mut req).unwrap(), status);
+        assert_eq!(req, None);
+    }
+    let place = |req| order.iter().position(|&other| other == req).unwrap();
+    assert_eq!(place(second), 0);
+    assert!(place(short) < place(long) && place(long) < place(first), "{order:?}");
+    assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
+}
+
+#[test]
+fn a_dequeued_request_is_freed_once_and_by_no_other_call() {
+    let mut bench = bench(2, ROOMY);
+    bench.mq.isend(bench.me, 0, 1, bench.from(8), 1).unwrap();
+    let (req, status) = bench.mq.ipeek_dequeue().unwrap();
+    assert_eq!(status.context, 1);
+    assert_eq!(bench.mq.test2(&mut Some(req)), Err(Code::ParamErr));
+    assert_eq!(bench.mq.req_free(req), Ok(()));
+    assert_eq!(bench.mq.req_free(req), Err(Code::ParamErr));
+    assert_eq!(bench.mq.test2(&mut Some(req)), Err(Code::ParamErr));
+    assert_eq!(bench.mq.test2(&mut None), Ok(Status2::EMPTY), "no request is done at once");
+}
+
+#[test]
+fn a_cancelled_receive_completes_and_is_still_to_be_taken() {
+    let mut bench = bench(4, ROOMY);
+    let recv = bench.mq.irecv(1, ALL, bench.to(8), 11).unwrap();
+    assert_eq!(bench.mq.cancel(&Some(recv)), Ok(()));
+    assert_eq!(bench.mq.cancel(&Some(recv)), Err(Code::NoCompletions));
+    assert_eq!(bench.mq.ipeek2().unwrap().0, recv);
+    assert_eq!(bench.wait(recv), Status2 { context: 11, ..Status2::EMPTY });
+    assert_eq!(bench.mq.cancel(&Some(recv)), Err(Code::ParamErr));
+    assert_eq!(bench.mq.cancel(&None), Err(Code::NoCompletions));
+    let send = bench.mq.isend(bench.me, FLAG_SENDSYNC, 1, bench.from(8), 0).unwrap();
+    assert_eq!(bench.mq.cancel(&Some(send)), Err(Code::ParamErr), "a send");
+    bench.mq.poll();
+    let matched = bench.mq.irecv(1, ALL, bench.to(8), 12).unwrap();
+    assert_eq!(bench.mq.cancel(&Some(matched)), Err(Code::NoCompletions));
+    assert_eq!(bench.wait(matched).nbytes, 8);
+    bench.wait(send);
+}
+
+#[test]
+fn a_synchronous_send_to_oneself_is_not_complete_before_its_match_however_often_it_is_tested() {
+    let mut bench = bench(4, ROOMY);
+    let send = bench.mq.isend(bench.me, FLAG_SENDSYNC, 1, bench.from(8), 0).unwrap();
+    for _ in 0..100 {
+        bench.mq.poll();
+        assert_eq!(bench.mq.test(&mut Some(send)), Err(Code::NoCompletions));
+    }
+    assert_eq!(bench.mq.isend(bench.me, 0x80, 1, bench.from(8), 0), Err(Code::ParamErr));
+    let recv = bench.mq.irecv(1, ALL, bench.to(8), 0).unwrap();
+    bench.wait(recv);
+    assert_eq!(bench.wait(send).error_code, Code::Ok);
+}
+
+#[test]
+fn probes_find_claim_and_fill_every_field() {
+    let mut bench = bench(8, ROOMY);
+    assert_eq!(bench.mq.iprobe(1, ALL), Err(Code::NoCompletions));
+    for n in 0..3 {
+        bench.mq.isend2(bench.me, 0, [1, 0, n], bench.from(8 + n), 0).unwrap();
+    }
+    let want = Status2 {
+        msg_peer: Some(bench.me),
+        msg_tag: [1, 0, 0],
+        msg_length: 8,
+        nbytes: 8,
+        error_code: Code::Ok,
+        context: 0,
+    };
+    assert_eq!(bench.mq.iprobe2(None, [1, 0, 0], [1, 0, 0]), Ok(want));
+    let (first, status) = bench.mq.improbe2(Some(bench.me), [1, 0, 0], [u32::MAX, 0, 0]).unwrap();
+    assert_eq!(status, want);
+    let (second, status) = bench.mq.improbe(1, ALL).unwrap();
+    assert_eq!(status.msg_length, 9);
+    // In any order, each once; the handle becomes that of the receive.
+    assert_eq!(bench.mq.test2(&mut Some(second)), Err(Code::ParamErr));
+    bench.mq.imrecv(bench.to(64), 21, second).unwrap();
+    assert_eq!(bench.mq.imrecv(bench.to(64), 21, second), Err(Code::ParamErr));
+    bench.mq.imrecv(bench.to(64), 20, first).unwrap();
+    assert_eq!((bench.wait(first).msg_tag, bench.mq.iprobe(1, ALL).unwrap().msg_length), ([1, 0, 0], 10));
+    assert_eq!((bench.wait(second).context, bench.mq.stats().rx_sys_num), (21, 3));
+}
+
+#[test]
+fn sends_that_find_no_room_wait_in_order_and_requests_run_out_by_name() {
+    // Four headers at once, and no payload is kept: most of these wait.
+    let mut bench = bench(40, MatchConfig { credits: 0, headers: 4, ..SMALL });
+    for n in 0..30u32 {
+        bench.mq.isend2(bench.me, 0, [7, n, 0], bench.from(8), n as u64).unwrap();
+    }
+    let requests: Vec<_> = (0..10)
+        .map(|n| bench.mq.irecv2(None, [7, 0, 0], [u32::MAX, 0, 0], bench.to(8), n).unwrap())
+        .collect();
+    assert_eq!(bench.mq.irecv(7, ALL, bench.to(8), 0), Err(Code::NoMemory));
+    assert_eq!(bench.mq.isend(bench.me, 0, 7, bench.from(8), 0), Err(Code::NoMemory));
+    for (n, req) in requests.into_iter().enumerate() {
+        assert_eq!(bench.wait(req).msg_tag, [7, n as u32, 0]);
+    }
+    for n in 10..30 {
+        let req = bench.mq.irecv2(None, [7, 0, 0], [u32::MAX, 0, 0], bench.to(8), n).unwrap();
+        assert_eq!(bench.wait(req).msg_tag, [7, n as u32, 0]);
+    }
+    let mut ends = 0;
+    for _ in 0..100 {
+        while let Ok((req, status)) = bench.mq.ipeek_dequeue() {
+            assert_eq!((status.context, status.error_code), (ends, Code::Ok));
+            bench.mq.req_free(req).unwrap();
+            ends += 1;
+        }
+    }
+    assert_eq!((ends, bench.mq.stats().tx_num), (30, 30));
+}
+
+#[test]
+fn a_blocking_send_is_done_when_its_buffer_is_free() {
+    let mut bench = bench(4, ROOMY);
+    let (me, from) = (bench.me, bench.from(8));
+    bench.mq.send(me, 0, 1, from, &mut waiter(), SOON).unwrap();
+    // Nobody receives it, so it never ends, and the slot is given back when it does.
+    let late = bench.mq.send(me, FLAG_SENDSYNC, 2, from, &mut waiter(), 2000);
+    assert_eq!(late, Err(Code::NoCompletions));
+    let recv = bench.mq.irecv(2, ALL, bench.to(8), 0).unwrap();
+    bench.wait(recv);
+    for _ in 0..100 {
+        bench.mq.poll();
+    }
+    assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
+}
