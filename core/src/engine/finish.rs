@@ -67,8 +67,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Ack);
         }
         s.acked = cursor;
-        self.silent_over(stream);
-        let waiting = self.streams[stream as usize].unposted != NONE;
+        self.open -= s.silent_over();
+        let waiting = s.unposted != NONE;
         if waiting {
             self.due.push(self.streams, stream);
         }
@@ -145,18 +145,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return self.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
         }
         if s.silent_posts == 0 {
-            self.silent_over(stream);
-        }
-    }
-
-    /// Closes the books on a stream's silent operations once all are acknowledged and no post of theirs is outstanding.
-    #[inline(always)]
-    fn silent_over(&mut self, stream: u32) {
-        let s = &mut self.streams[stream as usize];
-        if s.silent && s.silent_posts == 0 && !s.acked.is_before(s.silent_end) {
-            s.silent = false;
-            s.open -= 1;
-            self.open -= 1;
+            self.open -= s.silent_over();
         }
     }
 

@@ -104,6 +104,16 @@ impl Stream {
         opened
     }
 
+    /// Closes the books on silent operations once all are acknowledged and no post of theirs is outstanding. Returns how many
+    /// operations are open less than before.
+    #[inline(always)]
+    pub(crate) fn silent_over(&mut self) -> u32 {
+        let over = self.silent && self.silent_posts == 0 && !self.acked.is_before(self.silent_end);
+        self.silent &= !over;
+        self.open -= over as u32;
+        over as u32
+    }
+
     /// Numbers sent and not acknowledged.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {

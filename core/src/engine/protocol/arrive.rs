@@ -59,11 +59,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         s.acked = s.acked.plus(acked as u64);
         account.freed = head.freed;
-        if s.loose && !s.acked.is_before(s.loose_end) {
-            s.loose = false;
-            s.open -= 1;
-            self.open -= 1;
-        }
+        self.open -= s.silent_over();
         self.stats.arrived += 1;
         let tag = Tag { lo: head.words[0], hi: head.words[1] as u32 };
         let len = payload.len() as u64;
@@ -79,7 +75,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (receive.source, receive.tag, receive.len) = (Some(source), tag, len);
                 (receive.delivered, receive.outcome) = (n, outcome);
                 account.returned = account.returned.wrapping_add(1);
-                protocol.requests.end(context as u32, &mut self.ends);
+                protocol.requests.end(context as u32, &mut self.pending.ends);
                 // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
                 let half = (self.config.window as u64 / 2).max(1);
                 if head.op != 0 || s.owed() >= half || account.owed() > protocol.credits / 2 {
