@@ -5,12 +5,14 @@
 //! | [`primitive`] | the atomics, and the one place that names the model checker                         |
 //! | [`seq`]       | sequence numbers, and their truncation to a field on the wire                       |
 //! | [`ring`]      | single-producer single-consumer ring over borrowed or shared memory                 |
+//! | [`pool`]      | slots with one owner who takes them, given back by anybody                          |
 //! | [`host`]      | what the machine below must offer: clock, yield, futex                              |
 //! | [`event`]     | eventcount: sleep without losing a wake-up                                          |
 //! | [`spin`]      | how long to spin before sleeping, and the one waiting loop                          |
 
 pub mod event;
 pub mod host;
+pub mod pool;
 pub mod primitive;
 pub mod ring;
 pub mod seq;

@@ -10,6 +10,7 @@
 //! | `edge_fence!`   | `fence(SeqCst)`         | nothing if `FISHPLATE_WEAKEN` names this edge                    |
 //! | [`Watch`]       | nothing, of no size     | reports racing accesses to memory that loom does not see         |
 //! | `const_new!`    | a `const fn`            | a plain `fn`: loom's atomics are not const-constructible         |
+//! | `filled!`       | an array of constants   | an array of values made one by one, for the same reason          |
 //!
 //! Every ordering that a hand-over depends on is written `edge!("ring.filled.store", Release)`, once per edge and
 //! side. `tests/loom-edges.sh` finds the names by searching the source and demands that the models fail without each.
@@ -53,7 +54,13 @@ mod imp {
         ($(#[$meta:meta])* pub fn $($rest:tt)*) => { $(#[$meta])* pub const fn $($rest)* };
     }
 
-    pub(crate) use {const_new, edge, edge_fence};
+    macro_rules! filled {
+        ($each:expr; $count:expr) => {
+            [const { $each }; $count]
+        };
+    }
+
+    pub(crate) use {const_new, edge, edge_fence, filled};
 }
 
 #[cfg(all(test, fishplate_loom))]
@@ -121,8 +128,14 @@ mod imp {
         ($(#[$meta:meta])* pub fn $($rest:tt)*) => { $(#[$meta])* pub fn $($rest)* };
     }
 
-    pub(crate) use {const_new, edge, edge_fence};
+    macro_rules! filled {
+        ($each:expr; $count:expr) => {
+            core::array::from_fn(|_| $each)
+        };
+    }
+
+    pub(crate) use {const_new, edge, edge_fence, filled};
 }
 
 pub use imp::*;
-pub(crate) use imp::{const_new, edge, edge_fence};
+pub(crate) use imp::{const_new, edge, edge_fence, filled};

@@ -1,0 +1,399 @@
+//! Pool of fixed slots with one owner who takes them and anybody who gives them back. Nothing here blocks, allocates or makes
+//! a system call; only the heap form (feature `alloc`) allocates, at setup, and where asked to when the pool is full.
+//!
+//! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its [`Lease`], or, with several
+//! holders, through [`Shared`] handles; either may go to any thread. The owner gives a slot back to its own list without
+//! atomics ([`Pool::release`]); every other thread by one compare-and-swap (dropping the handle), or one for many
+//! ([`Batch`]). When its own list is empty, the owner takes everything that came back in the meantime with one swap.
+//!
+//! # Why there is no ABA
+//!
+//! Those who give back only push, and never follow a link. The one who takes always takes the whole list. So a head that
+//! compares equal is the same list, whatever happened in between: no tag, no double-width compare.
+//!
+//! # Layout
+//!
+//! The owner's words live in its [`Pool`] and what the others write in the [`Header`], each on 128-byte lines of its own. Slots
+//! lie elsewhere, a power of two of them up to 65,536, each a multiple of 64 bytes: its generation, its count of holders, the
+//! link of its list, its own number, its value. Links are numbers, not addresses, and checked, so a slot list that somebody
+//! overwrote makes the pool smaller and never reaches outside it. Slots never used are handed out last, so those not needed
+//! stay untouched, and how many were is the high water.
+//!
+//! # Edges
+//!
+//! | edge          | release                              | acquire                              | carries                     |
+//! |---------------|--------------------------------------|--------------------------------------|-----------------------------|
+//! | `pool.freed`  | head, by whoever gives back          | head, by [`Pool::create`]            | the slot and its link       |
+//! | `pool.refs`   | count, by all holders but the last   | count, by the last                   | their uses of the value     |
+//! | `pool.id`     | state, by [`Shared::into_id`]        | state, by [`Pool::redeem`]           | the value                   |
+//! | `pool.keep`   | count, by all who let go but the last | count, by the last                  | their uses of the slots     |
+//! | `pool.claim`  | (`pool.keep`)                        | count, by [`Slab::claim`]            | the slots, to a new owner   |
+//!
+//! Pushes read and replace the head by one read-modify-write each, so the owner's swap, which reads the last of them, acquires
+//! from all.
+//!
+//! # Closing
+//!
+//! Values may outlive their pool. Closing (or dropping) it writes "closed" over the head, and from then on whoever gives a slot
+//! back counts down instead of pushing. The owner counts for more than all slots together, and replaces itself by the number of
+//! those still out with one subtraction, so it does not matter who counts down first. The last one to let go ends the slab: the
+//! heap form is freed, and for borrowed memory [`Reclaim`] is called, if one was given.
+
+use core::{
+    cell::{Cell, UnsafeCell},
+    error::Error,
+    fmt,
+    marker::PhantomData,
+    mem::MaybeUninit,
+    ptr::NonNull,
+};
+
+use crossbeam_utils::CachePadded;
+
+use super::primitive::{AtomicU32, AtomicU64, Ordering, Watch, const_new, edge, filled};
+
+mod batch;
+mod block;
+#[cfg(feature = "alloc")]
+mod heap;
+mod lease;
+mod owner;
+#[cfg(test)]
+mod races;
+#[cfg(test)]
+mod tests;
+
+pub use batch::Batch;
+pub use block::Block;
+pub use lease::{Lease, Shared};
+pub use owner::{Counts, CreateError, Full, Pool};
+
+/// Slots of a pool for which nobody asked for another number.
+pub const DEFAULT_CAPACITY: usize = 64;
+
+/// The most slots of a pool: their numbers fit 16 bits.
+pub const MAX_CAPACITY: usize = 1 << 16;
+
+/// The end of a list. A slot's link is its index plus one, so zeroed memory is an empty list.
+const EMPTY: u32 = 0;
+/// The head of a pool whose owner is gone.
+const CLOSED: u32 = u32::MAX;
+
+/// What the owner keeps the slab with: more than there are slots.
+const OWNER: u64 = 1 << 32;
+
+/// Whether an id of the slot's present generation is out: the lowest bit of [`Slot::state`].
+const ID_OUT: u64 = 1;
+/// The generation lies above an id's index.
+const GENERATION: u64 = 1 << 16;
+
+/// What the threads that give slots back write: one 128-byte line (on x86-64 and aarch64).
+#[repr(C)]
+#[derive(Debug)]
+pub struct Header {
+    line: CachePadded<Line>,
+    watch: Watch,
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct Line {
+    /// Link of the slot given back last, or [`CLOSED`].
+    head: AtomicU32,
+    capacity: AtomicU32,
+    /// Who keeps the slab: its owner, as [`OWNER`], and once that is gone each slot that was not given back.
+    keeps: AtomicU64,
+    reclaim: Cell<Option<Reclaim>>,
+}
+
+/// What the last one to let go of a closed pool calls. The pool never touches its memory again after that.
+#[derive(Clone, Copy, Debug)]
+pub struct Reclaim {
+    call: unsafe fn(*mut ()),
+    data: *mut (),
+}
+
+/// One slot: 24 bytes of its own, then the value.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot<T> {
+    /// Generation, 48 bits from bit 16 on, and [`ID_OUT`].
+    state: AtomicU64,
+    /// Number of [`Shared`] handles and ids; 0 while a [`Lease`] holds the slot.
+    holders: AtomicU64,
+    /// Link of the next slot of the list that this one is on.
+    next: AtomicU32,
+    /// The slot's own link, written at setup. [`EMPTY`] for one that lies on the heap alone.
+    link: AtomicU32,
+    body: UnsafeCell<MaybeUninit<T>>,
+}
+
+#[cfg(all(not(fishplate_loom), any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod layout {
+    use super::{Block, Header, Pool, Slot};
+    use core::mem::{align_of, offset_of, size_of};
+    use static_assertions::const_assert_eq;
+
+    const_assert_eq!(size_of::<Header>(), 128);
+    const_assert_eq!(align_of::<Header>(), 128);
+    const_assert_eq!(align_of::<Pool<'static, u64>>(), 128);
+    const_assert_eq!(offset_of!(Slot<u64>, body), 24);
+    const_assert_eq!(size_of::<Slot<Block<40>>>(), 64);
+    const_assert_eq!(size_of::<Slot<Block<104>>>(), 128);
+    const_assert_eq!(size_of::<Slot<Block<232>>>(), 256);
+}
+
+impl Header {
+    const_new! {
+        /// A header that no pool uses.
+        pub fn new() -> Self {
+            Self {
+                line: CachePadded::new(Line {
+                    head: AtomicU32::new(EMPTY),
+                    capacity: AtomicU32::new(0),
+                    keeps: AtomicU64::new(0),
+                    reclaim: Cell::new(None),
+                }),
+                watch: Watch::new(),
+            }
+        }
+    }
+
+    /// Tells the model checker that the slot with this link is read.
+    #[inline(always)]
+    fn watch_read(&self, link: u32) {
+        self.watch.read(link as usize - 1);
+    }
+
+    /// Tells the model checker that the slot with this link is written, or goes to somebody who may.
+    #[inline(always)]
+    fn watch_write(&self, link: u32) {
+        self.watch.write(link as usize - 1);
+    }
+
+    /// Gives back the `count` slots from `first` to `last`, linked already, and free of values.
+    ///
+    /// # Safety
+    /// They are slots of this pool that the caller holds and does not touch again.
+    #[inline]
+    unsafe fn give_back(this: NonNull<Self>, first: u32, last: &AtomicU32, count: u32) {
+        // SAFETY: a slot that is held keeps the slab, the header with it. It is held until the exchange below succeeds.
+        let header = unsafe { this.as_ref() };
+        // Relaxed: the value is compared again by the exchange, and never followed.
+        let mut head = header.line.head.load(Ordering::Relaxed);
+        while head != CLOSED {
+            // Relaxed: published by the exchange.
+            last.store(head, Ordering::Relaxed);
+            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. Whoever takes the list observes the links
+            // in it, and may overwrite the slots.
+            let pushed = header.line.head.compare_exchange_weak(
+                head,
+                first,
+                edge!("pool.freed.push", Release),
+                Ordering::Relaxed,
+            );
+            match pushed {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+        // SAFETY: the owner leaves one keep to each slot that was out when it closed.
+        unsafe { Self::let_go(this, count.into()) };
+    }
+
+    /// Lets go of the slab `count` times.
+    ///
+    /// # Safety
+    /// The caller has as many keeps, and uses neither header nor slots afterwards.
+    #[cold]
+    #[inline(never)]
+    unsafe fn let_go(this: NonNull<Self>, count: u64) {
+        // SAFETY: the caller keeps the slab until the subtraction below.
+        let header = unsafe { this.as_ref() };
+        // Read before: whoever is not the last may find the memory gone after it.
+        let (reclaim, capacity) = (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
+        // Release, edge `pool.keep`: pairs with the load below, and with the claim of a slab.
+        let keeps = header.line.keeps.fetch_sub(count, edge!("pool.keep.drop", Release));
+        if keeps != count {
+            return;
+        }
+        let Some(reclaim) = reclaim else { return };
+        // Acquire, edge `pool.keep`: the last one observes everybody's uses of the slots before it ends them.
+        header.line.keeps.load(edge!("pool.keep.last", Acquire));
+        for link in 1..=capacity {
+            header.watch_write(link);
+        }
+        // SAFETY: `reclaim` was given for this slab, which nobody uses any more.
+        unsafe { (reclaim.call)(reclaim.data) };
+    }
+}
+
+impl Default for Header {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// SAFETY: `reclaim` is written by an owner who is alone with the header (`Pool::new`, `Slab::claim`) and only read afterwards;
+// its call is promised to be good for any thread. The rest is atomics.
+unsafe impl Sync for Header {}
+// SAFETY: as above.
+unsafe impl Send for Header {}
+
+impl Reclaim {
+    /// Calls `call(data)`, on whichever thread lets go last.
+    pub fn new(call: fn(*mut ()), data: *mut ()) -> Self {
+        Self { call, data }
+    }
+}
+
+impl<T> Slot<T> {
+    const_new! {
+        /// A slot without a value.
+        pub fn new() -> Self {
+            Self::starting_at(0)
+        }
+    }
+
+    const_new! {
+        /// A slot whose ids start at `generation`, of which 48 bits count: tests begin just below the wrap with it.
+        pub fn starting_at(generation: u64) -> Self {
+            Self {
+                state: AtomicU64::new(generation.wrapping_mul(GENERATION)),
+                holders: AtomicU64::new(0),
+                next: AtomicU32::new(EMPTY),
+                link: AtomicU32::new(EMPTY),
+                body: UnsafeCell::new(MaybeUninit::uninit()),
+            }
+        }
+    }
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A value's number for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, its generation in 48. It stands
+/// for one holder. Once redeemed it is stale, until 2^48 ids of that slot later. It says nothing of its pool: another one may
+/// have the same number out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Id(u64);
+
+impl Id {
+    /// The number, for a user's handle.
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// A number that came back. Any is allowed: what is no id that is out is refused as [`StaleId`].
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+}
+
+/// The id was redeemed before, or never was out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StaleId;
+
+impl fmt::Display for StaleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stale id: redeemed before, or never out")
+    }
+}
+
+impl Error for StaleId {}
+
+/// Header and slots in one piece, for a static or a stack. `N`, a power of two, is checked at compile time:
+///
+/// ```compile_fail,E0080
+/// let slab = fishplate_core::sync::pool::Slab::<u64, 48>::new();
+/// ```
+///
+/// ```
+/// use fishplate_core::sync::pool::Slab;
+///
+/// static SLAB: Slab<u64> = Slab::new();
+/// let mut pool = SLAB.claim()?;
+/// let a = pool.create(7).unwrap();
+/// assert_eq!(*a, 7);
+/// pool.release(a);
+/// # Ok::<(), fishplate_core::sync::pool::AttachError>(())
+/// ```
+#[repr(C)]
+#[derive(Debug)]
+pub struct Slab<T, const N: usize = DEFAULT_CAPACITY> {
+    header: Header,
+    slots: [Slot<T>; N],
+}
+
+// SAFETY: its only use is `claim`, which one thread at a time wins; values go to and fro by the handles, for whom `T: Send` is
+// asked again.
+unsafe impl<T: Send, const N: usize> Sync for Slab<T, N> {}
+
+impl<T, const N: usize> Slab<T, N> {
+    const CAPACITY: () =
+        assert!(N.is_power_of_two() && N <= MAX_CAPACITY, "a pool's capacity is a power of two");
+
+    const_new! {
+        /// Memory for a pool.
+        pub fn new() -> Self {
+            let () = Self::CAPACITY;
+            Self { header: Header::new(), slots: filled!(Slot::new(); N) }
+        }
+    }
+
+    /// Makes the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Claimed`] while there is one, or something of it is not given back.
+    pub fn claim(&self) -> Result<Pool<'_, T>, AttachError> {
+        // Acquire, edge `pool.claim`: pairs with `pool.keep.drop` of whoever let go last. The slots are as they left them.
+        let keeps = &self.header.line.keeps;
+        if keeps.compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed).is_err() {
+            return Err(AttachError::Claimed);
+        }
+        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and are this caller's alone: everybody
+        // who used them before has let go.
+        Ok(unsafe {
+            Pool::from_raw(NonNull::from(&self.header), NonNull::from(&self.slots).cast(), N as u32, None)
+        })
+    }
+}
+
+impl<T, const N: usize> Default for Slab<T, N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Why a pool could not be laid over the memory given. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The number of slots is not a power of two from 1 to 65,536.
+    Capacity {
+        /// Slots given.
+        slots: usize,
+    },
+    /// The slab has a pool, or values of one are out.
+    Claimed,
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capacity { slots } => {
+                write!(f, "a pool of {slots} slots: not a power of two from 1 to {MAX_CAPACITY}")
+            }
+            Self::Claimed => f.write_str("the slab is in use"),
+        }
+    }
+}
+
+impl Error for AttachError {}
+
+/// A marker for handles that no two threads may use at once.
+type NotSync = PhantomData<Cell<()>>;

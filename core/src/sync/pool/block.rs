@@ -1,0 +1,49 @@
+//! Values of different types in slots of one size. A type that does not fit its class does not compile:
+//!
+//! ```compile_fail,E0080
+//! use fishplate_core::sync::pool::Block;
+//! let block = Block::<40>::new([0u64; 6]);
+//! ```
+
+use core::{
+    fmt,
+    mem::{MaybeUninit, align_of, size_of},
+};
+
+/// Room for a `Copy` value of at most `BYTES` bytes, aligned to 8. With 40, 104 and 232 bytes a slot takes 64, 128 and 256.
+#[repr(C, align(8))]
+pub struct Block<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
+
+impl<const BYTES: usize> Block<BYTES> {
+    /// Puts a value into the block. Whether it fits is checked at compile time.
+    #[inline(always)]
+    pub fn new<C: Copy>(value: C) -> Self {
+        const { assert!(size_of::<C>() <= BYTES, "the value is larger than its class") };
+        const {
+            assert!(
+                align_of::<C>() <= align_of::<Self>(),
+                "the value needs more alignment than its class has"
+            )
+        };
+        let mut block = Self([MaybeUninit::uninit(); BYTES]);
+        // SAFETY: large enough and aligned, as just checked.
+        unsafe { block.0.as_mut_ptr().cast::<C>().write(value) };
+        block
+    }
+
+    /// Copies the value out.
+    ///
+    /// # Safety
+    /// The block was made from a `C`.
+    #[inline(always)]
+    pub unsafe fn read<C: Copy>(&self) -> C {
+        // SAFETY: the caller's promise; alignment was checked when the block was made.
+        unsafe { self.0.as_ptr().cast::<C>().read() }
+    }
+}
+
+impl<const BYTES: usize> fmt::Debug for Block<BYTES> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block<{BYTES}>")
+    }
+}

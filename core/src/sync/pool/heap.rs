@@ -1,0 +1,75 @@
+//! Pools on the heap, and values beside them when they are full. The one file of this crate that allocates; feature `alloc`.
+
+extern crate alloc;
+
+use core::{mem::MaybeUninit, ptr::NonNull};
+
+use alloc::{boxed::Box, vec::Vec};
+
+use super::{AttachError, Header, Lease, OWNER, Pool, Reclaim, Slot};
+use crate::sync::primitive::Ordering;
+
+/// What the last one to let go frees.
+struct HeapSlab<T> {
+    header: Header,
+    slots: Box<[Slot<T>]>,
+}
+
+impl<T> HeapSlab<T> {
+    /// # Safety
+    /// `slab` came from `Box::into_raw` of a slab of this type that nobody uses any more, and holds no values.
+    unsafe fn free(slab: *mut ()) {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(slab.cast::<Self>()) });
+    }
+}
+
+impl<T: 'static> Pool<'static, T> {
+    /// A pool on the heap. Allocates now; the memory is freed when the pool is closed and every slot given back, by whoever
+    /// lets go last.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Capacity`] unless `capacity` is a power of two from 1 to 65,536.
+    pub fn on_heap(capacity: usize) -> Result<Self, AttachError> {
+        let count = Self::checked(capacity)?;
+        let slots: Vec<_> = (0..capacity).map(|_| Slot::<T>::new()).collect();
+        let slab =
+            Box::into_raw(Box::new(HeapSlab { header: Header::new(), slots: slots.into_boxed_slice() }));
+        let reclaim = Reclaim { call: HeapSlab::<T>::free, data: slab.cast() };
+        // SAFETY: just made, so this function is alone with it until it hands out the pool; freed by `reclaim` alone, on any
+        // thread, and values have ended before their slots are given back.
+        unsafe {
+            let (header, slots) = (NonNull::from(&(*slab).header), NonNull::from(&*(*slab).slots));
+            header.as_ref().line.keeps.store(OWNER, Ordering::Relaxed);
+            Ok(Self::from_raw(header, slots.cast(), count, Some(reclaim)))
+        }
+    }
+}
+
+impl<'m, T> Pool<'m, T> {
+    /// [`create`](Self::create), on the heap by itself if every slot is out. Such a value has no id and is counted as
+    /// [`overflow`](super::Counts::overflow).
+    pub fn create_or_spill(&mut self, value: T) -> Lease<'m, T> {
+        self.create(value).unwrap_or_else(|full| self.spill(full.0))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn spill(&mut self, value: T) -> Lease<'m, T> {
+        self.counts_mut().overflow += 1;
+        let mut slot = Box::new(Slot::new());
+        *slot.body.get_mut() = MaybeUninit::new(value);
+        // SAFETY: on the heap by itself, with a value, and nobody else knows it.
+        unsafe { Lease::from_raw(NonNull::from(Box::leak(slot)), None) }
+    }
+}
+
+/// Frees a slot that was made by `spill`.
+///
+/// # Safety
+/// It was, its value has ended, and nobody uses it any more.
+pub(super) unsafe fn free_alone<T>(slot: NonNull<Slot<T>>) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(slot.as_ptr()) });
+}

@@ -1,0 +1,281 @@
+//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may go to any thread, outlive the pool,
+//! and be dropped anywhere; dropping the last gives the slot back by one compare-and-swap.
+
+use core::{
+    fmt,
+    marker::PhantomData,
+    mem,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+};
+
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use super::{EMPTY, GENERATION, Header, ID_OUT, Id, Slot};
+use crate::sync::primitive::{Ordering, edge};
+
+/// The only holder of a value.
+#[must_use = "dropping it ends the value"]
+pub struct Lease<'m, T> {
+    slot: NonNull<Slot<T>>,
+    /// `None`: the slot is on the heap by itself.
+    header: Option<NonNull<Header>>,
+    memory: PhantomData<(&'m (), T)>,
+}
+
+/// One of the holders of a value.
+#[must_use = "dropping it may end the value"]
+pub struct Shared<'m, T> {
+    slot: NonNull<Slot<T>>,
+    header: Option<NonNull<Header>>,
+    memory: PhantomData<(&'m (), T)>,
+}
+
+assert_impl_all!(Lease<'static, core::cell::Cell<u8>>: Send);
+assert_impl_all!(Shared<'static, u8>: Send, Sync);
+assert_not_impl_any!(Lease<'static, u8>: Clone);
+assert_not_impl_any!(Shared<'static, core::cell::Cell<u8>>: Send, Sync);
+assert_not_impl_any!(Lease<'static, *const u8>: Send, Sync);
+
+// SAFETY: a lease is the value's only holder, so it goes where the value may go.
+unsafe impl<T: Send> Send for Lease<'_, T> {}
+// SAFETY: a shared lease gives shared access to the value alone.
+unsafe impl<T: Sync> Sync for Lease<'_, T> {}
+// SAFETY: gives shared access from several threads, and the last one to hold it, on whichever thread, drops the value.
+unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
+// SAFETY: a reference can be cloned into a handle of its own.
+unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
+
+impl<'m, T> Lease<'m, T> {
+    /// # Safety
+    /// The slot holds a value and is the caller's, of the pool of that header, whose slab a slot that is out keeps for `'m` at least
+    /// or until it is given back; or without a header, it lies on the heap by itself.
+    #[inline(always)]
+    pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
+        Self { slot, header, memory: PhantomData }
+    }
+
+    /// Makes it a handle that can be cloned.
+    #[inline]
+    pub fn share(self) -> Shared<'m, T> {
+        // Relaxed: the only holder; whoever gets a clone gets it by an edge of its own.
+        self.slot().holders.store(1, Ordering::Relaxed);
+        let (slot, header) = (self.slot, self.header);
+        mem::forget(self);
+        // SAFETY: the one holder that was counted.
+        unsafe { Shared::from_raw(slot, header) }
+    }
+
+    #[inline(always)]
+    pub(super) fn header(&self) -> Option<NonNull<Header>> {
+        self.header
+    }
+
+    /// Leaves the slot, value and all, to the caller.
+    #[inline(always)]
+    pub(super) fn vacate(self) -> NonNull<Slot<T>> {
+        self.watch_write();
+        let slot = self.slot;
+        mem::forget(self);
+        slot
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> &Slot<T> {
+        // SAFETY: a slot that is out stays in place.
+        unsafe { self.slot.as_ref() }
+    }
+
+    #[inline(always)]
+    fn watch_write(&self) {
+        if let Some(header) = self.header {
+            // SAFETY: a slot that is out keeps the slab. Relaxed: written at setup.
+            unsafe { header.as_ref() }.watch_write(self.slot().link.load(Ordering::Relaxed));
+        }
+    }
+}
+
+impl<T> Drop for Lease<'_, T> {
+    /// Ends the value and gives its slot back: one compare-and-swap.
+    #[inline]
+    fn drop(&mut self) {
+        self.watch_write();
+        let back = Back { slot: self.slot, header: self.header };
+        // SAFETY: the only holder is being dropped. If the value's drop panics, the guard still gives the slot back.
+        unsafe { (*back.slot.as_ref().body.get()).assume_init_drop() };
+    }
+}
+
+/// A slot without a value that is out. Dropping it gives it back.
+struct Back<T> {
+    slot: NonNull<Slot<T>>,
+    header: Option<NonNull<Header>>,
+}
+
+impl<T> Drop for Back<T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let Some(header) = self.header else { return free_alone(self.slot) };
+        // SAFETY: out, so in place until given back.
+        let slot = unsafe { self.slot.as_ref() };
+        // SAFETY: the slot is out and this its only holder. Relaxed: written at setup.
+        unsafe { Header::give_back(header, slot.link.load(Ordering::Relaxed), &slot.next, 1) };
+    }
+}
+
+/// Frees a slot that is none of a pool.
+#[cold]
+#[inline(never)]
+fn free_alone<T>(slot: NonNull<Slot<T>>) {
+    #[cfg(feature = "alloc")]
+    // SAFETY: without a header, as it was boxed, and without a value.
+    unsafe {
+        super::heap::free_alone(slot);
+    }
+    #[cfg(not(feature = "alloc"))]
+    let _ = slot;
+}
+
+impl<T> Deref for Lease<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: a lease's slot has a value, and only this handle reaches it.
+        unsafe { (*self.slot().body.get()).assume_init_ref() }
+    }
+}
+
+impl<T> DerefMut for Lease<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        self.watch_write();
+        // SAFETY: as in `deref`, and the handle is borrowed exclusively.
+        unsafe { (*self.slot().body.get()).assume_init_mut() }
+    }
+}
+
+impl<'m, T> Shared<'m, T> {
+    /// # Safety
+    /// As for [`Lease::from_raw`]; and the handle is one of those counted in the slot.
+    #[inline(always)]
+    pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
+        Self { slot, header, memory: PhantomData }
+    }
+
+    /// Whether both hold the same value.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.slot == other.slot
+    }
+
+    /// The value alone again, if there is no other holder; otherwise the handle back.
+    #[inline]
+    pub fn into_lease(self) -> Result<Lease<'m, T>, Self> {
+        // Acquire, edge `pool.refs`: pairs with the decrements of those who were holders. Nobody can become one now: that
+        // takes a holder, and this is the only one.
+        if self.slot().holders.load(edge!("pool.refs.alone", Acquire)) != 1 {
+            return Err(self);
+        }
+        let lease = Lease { slot: self.slot, header: self.header, memory: PhantomData };
+        mem::forget(self);
+        Ok(lease)
+    }
+
+    /// Turns this holder into a number that [`Pool::redeem`](super::Pool::redeem) turns back.
+    ///
+    /// # Errors
+    ///
+    /// The handle back, if an id of the same value is out already, or if the value lies on the heap by itself.
+    pub fn into_id(self) -> Result<Id, Self>
+    where
+        T: Sync,
+    {
+        // Relaxed: the exchange compares it again, and links are written at setup.
+        let (state, link) =
+            (self.slot().state.load(Ordering::Relaxed), self.slot().link.load(Ordering::Relaxed));
+        if link == EMPTY || state & ID_OUT != 0 {
+            return Err(self);
+        }
+        // Release, edge `pool.id`: pairs with `Pool::redeem` and `Pool::get`. Whoever redeems observes the value.
+        let out = edge!("pool.id.out", Release);
+        match self.slot().state.compare_exchange(state, state | ID_OUT, out, Ordering::Relaxed) {
+            Ok(_) => {
+                mem::forget(self);
+                Ok(Id((state & !(GENERATION - 1)) | u64::from(link - 1)))
+            }
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Lets go, and gives the value to the caller if this was the last holder.
+    #[inline]
+    pub(super) fn let_go(self) -> Option<Lease<'m, T>> {
+        let alone = self.is_last();
+        let (slot, header) = (self.slot, self.header);
+        mem::forget(self);
+        alone.then(|| Lease { slot, header, memory: PhantomData })
+    }
+
+    /// Counts this holder out. Whether it was the last.
+    #[inline]
+    fn is_last(&self) -> bool {
+        // Release, edge `pool.refs`: pairs with the load below, of whoever is last.
+        if self.slot().holders.fetch_sub(1, edge!("pool.refs.drop", Release)) != 1 {
+            return false;
+        }
+        // Acquire, edge `pool.refs`: the last one observes everybody's uses of the value before it ends.
+        self.slot().holders.load(edge!("pool.refs.last", Acquire));
+        true
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> &Slot<T> {
+        // SAFETY: a slot that is out stays in place.
+        unsafe { self.slot.as_ref() }
+    }
+}
+
+impl<T> Clone for Shared<'_, T> {
+    /// One atomic addition.
+    #[inline]
+    fn clone(&self) -> Self {
+        // Relaxed: this holder keeps the count above zero meanwhile. 64 bits do not overflow.
+        self.slot().holders.fetch_add(1, Ordering::Relaxed);
+        Self { slot: self.slot, header: self.header, memory: PhantomData }
+    }
+}
+
+impl<T> Drop for Shared<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_last() {
+            drop(Lease { slot: self.slot, header: self.header, memory: PhantomData });
+        }
+    }
+}
+
+impl<T> Deref for Shared<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        if let Some(header) = self.header {
+            // SAFETY: a slot that is out keeps the slab. Relaxed: written at setup.
+            unsafe { header.as_ref() }.watch_read(self.slot().link.load(Ordering::Relaxed));
+        }
+        // SAFETY: a slot that is held has a value, to which all holders have shared access alone.
+        unsafe { (*self.slot().body.get()).assume_init_ref() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Lease<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lease").field(&**self).finish()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Shared<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Shared").field(&**self).finish()
+    }
+}

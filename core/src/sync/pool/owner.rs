@@ -1,0 +1,426 @@
+//! The owner's side: takes slots, gives them back without atomics, closes. Never blocks, never allocates; used by one thread at
+//! a time.
+
+use core::{error::Error, fmt, marker::PhantomData, mem, ptr::NonNull};
+
+use crossbeam_utils::CachePadded;
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use super::{
+    AttachError, CLOSED, EMPTY, GENERATION, Header, ID_OUT, Id, Lease, MAX_CAPACITY, NotSync, OWNER, Reclaim,
+    Shared, Slot, StaleId,
+};
+use crate::sync::primitive::{Ordering, edge};
+
+/// Creates values in slots. Dropping it closes the pool; values that are out live on.
+///
+/// Used after it was closed, it does not compile:
+///
+/// ```compile_fail,E0382
+/// let slab = fishplate_core::sync::pool::Slab::<u64>::new();
+/// let mut pool = slab.claim().unwrap();
+/// pool.close();
+/// pool.create(1);
+/// ```
+///
+/// Nor does sharing it between threads:
+///
+/// ```compile_fail,E0277
+/// let slab = fishplate_core::sync::pool::Slab::<u64>::new();
+/// let pool = slab.claim().unwrap();
+/// std::thread::scope(|scope| { scope.spawn(|| pool.counts()); });
+/// ```
+#[derive(Debug)]
+pub struct Pool<'m, T> {
+    own: CachePadded<Own<T>>,
+    memory: PhantomData<&'m ()>,
+    kind: NotSync,
+}
+
+/// The owner's line.
+#[derive(Debug)]
+struct Own<T> {
+    /// Link of the slot given back last by the owner, or taken back from others.
+    local: u32,
+    /// Slots that were ever used. Those beyond are free, and on no list.
+    fresh: u32,
+    capacity: u32,
+    slots: NonNull<Slot<T>>,
+    header: NonNull<Header>,
+    counts: Counts,
+}
+
+assert_impl_all!(Pool<'static, u64>: Send);
+assert_not_impl_any!(Pool<'static, u64>: Sync, Clone);
+
+// SAFETY: a pool holds no values, only free slots, which any thread may use; `T: Send` since values created here may have
+// been given back, and be dropped, elsewhere.
+unsafe impl<T: Send> Send for Pool<'_, T> {}
+
+/// What a pool did so far. Plain numbers of its owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Slots taken.
+    pub allocs: u64,
+    /// Slots that the owner gave back.
+    pub local_frees: u64,
+    /// Slots that others gave back, as far as the owner has taken them.
+    pub remote_frees: u64,
+    /// Times that the owner took back what others gave.
+    pub drains: u64,
+    /// The longest list taken back at once.
+    pub max_chain: u64,
+    /// Times that no slot was free.
+    pub full: u64,
+    /// Values created on the heap instead. They are no slots, and in no other count.
+    pub overflow: u64,
+    /// The most slots out at once, those given back by others and not taken yet among them.
+    pub high_water: u64,
+}
+
+impl<'m, T> Pool<'m, T> {
+    /// Lays a pool over memory that is borrowed for as long as values are out. All slots start free. `reclaim` is called when
+    /// the pool is closed and every slot given back.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Capacity`] unless the number of slots is a power of two from 1 to 65,536.
+    pub fn new(
+        header: &'m mut Header,
+        slots: &'m mut [Slot<T>],
+        reclaim: Option<Reclaim>,
+    ) -> Result<Self, AttachError> {
+        let capacity = Self::checked(slots.len())?;
+        // Relaxed: the memory is borrowed exclusively.
+        header.line.keeps.store(OWNER, Ordering::Relaxed);
+        // SAFETY: both are borrowed exclusively for `'m`, so they belong together and are nobody else's; what was out of an
+        // earlier pool in this memory was leaked, or that borrow would not have ended.
+        Ok(unsafe { Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim) })
+    }
+
+    /// The number of slots, if a pool may have so many.
+    pub(super) fn checked(slots: usize) -> Result<u32, AttachError> {
+        match slots.is_power_of_two() && slots <= MAX_CAPACITY {
+            true => Ok(slots as u32),
+            false => Err(AttachError::Capacity { slots }),
+        }
+    }
+
+    /// Makes a pool of slots that are all free, whatever they were.
+    ///
+    /// # Safety
+    ///
+    /// Header and `capacity` slots, a power of two, stay in place until the last lets go. The caller is alone with them and
+    /// has the keep of the header's owner. `reclaim` may be called by any thread.
+    pub(super) unsafe fn from_raw(
+        header: NonNull<Header>,
+        slots: NonNull<Slot<T>>,
+        capacity: u32,
+        reclaim: Option<Reclaim>,
+    ) -> Self {
+        // SAFETY: in place, by the caller's promise.
+        let line = unsafe { &header.as_ref().line };
+        // All relaxed: the caller is alone with the memory, and whoever gets a value gets it by an edge of its own.
+        line.head.store(EMPTY, Ordering::Relaxed);
+        line.capacity.store(capacity, Ordering::Relaxed);
+        line.reclaim.set(reclaim);
+        for index in 0..capacity {
+            // SAFETY: inside the slots.
+            let slot = unsafe { slots.add(index as usize).as_ref() };
+            slot.link.store(index + 1, Ordering::Relaxed);
+            let state = slot.state.load(Ordering::Relaxed);
+            if state & ID_OUT != 0 {
+                slot.state.store(redeemed(state), Ordering::Relaxed);
+            }
+        }
+        let own = Own { local: EMPTY, fresh: 0, capacity, slots, header, counts: Counts::default() };
+        Self { own: CachePadded::new(own), memory: PhantomData, kind: PhantomData }
+    }
+
+    /// Puts a value into a free slot.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`], which gives the value back, if every slot is out. Slots that others give back are found by the next call.
+    #[inline(always)]
+    pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
+        match self.take() {
+            Some(slot) => Ok(self.lease(slot, value)),
+            None => Err(Full(value)),
+        }
+    }
+
+    /// Makes a value for a free slot, in place where the compiler can. If `make` fails or panics, the slot is free again.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Full`] if every slot is out, and `make` was not called; [`CreateError::Refused`] with its error.
+    #[inline]
+    pub fn create_with<E>(
+        &mut self,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Lease<'m, T>, CreateError<E>> {
+        let slot = self.take().ok_or(CreateError::Full)?;
+        let taken = Taken { pool: self, slot };
+        match make() {
+            Ok(value) => {
+                let lease = taken.pool.lease(taken.slot, value);
+                mem::forget(taken);
+                Ok(lease)
+            }
+            Err(error) => Err(CreateError::Refused(error)),
+        }
+    }
+
+    /// Ends a value and gives its slot back without atomics. A value of another pool goes to that pool, as if dropped.
+    #[inline(always)]
+    pub fn release(&mut self, lease: Lease<'m, T>) {
+        if lease.header() != Some(self.own.header) {
+            return drop(lease);
+        }
+        let taken = Taken { slot: lease.vacate(), pool: self };
+        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard still gives the slot back.
+        unsafe { (*taken.slot.as_ref().body.get()).assume_init_drop() };
+    }
+
+    /// [`release`](Self::release) for one of several holders: ends the value if it was the last.
+    #[inline]
+    pub fn release_shared(&mut self, shared: Shared<'m, T>) {
+        if let Some(lease) = shared.let_go() {
+            self.release(lease);
+        }
+    }
+
+    /// Ends an id, and gives the holder back that it stood for.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleId`] if it was redeemed before, or never was out.
+    pub fn redeem(&mut self, id: Id) -> Result<Shared<'m, T>, StaleId> {
+        let (slot, state) = self.find(id)?;
+        // SAFETY: in `find`.
+        let out = unsafe { slot.as_ref() };
+        // Acquire, edge `pool.id`: pairs with `Shared::into_id`, perhaps on another thread.
+        match out.state.compare_exchange(
+            state,
+            redeemed(state),
+            edge!("pool.id.in", Acquire),
+            Ordering::Relaxed,
+        ) {
+            // SAFETY: the id held the slot, and is gone now.
+            Ok(_) => Ok(unsafe { Shared::from_raw(slot, Some(self.own.header)) }),
+            Err(_) => Err(StaleId),
+        }
+    }
+
+    /// Looks at the value that an id stands for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`redeem`](Self::redeem). An id that came from another thread by nothing that orders memory may be taken for stale
+    /// at first.
+    pub fn get(&mut self, id: Id) -> Result<&T, StaleId> {
+        let (slot, state) = self.find(id)?;
+        // SAFETY: in `find`.
+        let out = unsafe { slot.as_ref() };
+        // Acquire, edge `pool.id`, as in `redeem`.
+        if out.state.load(edge!("pool.id.get", Acquire)) != state {
+            return Err(StaleId);
+        }
+        self.header().watch_read(out.link.load(Ordering::Relaxed));
+        // SAFETY: the id is out, so the slot has a value, and somebody holds it as long as the id is not redeemed, which takes
+        // `&mut self`. Holders of a value that has an id have shared access alone.
+        Ok(unsafe { (*out.body.get()).assume_init_ref() })
+    }
+
+    /// Ends an id and lets go of the value.
+    ///
+    /// # Errors
+    ///
+    /// As for [`redeem`](Self::redeem): in particular an id released twice is [`StaleId`] the second time.
+    pub fn release_id(&mut self, id: Id) -> Result<(), StaleId> {
+        let shared = self.redeem(id)?;
+        self.release_shared(shared);
+        Ok(())
+    }
+
+    /// Closes the pool, as dropping it does. Values that are out live on, and the last of them ends the slab.
+    pub fn close(self) {}
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        Counts { high_water: self.own.fresh.into(), ..self.own.counts }
+    }
+
+    /// Number of slots.
+    pub fn capacity(&self) -> usize {
+        self.own.capacity as usize
+    }
+
+    /// Slots that are out, or were given back by others and not taken yet.
+    pub fn outstanding(&self) -> u64 {
+        let Counts { allocs, local_frees, remote_frees, .. } = self.own.counts;
+        allocs.saturating_sub(local_frees + remote_frees)
+    }
+
+    #[cfg(feature = "alloc")]
+    pub(super) fn counts_mut(&mut self) -> &mut Counts {
+        &mut self.own.counts
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: the owner keeps the slab.
+        unsafe { self.own.header.as_ref() }
+    }
+
+    /// The slot with this link.
+    #[inline(always)]
+    fn slot(&self, link: u32) -> NonNull<Slot<T>> {
+        // SAFETY: every caller has checked that the link is from 1 to the capacity.
+        unsafe { self.own.slots.add(link as usize - 1) }
+    }
+
+    /// The slot that an id names, and its state as long as that id is out.
+    fn find(&self, id: Id) -> Result<(NonNull<Slot<T>>, u64), StaleId> {
+        let index = id.0 & (GENERATION - 1);
+        if index >= self.own.capacity.into() {
+            return Err(StaleId);
+        }
+        Ok((self.slot(index as u32 + 1), (id.0 & !(GENERATION - 1)) | ID_OUT))
+    }
+
+    /// Takes a free slot.
+    #[inline(always)]
+    fn take(&mut self) -> Option<NonNull<Slot<T>>> {
+        let mut link = self.own.local;
+        // One comparison for the empty list and for a link that somebody overwrote.
+        if link.wrapping_sub(1) >= self.own.capacity {
+            link = self.refill()?;
+        }
+        let slot = self.slot(link);
+        // SAFETY: inside the slots, which the owner keeps. Relaxed: the owner wrote it, or acquired it in `take_back`.
+        self.own.local = unsafe { slot.as_ref() }.next.load(Ordering::Relaxed);
+        self.own.counts.allocs += 1;
+        Some(slot)
+    }
+
+    #[inline(always)]
+    fn lease(&self, slot: NonNull<Slot<T>>, value: T) -> Lease<'m, T> {
+        // SAFETY: the owner keeps the slot in place, and it is free: taken, and not handed out yet.
+        unsafe {
+            self.header().watch_write(slot.as_ref().link.load(Ordering::Relaxed));
+            (*slot.as_ref().body.get()).write(value);
+            Lease::from_raw(slot, Some(self.own.header))
+        }
+    }
+
+    /// Finds a free slot when the owner's list is empty: what others gave back, or one that was never used. The slot is made
+    /// the head of the owner's list.
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self) -> Option<u32> {
+        self.own.local = EMPTY;
+        // Relaxed: only to leave the line alone while there is nothing on it.
+        if self.header().line.head.load(Ordering::Relaxed) != EMPTY {
+            // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`.
+            let first = self.header().line.head.swap(EMPTY, edge!("pool.freed.take", Acquire));
+            let taken = self.length(first);
+            let counts = &mut self.own.counts;
+            counts.remote_frees += taken;
+            counts.drains += 1;
+            counts.max_chain = counts.max_chain.max(taken);
+            if taken != 0 {
+                return Some(first);
+            }
+        }
+        if self.own.fresh == self.own.capacity {
+            self.own.counts.full += 1;
+            return None;
+        }
+        self.own.fresh += 1;
+        // SAFETY: a link from 1 to the capacity. Relaxed: a slot never used is the owner's alone. The word is whatever an
+        // earlier pool in this memory left there.
+        unsafe { self.slot(self.own.fresh).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
+        Some(self.own.fresh)
+    }
+
+    /// Walks a list that is the owner's by now. Bounded by the number of slots, whatever was written there.
+    fn length(&self, mut link: u32) -> u64 {
+        let mut length = 0;
+        while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {
+            // SAFETY: a link from 1 to the capacity, as just checked. Relaxed: acquired with the head of the list.
+            link = unsafe { self.slot(link).as_ref() }.next.load(Ordering::Relaxed);
+            length += 1;
+        }
+        length
+    }
+}
+
+impl<T> Drop for Pool<'_, T> {
+    /// Closes the pool.
+    fn drop(&mut self) {
+        // Acquire, edge `pool.freed`, for the links walked next.
+        let back = self.header().line.head.swap(CLOSED, edge!("pool.closed.swap", Acquire));
+        let back = self.length(back);
+        // What is out now was out when the head was closed, and counts down by itself.
+        let out = self.outstanding().saturating_sub(back);
+        // SAFETY: the owner's keep, less what it leaves to the slots that are out. It uses neither header nor slots again.
+        unsafe { Header::let_go(self.own.header, OWNER - out) };
+    }
+}
+
+/// The state of a slot whose id, out so far, is stale: the next generation, and no id of it out.
+fn redeemed(state: u64) -> u64 {
+    (state & !ID_OUT).wrapping_add(GENERATION)
+}
+
+/// A slot that is neither free nor out. Dropping it gives the slot back to the owner's list.
+struct Taken<'p, 'm, T> {
+    pool: &'p mut Pool<'m, T>,
+    slot: NonNull<Slot<T>>,
+}
+
+impl<T> Drop for Taken<'_, '_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: the slot is one of this pool's, which keeps it in place.
+        let slot = unsafe { self.slot.as_ref() };
+        let own = &mut *self.pool.own;
+        // Relaxed: from the owner to itself.
+        slot.next.store(own.local, Ordering::Relaxed);
+        own.local = slot.link.load(Ordering::Relaxed);
+        own.counts.local_frees += 1;
+    }
+}
+
+/// Every slot is out. Carries the value that found none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full<T>(pub T);
+
+impl<T> fmt::Display for Full<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the pool is full")
+    }
+}
+
+impl<T: fmt::Debug> Error for Full<T> {}
+
+/// Why a value was not created. No slot was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreateError<E> {
+    /// Every slot is out.
+    Full,
+    /// Making it failed.
+    Refused(E),
+}
+
+impl<E: fmt::Display> fmt::Display for CreateError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("the pool is full"),
+            Self::Refused(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: Error> Error for CreateError<E> {}
