@@ -114,11 +114,20 @@ pub const BUDGETS: &[Budget] = &[
     ours("tag_p11_1k",                 2145.0,   2042.9).repeats(UNITS),
     rival("list_p1_64",                          1111.3).repeats(UNITS / 16),
     rival("list_p11_1k",                        16474.3).repeats(UNITS / 16),
+    ours("pool_local_pair",                20.0,     18.0),
+    ours("pool_remote_release",            21.2,     19.2),
+    ours("pool_remote_pair",               43.1,     41.1),
+    ours("pool_batch_32",                1550.2,   1476.4).per(32),
+    ours("pool_id_pair",                   66.2,     63.1),
+    rival("box_pair",                               138.1),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.
-pub const NO_MORE_THAN: &[(&str, &str)] =
-    &[("ring_push_pop", "rtrb_push_pop"), ("window_1000_holes", "window_one_hole")];
+pub const NO_MORE_THAN: &[(&str, &str)] = &[
+    ("ring_push_pop", "rtrb_push_pop"),
+    ("window_1000_holes", "window_one_hole"),
+    ("pool_local_pair", "box_pair"),
+];
 
 /// Triples of which the first must take no more instructions than the second times the third: matching does not grow with
 /// depth, and 32 masks cost a quarter of a list.

@@ -123,8 +123,8 @@ pub struct Slot<T> {
     holders: AtomicU64,
     /// Link of the next slot of the list that this one is on.
     next: AtomicU32,
-    /// The slot's own link, written at setup. [`EMPTY`] for one that lies on the heap alone.
-    link: AtomicU32,
+    /// The slot's own link, written at setup and read by all from then on. [`EMPTY`] for one that lies on the heap alone.
+    link: Cell<u32>,
     body: UnsafeCell<MaybeUninit<T>>,
 }
 
@@ -262,7 +262,7 @@ impl<T> Slot<T> {
                 state: AtomicU64::new(generation.wrapping_mul(GENERATION)),
                 holders: AtomicU64::new(0),
                 next: AtomicU32::new(EMPTY),
-                link: AtomicU32::new(EMPTY),
+                link: Cell::new(EMPTY),
                 body: UnsafeCell::new(MaybeUninit::uninit()),
             }
         }

@@ -95,13 +95,13 @@ impl<T> Drop for Vacant<'_, '_, T> {
     fn drop(&mut self) {
         // SAFETY: out, so in place.
         let slot = unsafe { self.slot.as_ref() };
-        // Relaxed: published when the batch goes out; links are written at setup.
+        // Relaxed: published when the batch goes out.
         if self.batch.count == 0 {
             self.batch.last = self.slot;
         } else {
             slot.next.store(self.batch.first, Ordering::Relaxed);
         }
-        self.batch.first = slot.link.load(Ordering::Relaxed);
+        self.batch.first = slot.link.get();
         self.batch.count += 1;
     }
 }

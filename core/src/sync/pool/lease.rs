@@ -89,8 +89,8 @@ impl<'m, T> Lease<'m, T> {
     #[inline(always)]
     fn watch_write(&self) {
         if let Some(header) = self.header {
-            // SAFETY: a slot that is out keeps the slab. Relaxed: written at setup.
-            unsafe { header.as_ref() }.watch_write(self.slot().link.load(Ordering::Relaxed));
+            // SAFETY: a slot that is out keeps the slab. The link was written at setup.
+            unsafe { header.as_ref() }.watch_write(self.slot().link.get());
         }
     }
 }
@@ -118,8 +118,8 @@ impl<T> Drop for Back<T> {
         let Some(header) = self.header else { return free_alone(self.slot) };
         // SAFETY: out, so in place until given back.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: the slot is out and this its only holder. Relaxed: written at setup.
-        unsafe { Header::give_back(header, slot.link.load(Ordering::Relaxed), &slot.next, 1) };
+        // SAFETY: the slot is out and this its only holder. The link was written at setup.
+        unsafe { Header::give_back(header, slot.link.get(), &slot.next, 1) };
     }
 }
 
@@ -190,9 +190,8 @@ impl<'m, T> Shared<'m, T> {
     where
         T: Sync,
     {
-        // Relaxed: the exchange compares it again, and links are written at setup.
-        let (state, link) =
-            (self.slot().state.load(Ordering::Relaxed), self.slot().link.load(Ordering::Relaxed));
+        // Relaxed: the exchange compares it again.
+        let (state, link) = (self.slot().state.load(Ordering::Relaxed), self.slot().link.get());
         if link == EMPTY || state & ID_OUT != 0 {
             return Err(self);
         }
@@ -260,8 +259,8 @@ impl<T> Deref for Shared<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         if let Some(header) = self.header {
-            // SAFETY: a slot that is out keeps the slab. Relaxed: written at setup.
-            unsafe { header.as_ref() }.watch_read(self.slot().link.load(Ordering::Relaxed));
+            // SAFETY: a slot that is out keeps the slab. The link was written at setup.
+            unsafe { header.as_ref() }.watch_read(self.slot().link.get());
         }
         // SAFETY: a slot that is held has a value, to which all holders have shared access alone.
         unsafe { (*self.slot().body.get()).assume_init_ref() }

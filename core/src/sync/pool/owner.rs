@@ -127,7 +127,7 @@ impl<'m, T> Pool<'m, T> {
         for index in 0..capacity {
             // SAFETY: inside the slots.
             let slot = unsafe { slots.add(index as usize).as_ref() };
-            slot.link.store(index + 1, Ordering::Relaxed);
+            slot.link.set(index + 1);
             let state = slot.state.load(Ordering::Relaxed);
             if state & ID_OUT != 0 {
                 slot.state.store(redeemed(state), Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl<'m, T> Pool<'m, T> {
     #[inline(always)]
     pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
         match self.take() {
-            Some(slot) => Ok(self.lease(slot, value)),
+            Some(link) => Ok(self.lease(self.slot(link), value)),
             None => Err(Full(value)),
         }
     }
@@ -160,8 +160,8 @@ impl<'m, T> Pool<'m, T> {
         &mut self,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Lease<'m, T>, CreateError<E>> {
-        let slot = self.take().ok_or(CreateError::Full)?;
-        let taken = Taken { pool: self, slot };
+        let link = self.take().ok_or(CreateError::Full)?;
+        let taken = Taken { slot: self.slot(link), pool: self };
         match make() {
             Ok(value) => {
                 let lease = taken.pool.lease(taken.slot, value);
@@ -227,7 +227,7 @@ impl<'m, T> Pool<'m, T> {
         if out.state.load(edge!("pool.id.get", Acquire)) != state {
             return Err(StaleId);
         }
-        self.header().watch_read(out.link.load(Ordering::Relaxed));
+        self.header().watch_read(out.link.get());
         // SAFETY: the id is out, so the slot has a value, and somebody holds it as long as the id is not redeemed, which takes
         // `&mut self`. Holders of a value that has an id have shared access alone.
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
@@ -289,26 +289,25 @@ impl<'m, T> Pool<'m, T> {
         Ok((self.slot(index as u32 + 1), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot.
+    /// Takes a free slot. Its link, so that the caller's test is that of the list and not of a pointer.
     #[inline(always)]
-    fn take(&mut self) -> Option<NonNull<Slot<T>>> {
+    fn take(&mut self) -> Option<u32> {
         let mut link = self.own.local;
         // One comparison for the empty list and for a link that somebody overwrote.
         if link.wrapping_sub(1) >= self.own.capacity {
             link = self.refill()?;
         }
-        let slot = self.slot(link);
-        // SAFETY: inside the slots, which the owner keeps. Relaxed: the owner wrote it, or acquired it in `take_back`.
-        self.own.local = unsafe { slot.as_ref() }.next.load(Ordering::Relaxed);
+        // SAFETY: inside the slots, which the owner keeps. Relaxed: the owner wrote it, or acquired it with its list.
+        self.own.local = unsafe { self.slot(link).as_ref() }.next.load(Ordering::Relaxed);
         self.own.counts.allocs += 1;
-        Some(slot)
+        Some(link)
     }
 
     #[inline(always)]
     fn lease(&self, slot: NonNull<Slot<T>>, value: T) -> Lease<'m, T> {
         // SAFETY: the owner keeps the slot in place, and it is free: taken, and not handed out yet.
         unsafe {
-            self.header().watch_write(slot.as_ref().link.load(Ordering::Relaxed));
+            self.header().watch_write(slot.as_ref().link.get());
             (*slot.as_ref().body.get()).write(value);
             Lease::from_raw(slot, Some(self.own.header))
         }
@@ -388,7 +387,7 @@ impl<T> Drop for Taken<'_, '_, T> {
         let own = &mut *self.pool.own;
         // Relaxed: from the owner to itself.
         slot.next.store(own.local, Ordering::Relaxed);
-        own.local = slot.link.load(Ordering::Relaxed);
+        own.local = slot.link.get();
         own.counts.local_frees += 1;
     }
 }
