@@ -8,7 +8,7 @@ use fishplate::config::Settings;
 use fishplate::guard::Guard;
 use fishplate::rails::{self, OpenRail, RailsError};
 use fishplate::topology::{Anchor, Machine};
-use fishplate::{Limits, Storage};
+use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter, reorder_handle};
 use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::RailId;
@@ -17,7 +17,7 @@ use fishplate_sys::fabric::FabricRail;
 
 use super::leg::Leg;
 use super::meet::{self, Second};
-use super::seat::{Buffer, Seat};
+use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
 use super::table::{self, Talk};
 use super::who::Who;
 use crate::tool::args::{Meeting, PeerArgs, Plan, name};
@@ -102,6 +102,7 @@ struct Ground<const RAILS: usize> {
     card: Card,
     config: Config,
     storage: Storage<RAILS>,
+    matching: MatchStorage<RAILS>,
     arena: Buffer,
     buffer: Buffer,
     host: LinuxHost,
@@ -122,12 +123,13 @@ impl<const RAILS: usize> Ground<RAILS> {
         }
         let card = Card::new(&config, region as u64, cards);
         let config = Config { seed: card.id, ..config };
-        let limits = Limits { peers: 1, locals: 2, remotes: 1, operations: 1024 };
+        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 1024 };
         Ok(Ground {
             rails: Some(rails),
             card,
             config,
             storage: Storage::new(&config, limits),
+            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
             arena: Buffer::new(Leg::arena(region))?,
             buffer: Buffer::new(Leg::arena(region))?,
             host: LinuxHost::private(),
@@ -149,6 +151,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         let name = Who::new(who, names);
         let rails = self.rails.take().ok_or_else(|| Failure::run("the rails are in use"))?;
         let mut engine = self.storage.engine(self.config, rails.map(|rail| rail.rail)).map_err(failed)?;
+        engine.attach_matching(MATCHING, self.matching.memory()).map_err(failed)?;
         let peer = engine.reserve_peer().map_err(failed)?;
         for (at, rail) in agreement.in_our_order(&theirs.rails).into_iter().enumerate() {
             let lifeline = wire.lifeline().map_err(|error| Failure::run(format!("{who}: {error}")))?;
