@@ -4,6 +4,7 @@
 //! is more. A path that exceeds its limit fails the run; raising a limit is a change to this file that somebody
 //! reads. Each benchmark runs its path [`REPEATS`] times and setup is not counted, so figures here are per repeat.
 
+pub mod noop;
 pub mod tape;
 
 /// How often a benchmark repeats its path, unless its budget says otherwise.
@@ -120,6 +121,13 @@ pub const BUDGETS: &[Budget] = &[
     ours("pool_batch_32",                1550.2,   1476.4).per(32),
     ours("pool_id_pair",                   66.2,     63.1),
     rival("box_pair",                               138.1),
+    ours("fabric_write_to_completion",    400.0,    400.0),
+    rival("bare_write_to_completion",                 0.0),
+    ours("fabric_write_inject",           200.0,    200.0),
+    rival("bare_write_inject",                        0.0),
+    ours("fabric_message",                200.0,    200.0),
+    ours("fabric_poll_idle",              100.0,    100.0),
+    ours("fabric_landed_32",             4000.0,   4000.0).per(32),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.

@@ -1,0 +1,191 @@
+//! Instruction counts of the rail over libfabric, on a provider that does nothing ([`noop`]): what it adds to the provider's own
+//! calls. Beside each path the same calls made directly through the tables (`bare_`), without a rail; the difference is the rail's
+//! share.
+
+// The macros name the crate by the name it goes by now.
+extern crate iai_callgrind as gungraun;
+
+use std::hint::black_box;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use fishplate_benches::{REPEATS, limit, noop};
+use fishplate_core::error::{CompleteError, PeerError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::rail::{Local, Rail, Remote, Sink};
+use fishplate_sys::fabric::av::AddressVector;
+use fishplate_sys::fabric::cq::{CompletionQueue, EMPTY};
+use fishplate_sys::fabric::domain::Domain;
+use fishplate_sys::fabric::endpoint::{Buffer, Endpoint, Target};
+use fishplate_sys::fabric::fabric::Fabric;
+use fishplate_sys::fabric::persona::Notify;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use iai_callgrind::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+};
+
+const PEER: Peer = Peer(0);
+
+fn budget(path: &str) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
+    LibraryBenchmarkConfig::default().tool(callgrind).clone()
+}
+
+/// Counts what is reported.
+#[derive(Default)]
+struct Count(u64);
+
+impl Sink for Count {
+    fn done(&mut self, cx: u64, _: Result<(), CompleteError>) {
+        self.0 += cx;
+    }
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.0 += peer.0 as u64 + data as u64;
+    }
+    fn message(&mut self, _: Peer, bytes: Untrusted<'_>) {
+        self.0 += bytes.len() as u64;
+    }
+    fn peer_down(&mut self, _: Peer, _: PeerError) {}
+}
+
+/// A rail with itself as its peer.
+struct Own {
+    rail: FabricRail,
+    local: Local,
+    remote: Remote,
+}
+
+fn ask() -> Ask<'static> {
+    Ask { notify: Some(Notify::Word), ..Ask::new("noop") }
+}
+
+fn own(inject: bool) -> &'static mut Own {
+    let offer = negotiate(noop::library(), &ask()).unwrap();
+    let config = FabricConfig { seed: Some(1), inject, ..FabricConfig::default() };
+    let mut rail = FabricRail::open(&offer, config).unwrap();
+    let address = rail.address().unwrap();
+    rail.attach(PEER, &address).unwrap();
+    let bytes = Box::leak(Box::new([0u8; 64]));
+    let ptr = NonNull::new(bytes.as_mut_ptr()).unwrap();
+    // SAFETY: leaked; nobody writes to it.
+    let region = unsafe { Region::new(ptr, 64, RegionKind::Private) };
+    let (key, desc) = rail.register(&region).unwrap();
+    rail.import(PEER, key, 64).unwrap();
+    let local = Local { ptr, len: 8, desc };
+    Box::leak(Box::new(Own { rail, local, remote: Remote { key, offset: 8 } }))
+}
+
+/// The same, with writes of its own to come in.
+fn expecting() -> &'static mut Own {
+    let own = own(true);
+    let address = own.rail.address().unwrap();
+    let number = u32::from_le_bytes(address[8..12].try_into().unwrap());
+    noop::arrive(REPEATS * 32, (number as u64) << 32 | 1);
+    own
+}
+
+/// An endpoint without a rail.
+fn bare() -> &'static mut Endpoint {
+    let offer = negotiate(noop::library(), &ask()).unwrap();
+    let fabric = Arc::new(Fabric::open(&offer.info).unwrap());
+    let domain = Arc::new(Domain::open(fabric, &offer.info).unwrap());
+    let cq = CompletionQueue::open(&domain, 0).unwrap();
+    let av = AddressVector::open(&domain, 0, 1).unwrap();
+    Box::leak(Box::new(Endpoint::open(&domain, &offer.info, cq, av).unwrap()))
+}
+
+#[library_benchmark(config = budget("fabric_write_to_completion"))]
+#[bench::run(own(false))]
+fn fabric_write_to_completion(own: &'static mut Own) {
+    let mut count = Count(0);
+    for n in 0..REPEATS {
+        // SAFETY: the source is leaked.
+        black_box(unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap());
+        own.rail.flush();
+        own.rail.poll(32, &mut count);
+    }
+    assert_eq!(count.0, REPEATS * (REPEATS - 1) / 2);
+}
+
+#[library_benchmark]
+#[bench::run(bare())]
+fn bare_write_to_completion(endpoint: &'static mut Endpoint) {
+    let mut bytes = [0u8; 8];
+    let (mut entries, mut sum) = ([EMPTY; 32], 0);
+    let from = Buffer { ptr: bytes.as_mut_ptr(), len: 8, desc: ptr::null_mut() };
+    let to = Target { peer: 0, addr: 8, key: 1 };
+    for n in 0..REPEATS {
+        let context = ptr::without_provenance_mut(n as usize);
+        // SAFETY: the source outlives the loop; the provider does not follow contexts.
+        unsafe { endpoint.write(black_box(from), to, Some(n), context) }.unwrap();
+        let got = endpoint.cq.read(&mut entries).unwrap();
+        for entry in &entries[..got] {
+            sum += entry.op_context.addr() as u64;
+        }
+    }
+    assert_eq!(sum, REPEATS * (REPEATS - 1) / 2);
+}
+
+#[library_benchmark(config = budget("fabric_write_inject"))]
+#[bench::run(own(true))]
+fn fabric_write_inject(own: &'static mut Own) {
+    for n in 0..REPEATS {
+        // SAFETY: the source is leaked.
+        black_box(unsafe { own.rail.post_write(PEER, own.local, own.remote, Some(n as u32), n) }.unwrap());
+    }
+}
+
+#[library_benchmark]
+#[bench::run(bare())]
+fn bare_write_inject(endpoint: &'static mut Endpoint) {
+    let mut bytes = [0u8; 8];
+    let from = Buffer { ptr: bytes.as_mut_ptr(), len: 8, desc: ptr::null_mut() };
+    for n in 0..REPEATS {
+        let to = Target { peer: 0, addr: 8, key: 1 };
+        // SAFETY: the source outlives the call.
+        black_box(unsafe { endpoint.inject_write(black_box(from), to, Some(n)) }).unwrap();
+    }
+}
+
+#[library_benchmark(config = budget("fabric_message"))]
+#[bench::run(own(true))]
+fn fabric_message(own: &'static mut Own) {
+    for n in 0..REPEATS {
+        black_box(own.rail.post_message(PEER, &[7; 24], Untrusted::from_slice(&[1; 8]), n).unwrap());
+    }
+}
+
+#[library_benchmark(config = budget("fabric_poll_idle"))]
+#[bench::run(own(true))]
+fn fabric_poll_idle(own: &'static mut Own) {
+    let mut count = Count(0);
+    for _ in 0..REPEATS {
+        black_box(own.rail.poll(32, &mut count));
+    }
+}
+
+#[library_benchmark(config = budget("fabric_landed_32"))]
+#[bench::run(expecting())]
+fn fabric_landed_32(own: &'static mut Own) {
+    let mut count = Count(0);
+    for _ in 0..REPEATS {
+        own.rail.poll(32, &mut count);
+    }
+    assert_eq!(count.0, REPEATS * 32);
+}
+
+library_benchmark_group!(
+    name = fabric,
+    benchmarks = [
+        fabric_write_to_completion,
+        bare_write_to_completion,
+        fabric_write_inject,
+        bare_write_inject,
+        fabric_message,
+        fabric_poll_idle,
+        fabric_landed_32
+    ]
+);
+
+main!(library_benchmark_groups = fabric);

@@ -1,0 +1,421 @@
+//! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is complete when the queue is read
+//! next. What is counted over it is our own share.
+//!
+//! [`arrive`] makes the queue report writes of a peer as well.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use fishplate_sys::fabric::Library;
+use fishplate_sys::fabric::library::Entries;
+use fishplate_sys::fabric::raw::*;
+
+/// Posts that are not read yet, at most.
+const ROOM: usize = 256;
+
+/// Arrivals still to be made, and their data. One thread uses this: the benchmark's.
+static ARRIVALS: AtomicU64 = AtomicU64::new(0);
+static DATA: AtomicU64 = AtomicU64::new(0);
+
+/// A queue: contexts of posts.
+#[repr(C)]
+struct Queue {
+    fid: fid_cq,
+    posts: [(*mut c_void, u64); ROOM],
+    head: usize,
+    tail: usize,
+}
+
+/// An endpoint.
+#[repr(C)]
+struct End {
+    fid: fid_ep,
+    queue: *mut Queue,
+}
+
+fn leak<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+/// A structure of which every field may be zero.
+unsafe fn zeroed<T>() -> *mut T {
+    // SAFETY: handed on to our caller.
+    leak(unsafe { std::mem::zeroed() })
+}
+
+unsafe extern "C" fn getinfo(
+    _: u32,
+    _: *const c_char,
+    _: *const c_char,
+    _: u64,
+    hints: *const fi_info,
+    list: *mut *mut fi_info,
+) -> c_int {
+    // SAFETY: the hints are whole, and what is filled in is made here.
+    unsafe {
+        let info = dupinfo(hints);
+        (*(*info).fabric_attr).prov_name = libc::strdup(c"noop".as_ptr());
+        (*(*info).tx_attr).inject_size = 64;
+        (*(*info).tx_attr).size = ROOM;
+        (*(*info).rx_attr).size = ROOM;
+        (*(*info).ep_attr).max_msg_size = 1 << 30;
+        (*(*info).domain_attr).cq_data_size = 8;
+        (*(*info).domain_attr).mr_key_size = 8;
+        (*(*info).domain_attr).mr_mode = 0;
+        *list = info;
+    }
+    0
+}
+
+unsafe extern "C" fn freeinfo(_: *mut fi_info) {}
+
+unsafe extern "C" fn dupinfo(from: *const fi_info) -> *mut fi_info {
+    // SAFETY: null, or whole; all are structures that may be zero.
+    unsafe {
+        let info: *mut fi_info = zeroed();
+        if !from.is_null() {
+            *info = *from;
+        }
+        fn copy<T: Copy>(part: *mut T, otherwise: *mut T) -> *mut T {
+            // SAFETY: null, or whole.
+            if part.is_null() { otherwise } else { leak(unsafe { *part }) }
+        }
+        (*info).tx_attr = copy((*info).tx_attr, zeroed());
+        (*info).rx_attr = copy((*info).rx_attr, zeroed());
+        (*info).ep_attr = copy((*info).ep_attr, zeroed());
+        (*info).domain_attr = copy((*info).domain_attr, zeroed());
+        (*info).fabric_attr = copy((*info).fabric_attr, zeroed());
+        (*info).next = ptr::null_mut();
+        // Strings are the copy's own.
+        let name = &mut (*(*info).fabric_attr).prov_name;
+        *name = if name.is_null() { ptr::null_mut() } else { libc::strdup(*name) };
+        info
+    }
+}
+
+unsafe extern "C" fn version() -> u32 {
+    fi_version(1, 17)
+}
+
+unsafe extern "C" fn words(_: c_int) -> *const c_char {
+    c"nothing".as_ptr()
+}
+
+unsafe extern "C" fn show(_: *const c_void, _: c_int) -> *mut c_char {
+    c"nothing".as_ptr().cast_mut()
+}
+
+unsafe extern "C" fn close(_: *mut fid) -> c_int {
+    0
+}
+
+unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
+    // SAFETY: both are objects of this file.
+    unsafe {
+        if (*object).fclass == FI_CLASS_EP && (*to).fclass == FI_CLASS_CQ {
+            (*object.cast::<End>()).queue = to.cast();
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn control(_: *mut fid, _: c_int, _: *mut c_void) -> c_int {
+    0
+}
+
+/// A table: zero but for its size and what is given.
+macro_rules! table {
+    ($table:ident { $($entry:ident: $function:expr),* $(,)? }) => {{
+        // SAFETY: a table of nullable functions.
+        let table: *mut $table = unsafe { zeroed() };
+        // SAFETY: just made.
+        unsafe {
+            (*table).size = size_of::<$table>();
+            $((*table).$entry = Some($function);)*
+        }
+        table
+    }};
+}
+
+fn object(class: usize) -> fid {
+    fid {
+        fclass: class,
+        context: ptr::null_mut(),
+        ops: table!(fi_ops { close: close, bind: bind, control: control }),
+    }
+}
+
+unsafe extern "C" fn fabric(_: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric, _: *mut c_void) -> c_int {
+    let ops = table!(fi_ops_fabric { domain: domain });
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *fabric = leak(fid_fabric { fid: object(FI_CLASS_FABRIC), ops, api_version: 0 }) };
+    0
+}
+
+unsafe extern "C" fn domain(
+    _: *mut fid_fabric,
+    _: *mut fi_info,
+    domain: *mut *mut fid_domain,
+    _: *mut c_void,
+) -> c_int {
+    let ops = table!(fi_ops_domain { av_open: av_open, cq_open: cq_open, endpoint: endpoint });
+    let mr = table!(fi_ops_mr { reg: register });
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *domain = leak(fid_domain { fid: object(FI_CLASS_DOMAIN), ops, mr }) };
+    0
+}
+
+#[allow(clippy::too_many_arguments, reason = "C's")]
+unsafe extern "C" fn register(
+    _: *mut fid,
+    _: *const c_void,
+    _: usize,
+    _: u64,
+    _: u64,
+    key: u64,
+    _: u64,
+    mr: *mut *mut fid_mr,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *mr = leak(fid_mr { fid: object(FI_CLASS_MR), mem_desc: ptr::null_mut(), key }) };
+    0
+}
+
+unsafe extern "C" fn av_open(
+    _: *mut fid_domain,
+    _: *mut fi_av_attr,
+    av: *mut *mut fid_av,
+    _: *mut c_void,
+) -> c_int {
+    let ops = table!(fi_ops_av { insert: insert });
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *av = leak(fid_av { fid: object(FI_CLASS_AV), ops }) };
+    0
+}
+
+unsafe extern "C" fn insert(
+    _: *mut fid_av,
+    _: *const c_void,
+    _: usize,
+    number: *mut u64,
+    _: u64,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *number = 0 };
+    1
+}
+
+unsafe extern "C" fn cq_open(
+    _: *mut fid_domain,
+    _: *mut fi_cq_attr,
+    cq: *mut *mut fid_cq,
+    _: *mut c_void,
+) -> c_int {
+    let ops = table!(fi_ops_cq { read: read, readfrom: readfrom, readerr: readerr });
+    let fid = fid_cq { fid: object(FI_CLASS_CQ), ops };
+    let posts = [(ptr::null_mut(), 0); ROOM];
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *cq = leak(Queue { fid, posts, head: 0, tail: 0 }).cast() };
+    0
+}
+
+unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> isize {
+    // SAFETY: a queue of this file, and room for `count` entries.
+    unsafe {
+        let queue = &mut *cq.cast::<Queue>();
+        let entries = into.cast::<fi_cq_data_entry>();
+        let mut n = 0;
+        while n < count && queue.head != queue.tail {
+            let (op_context, flags) = queue.posts[queue.head % ROOM];
+            *entries.add(n) = fi_cq_data_entry { op_context, flags, len: 0, buf: ptr::null_mut(), data: 0 };
+            queue.head += 1;
+            n += 1;
+        }
+        let mut arrivals = ARRIVALS.load(Relaxed);
+        while n < count && arrivals != 0 {
+            let flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
+            let (op_context, buf, data) = (ptr::null_mut(), ptr::null_mut(), DATA.load(Relaxed));
+            *entries.add(n) = fi_cq_data_entry { op_context, flags, len: 0, buf, data };
+            arrivals -= 1;
+            n += 1;
+        }
+        ARRIVALS.store(arrivals, Relaxed);
+        if n == 0 { -(FI_EAGAIN as isize) } else { n as isize }
+    }
+}
+
+unsafe extern "C" fn readfrom(cq: *mut fid_cq, into: *mut c_void, count: usize, _: *mut u64) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { read(cq, into, count) }
+}
+
+unsafe extern "C" fn readerr(_: *mut fid_cq, _: *mut fi_cq_err_entry, _: u64) -> isize {
+    -(FI_EAGAIN as isize)
+}
+
+unsafe extern "C" fn endpoint(
+    _: *mut fid_domain,
+    _: *mut fi_info,
+    ep: *mut *mut fid_ep,
+    _: *mut c_void,
+) -> c_int {
+    let fid = fid_ep {
+        fid: object(FI_CLASS_EP),
+        ops: table!(fi_ops_ep {}),
+        cm: table!(fi_ops_cm { getname: getname }),
+        msg: table!(fi_ops_msg { recv: recv, send: send, sendmsg: sendmsg, inject: inject }),
+        rma: table!(fi_ops_rma {
+            read: rma_read,
+            write: rma_write,
+            writemsg: rma_writemsg,
+            inject: rma_inject,
+            writedata: rma_writedata,
+            injectdata: rma_injectdata,
+        }),
+        tagged: ptr::null_mut(),
+        atomic: ptr::null_mut(),
+        collective: ptr::null_mut(),
+    };
+    // SAFETY: the place for the answer is the caller's.
+    unsafe { *ep = leak(End { fid, queue: ptr::null_mut() }).cast() };
+    0
+}
+
+unsafe extern "C" fn getname(_: *mut fid, name: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: there is room for one byte at least.
+    unsafe {
+        name.cast::<u8>().write(1);
+        *len = 1;
+    }
+    0
+}
+
+/// Notes a post as complete.
+#[inline(always)]
+unsafe fn posted(ep: *mut fid_ep, context: *mut c_void, flags: u64) -> isize {
+    // SAFETY: an endpoint of this file, with its queue.
+    unsafe {
+        let queue = &mut *(*ep.cast::<End>()).queue;
+        if queue.tail - queue.head == ROOM {
+            return -(FI_EAGAIN as isize);
+        }
+        queue.posts[queue.tail % ROOM] = (context, flags);
+        queue.tail += 1;
+    }
+    0
+}
+
+unsafe extern "C" fn recv(
+    _: *mut fid_ep,
+    _: *mut c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: *mut c_void,
+) -> isize {
+    0
+}
+
+unsafe extern "C" fn send(
+    ep: *mut fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, context, FI_MSG | FI_SEND) }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut fid_ep, message: *const fi_msg, _: u64) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, (*message).context, FI_MSG | FI_SEND) }
+}
+
+unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) -> isize {
+    0
+}
+
+#[allow(clippy::too_many_arguments, reason = "C's")]
+unsafe extern "C" fn rma_read(
+    ep: *mut fid_ep,
+    _: *mut c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: u64,
+    _: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, context, FI_RMA | FI_READ) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "C's")]
+unsafe extern "C" fn rma_write(
+    ep: *mut fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: u64,
+    _: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, context, FI_RMA | FI_WRITE) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "C's")]
+unsafe extern "C" fn rma_writedata(
+    ep: *mut fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, context, FI_RMA | FI_WRITE) }
+}
+
+unsafe extern "C" fn rma_writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, _: u64) -> isize {
+    // SAFETY: handed on to our caller.
+    unsafe { posted(ep, (*message).context, FI_RMA | FI_WRITE) }
+}
+
+unsafe extern "C" fn rma_inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64, _: u64, _: u64) -> isize {
+    0
+}
+
+unsafe extern "C" fn rma_injectdata(
+    _: *mut fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+) -> isize {
+    0
+}
+
+/// The library.
+pub fn library() -> Library {
+    let entries = Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };
+    // SAFETY: they behave as libfabric's do, as far as is needed here.
+    unsafe { Library::from_entries(entries) }
+}
+
+/// Makes the next queue that is read report `count` writes with this data.
+pub fn arrive(count: u64, data: u64) {
+    DATA.store(data, Relaxed);
+    ARRIVALS.store(count, Relaxed);
+}
