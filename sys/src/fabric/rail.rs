@@ -186,6 +186,8 @@ pub struct FabricRail {
     desc: *mut c_void,
     /// Flags of each write, if it must say them.
     say_level: Option<u64>,
+    /// Whether writes are not just handed over: held back, at a level of their own, or with a message behind them.
+    unusual: bool,
     /// Whether writes are held back.
     more: bool,
     held: Option<Held>,
@@ -292,6 +294,7 @@ impl FabricRail {
             depth,
         };
         let notify = offer.notify;
+        let more = config.more.unwrap_or(offer.persona.more) && notify != Notify::Message;
         let saw = info.tx().msg_order & info.rx().msg_order & FI_ORDER_SAW != 0;
         let mut rail = FabricRail {
             regions: Vec::with_capacity(config.max_regions as usize),
@@ -309,7 +312,8 @@ impl FabricRail {
             inject_message: inject.min(max_message + HEAD),
             desc: core::ptr::null_mut(),
             say_level: offer.persona.forgets_level.then(|| FI_COMPLETION | offer.level.flag()),
-            more: config.more.unwrap_or(offer.persona.more) && notify != Notify::Message,
+            unusual: more || offer.persona.forgets_level || notify == Notify::Message,
+            more,
             held: None,
             batched: 0,
             words_follow: saw,

@@ -1,6 +1,7 @@
 //! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in one process: the contract of
 //! `Rail`. Each module of tests is a provider and a choice of ways.
 
+mod bad_input;
 #[path = "../../../core/tests/support/mod.rs"]
 mod behaviour;
 #[path = "../../../core/tests/conformance/mod.rs"]
@@ -10,7 +11,9 @@ mod processes;
 mod support;
 
 use conformance::{Fixture, Link};
+use fishplate_core::error::PostError;
 use fishplate_core::mem::Peer;
+use fishplate_core::rail::{Local, Rail, Remote};
 use fishplate_sys::fabric::negotiate::Progress;
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
@@ -75,4 +78,46 @@ rails! {
     shm_message: notify("shm", Notify::Message), TRACKED, None;
     shm_source: notify("shm", Notify::Source), TRACKED, None;
     shm_atomics: atomics("shm"), ATOMICS, None;
+}
+
+/// What is held back goes out with the flush: nobody polls the origin after it.
+#[test]
+fn a_flush_closes_the_batch() {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED a_flush_closes_the_batch: {why}");
+    }
+    let Link { rails, .. } = pair(&Ask::new("tcp"), MORE, 4);
+    let [mut origin, mut target]: [FabricRail; 2] = rails.try_into().unwrap();
+    let source = conformance::leaked(4096);
+    let (_, desc) = origin.register(&source).unwrap();
+    let memory = conformance::leaked(4096);
+    let (key, _) = target.register(&memory).unwrap();
+    origin.import(TO, key, 4096).unwrap();
+    let (local, remote) = (Local { ptr: source.ptr(), len: 1024, desc }, Remote { key, offset: 0 });
+    let (mut there, mut here) = (conformance::Seen::default(), conformance::Seen::default());
+    // The first one also connects the two.
+    for n in 0..3 {
+        let before = there.landed.len();
+        // SAFETY: the source is never freed, and nobody changes it.
+        while unsafe { origin.post_write(TO, local, remote, Some(n), 0) } == Err(PostError::Again) {
+            origin.poll(8, &mut here);
+        }
+        for _ in 0..1000 {
+            target.poll(8, &mut there);
+        }
+        assert_eq!(there.landed.len(), before, "write {n} went out before the flush");
+        origin.flush();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while there.landed.len() == before {
+            // It takes both to connect.
+            if n == 0 {
+                origin.poll(8, &mut here);
+            }
+            target.poll(8, &mut there);
+            assert!(std::time::Instant::now() < end, "write {n} did not go out with the flush");
+        }
+        while here.done.len() <= n as usize {
+            origin.poll(8, &mut here);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use fishplate_core::rail::Sink;
 
 use super::pool::{Kind, Slot};
 use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
-use crate::fabric::cq::{CqError, Entry};
+use crate::fabric::cq::{self, CqError, Entry};
 use crate::fabric::error::Code;
 use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
@@ -37,8 +37,10 @@ impl FabricRail {
             match read {
                 Ok(n) => {
                     for i in 0..n.min(want) {
-                        let entry = self.entries[i];
-                        self.complete(&entry, self.sources[i], sink);
+                        // What is needed of it is read once, before anything is reported.
+                        let Entry { op_context, flags, len, data, .. } = self.entries[i];
+                        let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
+                        self.complete(entry, self.sources[i], sink);
                     }
                     count += n as u32;
                     if n < want {
@@ -62,7 +64,7 @@ impl FabricRail {
     }
 
     #[inline(always)]
-    fn complete<S: Sink>(&mut self, entry: &Entry, source: u64, sink: &mut S) {
+    fn complete<S: Sink>(&mut self, entry: Entry, source: u64, sink: &mut S) {
         if entry.flags & ARRIVED == ARRIVED {
             let peer = match self.notify {
                 Notify::Word => self.peers.numbers.find(entry.data >> 32),
@@ -82,7 +84,7 @@ impl FabricRail {
                 }
             }
         } else if entry.flags & FI_RECV != 0 {
-            self.receive(entry, source, sink);
+            self.receive(&entry, source, sink);
         } else if !entry.op_context.is_null() {
             self.ended(entry.op_context.cast(), sink);
         }

@@ -7,18 +7,28 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// A place in the table.
+/// A place in the table. Half a cache line, so that its address is a shift.
 #[derive(Clone, Copy)]
+#[repr(align(32))]
 struct Place {
     key: u64,
     len: u64,
-    peer: u16,
-    used: bool,
+    /// Or [`NOBODY`]: the place is free.
+    peer: u32,
     /// How often it was imported and not released.
     count: u32,
 }
 
-const FREE: Place = Place { key: 0, len: 0, peer: 0, used: false, count: 0 };
+/// No peer has this number.
+const NOBODY: u32 = u32::MAX;
+
+const FREE: Place = Place { key: 0, len: 0, peer: NOBODY, count: 0 };
+
+impl Place {
+    fn used(&self) -> bool {
+        self.peer != NOBODY
+    }
+}
 
 /// The imported regions.
 pub(super) struct Imports {
@@ -52,26 +62,38 @@ impl Imports {
         let mut at = self.start(peer, key) & mask;
         // Ends: at least half of the places are free.
         loop {
-            let place = &self.places[at & mask];
-            if !place.used || (place.key == key && place.peer == peer) {
-                return at & mask;
+            let place = &self.places[at];
+            if !place.used() || (place.key == key && place.peer == peer as u32) {
+                return at;
             }
-            at += 1;
+            at = (at + 1) & mask;
         }
     }
 
     /// Whether `len` bytes from `offset` on lie inside an imported region.
     #[inline(always)]
     pub fn allows(&self, peer: u16, key: u64, offset: u64, len: u64) -> bool {
-        let place = &self.places[self.find(peer, key)];
-        // One that is free is 0 bytes long, and has nothing even at its start.
-        place.used && offset <= place.len && len <= place.len - offset
+        let at = self.start(peer, key);
+        // SAFETY: a start is below the number of places, by the shift that was made from it.
+        let first = unsafe { self.places.get_unchecked(at) };
+        let place = match first.key == key && first.peer == peer as u32 {
+            true => first,
+            false => self.further(peer, key),
+        };
+        place.peer == peer as u32 && offset <= place.len && len <= place.len - offset
+    }
+
+    /// The place of one that is not where it would be first.
+    #[cold]
+    #[inline(never)]
+    fn further(&self, peer: u16, key: u64) -> &Place {
+        &self.places[self.find(peer, key)]
     }
 
     /// Notes a region; once more if it is there. `false`: no room.
     pub fn insert(&mut self, peer: u16, key: u64, len: u64) -> bool {
         let at = self.find(peer, key);
-        if self.places[at].used {
+        if self.places[at].used() {
             self.places[at].count += 1;
             self.places[at].len = self.places[at].len.max(len);
             return true;
@@ -80,14 +102,14 @@ impl Imports {
             return false;
         }
         self.left -= 1;
-        self.places[at] = Place { key, len, peer, used: true, count: 1 };
+        self.places[at] = Place { key, len, peer: peer as u32, count: 1 };
         true
     }
 
     /// Undoes one [`insert`](Self::insert).
     pub fn remove(&mut self, peer: u16, key: u64) {
         let at = self.find(peer, key);
-        if !self.places[at].used {
+        if !self.places[at].used() {
             return;
         }
         self.places[at].count -= 1;
@@ -101,7 +123,7 @@ impl Imports {
         let mut at = 0;
         while at < self.places.len() {
             let place = &self.places[at];
-            if place.used && place.peer == peer {
+            if place.peer == peer as u32 {
                 // Another one may move here.
                 self.clear(at);
             } else {
@@ -118,10 +140,10 @@ impl Imports {
         loop {
             at = (at + 1) & mask;
             let place = self.places[at];
-            if !place.used {
+            if !place.used() {
                 break;
             }
-            let start = self.start(place.peer, place.key) & mask;
+            let start = self.start(place.peer as u16, place.key) & mask;
             // It may move only if its own start does not lie between the hole and it.
             if (at.wrapping_sub(start) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.places[hole] = place;

@@ -3,8 +3,9 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// A peer's place. The first fields are what a post needs.
+/// A peer's place. The first fields are what a post needs. A cache line, so that its address is a shift.
 #[derive(Clone, Copy)]
+#[repr(align(64))]
 pub(super) struct PeerSlot {
     /// Its number in the address vector.
     pub addr: u64,
@@ -45,11 +46,14 @@ const GONE: PeerSlot = PeerSlot {
 #[derive(Clone, Copy)]
 struct Name {
     number: u64,
-    peer: u16,
-    used: bool,
+    /// Or [`NOBODY`]: the entry is free.
+    peer: u32,
 }
 
-const NO_NAME: Name = Name { number: 0, peer: 0, used: false };
+/// No peer has this number.
+const NOBODY: u32 = u32::MAX;
+
+const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
 /// A hash table from numbers that peers are known by to their places, at most half full. Rebuilt when a peer comes or goes.
 pub(super) struct Names {
@@ -63,24 +67,41 @@ impl Names {
         Names { places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
     }
 
+    #[inline(always)]
+    fn start(&self, number: u64) -> usize {
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
     fn place(&self, number: u64) -> usize {
         let mask = self.places.len() - 1;
-        let mut at = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
+        let mut at = self.start(number);
         // Ends: at least half of the places are free.
         loop {
-            let name = &self.places[at & mask];
-            if !name.used || name.number == number {
-                return at & mask;
+            let name = &self.places[at];
+            if name.peer == NOBODY || name.number == number {
+                return at;
             }
-            at += 1;
+            at = (at + 1) & mask;
         }
     }
 
     /// Who has this number.
     #[inline(always)]
     pub fn find(&self, number: u64) -> Option<u16> {
-        let name = &self.places[self.place(number)];
-        name.used.then_some(name.peer)
+        // SAFETY: a start is below the number of places, by the shift that was made from it.
+        let first = unsafe { self.places.get_unchecked(self.start(number)) };
+        let peer = match first.number == number {
+            true => first.peer,
+            false => self.further(number),
+        };
+        (peer != NOBODY).then_some(peer as u16)
+    }
+
+    /// Who has a number that is not where it would be first.
+    #[cold]
+    #[inline(never)]
+    fn further(&self, number: u64) -> u32 {
+        self.places[self.place(number)].peer
     }
 }
 
@@ -114,11 +135,11 @@ impl Peers {
         self.numbers.places.fill(NO_NAME);
         self.addresses.places.fill(NO_NAME);
         for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
-            let peer = peer as u16;
+            let peer = peer as u32;
             for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
             {
                 let at = names.place(number);
-                names.places[at] = Name { number, peer, used: true };
+                names.places[at] = Name { number, peer };
             }
         }
     }

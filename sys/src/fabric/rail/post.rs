@@ -107,6 +107,32 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
         let from = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
+        if self.unusual {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.unusual_write(peer, from, to, data, cx) };
+        }
+        let word = data.map(|data| self.signature | data as u64);
+        if local.len <= self.inject {
+            // SAFETY: readable during the call, by our caller's promise.
+            let result = unsafe { self.endpoint.inject_write(from, to, word) };
+            return self.over(peer, result);
+        }
+        let slot = self.begin(peer, Kind::Write, cx)?;
+        // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
+        let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
+        self.end(peer, slot, result)
+    }
+
+    /// A write on a rail that holds writes back, says the level with each, or has words in messages.
+    #[inline(never)]
+    unsafe fn unusual_write(
+        &mut self,
+        peer: Peer,
+        from: Buffer,
+        to: Target,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let word = match data {
             Some(data) if self.notify == Notify::Message => {
                 // SAFETY: handed on to our caller.
@@ -115,8 +141,8 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        if local.len <= self.inject {
-            if self.held.is_some() && !self.close_batch() {
+        if from.len <= self.inject {
+            if !self.close_batch() {
                 return Err(PostError::Again);
             }
             // SAFETY: readable during the call, by our caller's promise.
@@ -128,7 +154,20 @@ impl FabricRail {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
-        let result = unsafe {
+        let result = unsafe { self.write_at_level(from, to, word, slot) };
+        self.end(peer, slot, result)
+    }
+
+    /// Gives a write to the provider, with its level if it must say it.
+    unsafe fn write_at_level(
+        &mut self,
+        from: Buffer,
+        to: Target,
+        word: Option<u64>,
+        slot: *mut Slot,
+    ) -> Result<(), Code> {
+        // SAFETY: handed on to our caller.
+        unsafe {
             match self.say_level {
                 Some(flags) => {
                     let remote = if word.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
@@ -137,8 +176,7 @@ impl FabricRail {
                 }
                 None => self.endpoint.write(from, to, word, Pool::context(slot)),
             }
-        };
-        self.end(peer, slot, result)
+        }
     }
 
     /// Keeps a write back, and hands over the one that was kept before it.
@@ -222,12 +260,7 @@ impl FabricRail {
         // SAFETY: the context is this post's.
         unsafe { (*slot).extra = data };
         // SAFETY: as in `write`.
-        let result = unsafe {
-            match self.say_level {
-                Some(flags) => self.endpoint.write_with(from, to, 0, flags, Pool::context(slot)),
-                None => self.endpoint.write(from, to, None, Pool::context(slot)),
-            }
-        };
+        let result = unsafe { self.write_at_level(from, to, None, slot) };
         let posted = self.end(peer, slot, result)?;
         if self.words_follow {
             self.owe(peer.0, data);

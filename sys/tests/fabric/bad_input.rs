@@ -1,0 +1,196 @@
+//! What is asked wrongly: a library that is not there or is none, unknown providers and interfaces, configuration out of range,
+//! addresses that are none or of another kind of rail.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::rail::{Rail, RailKey};
+use fishplate_sys::fabric::negotiate::{self, NegotiateError, Progress, Why};
+use fishplate_sys::fabric::persona::Notify;
+use fishplate_sys::fabric::rail::SetupError;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate as choose};
+
+use crate::support::{self, SMALL};
+
+macro_rules! needs_library {
+    ($test:literal) => {
+        if let Some(why) = support::absent() {
+            return println!("SKIPPED {}: {why}", $test);
+        }
+    };
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    // SAFETY: nothing lies there.
+    let error = unsafe { Library::open(Some(c"/nowhere/libfabric.so.1")) }.unwrap_err();
+    assert!(
+        matches!(&error, LoadError::NotFound { path, .. } if path == "/nowhere/libfabric.so.1"),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("/nowhere/libfabric.so.1"), "{error}");
+}
+
+#[test]
+fn something_else_than_libfabric_is_refused() {
+    // SAFETY: the C library is loaded already: nothing new runs.
+    let error = unsafe { Library::open(Some(c"libc.so.6")) }.unwrap_err();
+    assert!(matches!(error, LoadError::NoSymbol { symbol: "fi_getinfo", .. }), "{error:?}");
+}
+
+#[test]
+fn versions_below_the_oldest_are_refused_and_above_the_newest_not_asked_for() {
+    needs_library!("versions");
+    let library = support::library();
+    assert!(library.version() >= Library::OLDEST);
+    let asked = library.api_version();
+    assert!((asked >> 16, asked & 0xffff) <= Library::NEWEST.min(library.version()));
+}
+
+#[test]
+fn an_unknown_provider_is_answered_with_what_there_is() {
+    needs_library!("an_unknown_provider");
+    let error = choose(support::library(), &Ask::new("carrier-pigeon")).unwrap_err();
+    let NegotiateError::NoProvider { asked, there } = &error else { panic!("{error:?}") };
+    assert_eq!(asked, "carrier-pigeon");
+    assert!(there.iter().any(|name| name == "shm"), "{there:?}");
+    assert!(error.to_string().contains("carrier-pigeon") && error.to_string().contains("shm"), "{error}");
+    let error = choose(support::library(), &Ask::new("a\0b")).unwrap_err();
+    assert_eq!(error, NegotiateError::BadName);
+}
+
+#[test]
+fn hardware_that_is_not_there_is_answered_likewise() {
+    needs_library!("hardware");
+    for provider in ["efa-direct", "cxi", "verbs;ofi_rxm", "psm3"] {
+        match choose(support::library(), &Ask::new(provider)) {
+            // A machine that has it.
+            Ok(offer) => assert_eq!(offer.persona.name, provider),
+            Err(error) => assert!(error.to_string().contains(provider), "{provider}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn an_unknown_interface_is_answered_with_what_there_is() {
+    needs_library!("an_unknown_interface");
+    for provider in ["tcp", "tcp;ofi_rxm"] {
+        let ask = Ask { interface: Some("eth99"), ..Ask::new(provider) };
+        let error = choose(support::library(), &ask).unwrap_err();
+        let NegotiateError::NoInterface { asked, there, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(asked, "eth99");
+        assert!(there.iter().any(|name| name == "lo"), "{there:?}");
+        assert!(error.to_string().contains("eth99") && error.to_string().contains("lo"), "{error}");
+    }
+}
+
+#[test]
+fn offers_are_refused_with_a_reason_and_another_provider_is_never_taken() {
+    needs_library!("offers");
+    let library = support::library();
+    for provider in ["tcp", "tcp;ofi_rxm", "shm"] {
+        let (accepted, rejected) = negotiate::offers(library, &Ask::new(provider)).unwrap();
+        assert!(!accepted.is_empty(), "{provider}");
+        for offer in &accepted {
+            let name = offer.info.provider();
+            assert!(offer.persona.providers.contains(&name.as_str()), "{provider}: {name}");
+        }
+        assert!(rejected.iter().all(|no| !no.why.to_string().is_empty()));
+    }
+    // The plain tcp of 1.x is layered under rxm when reliable datagrams are asked of it: that is refused, not taken.
+    if library.version() < (2, 0) {
+        let (_, rejected) = negotiate::offers(library, &Ask::new("tcp")).unwrap();
+        assert!(
+            rejected.iter().any(|no| no.why == Why::Provider && no.provider == "tcp;ofi_rxm"),
+            "{rejected:?}"
+        );
+    }
+    // shm does not drive itself.
+    let ask = Ask { progress: Some(Progress::Auto), ..Ask::new("shm") };
+    assert!(choose(library, &ask).is_err());
+    assert_eq!(choose(library, &Ask::new("shm")).unwrap().progress, Progress::Manual);
+}
+
+#[test]
+fn configuration_out_of_range_is_refused() {
+    needs_library!("configuration");
+    let offer = choose(support::library(), &Ask::new("shm")).unwrap();
+    let bad = [
+        FabricConfig { max_peers: 0, ..SMALL },
+        FabricConfig { max_message: 255, ..SMALL },
+        FabricConfig { depth: 0, ..SMALL },
+        FabricConfig { receives: 1 << 20, ..SMALL },
+        FabricConfig { bounces: 0, ..SMALL },
+        FabricConfig { max_regions: 0, ..SMALL },
+        FabricConfig { max_imports: 0, ..SMALL },
+        FabricConfig { completions: 1 << 30, ..SMALL },
+    ];
+    for config in bad {
+        assert!(matches!(FabricRail::open(&offer, config), Err(SetupError::Config(_))), "{config:?}");
+    }
+}
+
+#[test]
+fn addresses_that_are_none_attach_nobody() {
+    needs_library!("addresses");
+    let (mut a, b) = (support::open(&Ask::new("shm"), SMALL, 1), support::open(&Ask::new("shm"), SMALL, 2));
+    let good = b.address().unwrap();
+    for len in 0..17 {
+        assert_eq!(a.attach(Peer(0), &good[..len.min(16)]), Err(AttachError::BadHandle), "{len} bytes");
+    }
+    let mut changed = good.clone();
+    changed[0] ^= 1;
+    assert_eq!(a.attach(Peer(0), &changed), Err(AttachError::BadHandle));
+    changed = good.clone();
+    changed[4] = 9;
+    assert_eq!(a.attach(Peer(0), &changed), Err(AttachError::Version { theirs: 9, ours: 1 }));
+    changed = good.clone();
+    changed[6] = 7;
+    assert_eq!(a.attach(Peer(0), &changed), Err(AttachError::BadHandle));
+    changed = good.clone();
+    changed[12] ^= 1;
+    assert!(matches!(a.attach(Peer(0), &changed), Err(AttachError::Config(_))), "another format");
+    changed = good.clone();
+    changed.resize(5000, 0);
+    assert_eq!(a.attach(Peer(0), &changed), Err(AttachError::BadHandle));
+    let other = support::open(&Ask { notify: Some(Notify::Message), ..Ask::new("shm") }, SMALL, 3);
+    assert!(matches!(a.attach(Peer(0), &other.address().unwrap()), Err(AttachError::Config(_))));
+
+    assert_eq!(a.attach(Peer(SMALL.max_peers), &good), Err(AttachError::Full));
+    a.attach(Peer(0), &good).unwrap();
+    assert_eq!(a.attach(Peer(0), &good), Err(AttachError::Full), "taken");
+    assert!(matches!(a.attach(Peer(1), &good), Err(AttachError::Config(_))), "twice the same");
+    a.detach(Peer(0));
+    a.attach(Peer(1), &good).unwrap();
+}
+
+#[test]
+fn tables_fill_up_and_say_so() {
+    needs_library!("tables");
+    let mut rail = support::open(&Ask::new("shm"), SMALL, 1);
+    let nobody = Peer(1);
+    let empty = Untrusted::from_slice(&[]);
+    assert_eq!(rail.post_message(nobody, &[1], empty, 0), Err(PostError::PeerDown));
+    assert_eq!(rail.post_message(Peer(u16::MAX), &[1], empty, 0), Err(PostError::PeerDown));
+    assert_eq!(rail.import(nobody, RailKey { key: 1, base: 0 }, 8), Err(AttachError::UnknownPeer));
+    let address = rail.address().unwrap();
+    rail.attach(Peer(0), &address).unwrap();
+    for key in 0..SMALL.max_imports as u64 {
+        rail.import(Peer(0), RailKey { key, base: 0 }, 8).unwrap();
+    }
+    assert_eq!(rail.import(Peer(0), RailKey { key: 1000, base: 0 }, 8), Err(AttachError::Full));
+    rail.release(Peer(0), RailKey { key: 3, base: 0 });
+    rail.import(Peer(0), RailKey { key: 1000, base: 0 }, 8).unwrap();
+
+    let memory = Box::leak(Box::new([0u64; 8]));
+    let ptr = NonNull::from(&mut memory[0]).cast();
+    // SAFETY: leaked, and touched by nobody.
+    let region = |len| unsafe { Region::new(ptr, len, RegionKind::Private) };
+    assert_eq!(rail.register(&region(0)), Err(AttachError::BadRange));
+    let keys: Vec<_> = (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();
+    assert_eq!(rail.register(&region(64)), Err(AttachError::Full));
+    rail.deregister(keys[2]);
+    let again = rail.register(&region(64)).unwrap().0;
+    assert!(keys.iter().all(|key| key.key != again.key), "a key is never used again");
+}
