@@ -213,6 +213,8 @@ pub struct FabricRail {
     /// Where a message is put together that the provider copies.
     scratch: Box<[u8]>,
 
+    /// Called before arrivals are reported.
+    on_arrival: Option<Box<dyn FnMut() + Send>>,
     broken: bool,
     /// Posts accepted, wrapping; looked at when somebody is refused.
     posted: u32,
@@ -326,6 +328,7 @@ impl FabricRail {
             entries: [cq::EMPTY; BATCH],
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject.min(max_message + HEAD).max(HEAD + 4)].into(),
+            on_arrival: None,
             broken: false,
             posted: 0,
             posted_marked: 0,
@@ -396,6 +399,13 @@ impl FabricRail {
             self.endpoint.av.insert(theirs.provider).map_err(|error| AttachError::System(error.code.0))?;
         self.peers.attach(peer.0, addr, theirs.number);
         Ok(())
+    }
+
+    /// Has `hook` called before what has arrived is reported, once for all that one read of the queue brought. This is where
+    /// writes to a device's memory are flushed (`cuFlushGPUDirectRDMAWrites`), if the device's ordering attribute says that a
+    /// completion seen by the processor does not make them visible to the device. `None`: nothing is called.
+    pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
+        self.on_arrival = hook;
     }
 
     /// The offer that the rail was opened on.

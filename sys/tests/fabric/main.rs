@@ -10,10 +10,13 @@ mod engines;
 mod processes;
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 use conformance::{Fixture, Link};
-use fishplate_core::error::PostError;
-use fishplate_core::mem::Peer;
-use fishplate_core::rail::{Local, Rail, Remote};
+use fishplate_core::error::{CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::Progress;
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
@@ -120,4 +123,65 @@ fn a_flush_closes_the_batch() {
             origin.poll(8, &mut here);
         }
     }
+}
+
+/// Looks, whenever something is reported, how often the hook was called.
+struct Looks(Arc<AtomicU32>, Vec<(&'static str, u32)>);
+
+impl Sink for Looks {
+    fn done(&mut self, _: u64, _: Result<(), CompleteError>) {
+        self.1.push(("done", self.0.load(Relaxed)));
+    }
+    fn landed(&mut self, _: Peer, _: u32) {
+        self.1.push(("landed", self.0.load(Relaxed)));
+    }
+    fn message(&mut self, _: Peer, _: Untrusted<'_>) {
+        self.1.push(("message", self.0.load(Relaxed)));
+    }
+    fn peer_down(&mut self, _: Peer, _: PeerError) {}
+}
+
+#[test]
+fn the_hook_is_called_before_arrivals_are_reported_and_not_for_ends() {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED the_hook_is_called_before_arrivals: {why}");
+    }
+    let Link { rails, .. } = pair(&manual("shm"), TRACKED, 4);
+    let [mut origin, mut target]: [FabricRail; 2] = rails.try_into().unwrap();
+    let source = conformance::leaked(64);
+    let (_, desc) = origin.register(&source).unwrap();
+    let (key, _) = target.register(&conformance::leaked(64)).unwrap();
+    origin.import(TO, key, 64).unwrap();
+    let looks = || Looks(Arc::new(AtomicU32::new(0)), vec![]);
+    let (mut here, mut there) = (looks(), looks());
+    for (rail, looks) in [(&mut origin, &here), (&mut target, &there)] {
+        let calls = looks.0.clone();
+        rail.before_arrivals(Some(Box::new(move || {
+            calls.fetch_add(1, Relaxed);
+        })));
+    }
+    let local = Local { ptr: source.ptr(), len: 64, desc };
+    for n in 0..10u32 {
+        let (landed, ended) = (there.1.len(), here.1.len());
+        // SAFETY: the source is never freed, and nobody changes it.
+        while unsafe { origin.post_write(TO, local, Remote { key, offset: 0 }, Some(n), 0) }
+            == Err(PostError::Again)
+        {
+            origin.poll(8, &mut here);
+            target.poll(8, &mut there);
+        }
+        while there.1.len() == landed || here.1.len() == ended {
+            origin.poll(8, &mut here);
+            target.poll(8, &mut there);
+        }
+        while origin.post_message(TO, &[1], Untrusted::from_slice(&[]), 0) == Err(PostError::Again) {
+            origin.poll(8, &mut here);
+        }
+        while there.1.len() == landed + 1 {
+            target.poll(8, &mut there);
+        }
+    }
+    let want: Vec<_> = (0..10).flat_map(|n| [("landed", 2 * n + 1), ("message", 2 * n + 2)]).collect();
+    assert_eq!(there.1, want);
+    assert!(here.1.iter().all(|&look| look == ("done", 0)), "{:?}", here.1);
 }

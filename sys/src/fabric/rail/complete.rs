@@ -36,6 +36,9 @@ impl FabricRail {
             };
             match read {
                 Ok(n) => {
+                    if self.on_arrival.is_some() {
+                        self.prepare(n.min(want));
+                    }
                     for i in 0..n.min(want) {
                         // What is needed of it is read once, before anything is reported.
                         let Entry { op_context, flags, len, data, .. } = self.entries[i];
@@ -61,6 +64,17 @@ impl FabricRail {
             }
         }
         count
+    }
+
+    /// Calls the hook if something has arrived.
+    #[inline(never)]
+    fn prepare(&mut self, count: usize) {
+        let arrived = |entry: &Entry| entry.flags & ARRIVED == ARRIVED || entry.flags & FI_RECV != 0;
+        if let Some(hook) = &mut self.on_arrival
+            && self.entries[..count].iter().any(arrived)
+        {
+            hook();
+        }
     }
 
     #[inline(always)]
