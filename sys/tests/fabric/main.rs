@@ -1,6 +1,7 @@
 //! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in one process: the contract of
 //! `Rail`. Each module of tests is a provider and a choice of ways.
 
+mod atomics;
 mod bad_input;
 #[path = "../../../core/tests/support/mod.rs"]
 mod behaviour;
@@ -54,7 +55,7 @@ const fn notify(provider: &'static str, notify: Notify) -> Ask<'static> {
     Ask { notify: Some(notify), ..manual(provider) }
 }
 
-const fn atomics(provider: &'static str) -> Ask<'static> {
+const fn with_atomics(provider: &'static str) -> Ask<'static> {
     Ask { atomics: true, ..manual(provider) }
 }
 
@@ -75,12 +76,12 @@ rails! {
     rxm_auto: Ask::new("tcp;ofi_rxm"), TRACKED, None;
     rxm_inject: manual("tcp;ofi_rxm"), support::SMALL, Some(UNSEEN);
     rxm_message: notify("tcp;ofi_rxm", Notify::Message), TRACKED, None;
-    rxm_atomics: atomics("tcp;ofi_rxm"), ATOMICS, None;
+    rxm_atomics: with_atomics("tcp;ofi_rxm"), ATOMICS, None;
     shm: manual("shm"), TRACKED, None;
     shm_inject: manual("shm"), support::SMALL, Some(UNSEEN);
     shm_message: notify("shm", Notify::Message), TRACKED, None;
     shm_source: notify("shm", Notify::Source), TRACKED, None;
-    shm_atomics: atomics("shm"), ATOMICS, None;
+    shm_atomics: with_atomics("shm"), ATOMICS, None;
 }
 
 /// What is held back goes out with the flush: nobody polls the origin after it.
