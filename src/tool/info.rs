@@ -1,8 +1,11 @@
-//! What is known of this machine and this build, as text or as one JSON object.
+//! What is known of this machine and this build, as text or as one JSON object. `fabric` tells of libfabric.
+
+mod fabric;
 
 use std::mem::{align_of, offset_of, size_of};
 
 use fishplate::config::Settings;
+use fishplate::topology::Machine;
 use fishplate_core::engine::{Config, PeerSlot, PendingSlot, Stream};
 use fishplate_core::sync::ring;
 use fishplate_shm::{Segment, socket_pair};
@@ -33,6 +36,8 @@ fn gather() -> Outcome<Value> {
     let allowed = cpu::allowed()?;
     let host = LinuxHost::shared();
     let config = Config::DEFAULT;
+    let now = variables::from_environment()?;
+    let nics = Machine::here().unwrap_or_default();
     Ok(json!({
         "schema_version": SCHEMA_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
@@ -51,6 +56,8 @@ fn gather() -> Outcome<Value> {
             "sim": "usable",
             "shm": shm_usable(),
         },
+        "topology": topology(&nics),
+        "fabric": fabric::gather(&now, &nics),
         "defaults": {
             "contexts": config.contexts,
             "window": config.window,
@@ -61,7 +68,7 @@ fn gather() -> Outcome<Value> {
             "rail_policy": format!("{:?}", config.policy),
             "ack_age_passes": config.ack_age,
         },
-        "settings": settings(&variables::from_environment()?),
+        "settings": settings(&now),
         "layout_bytes": {
             "ring_header": block::<ring::Header>(),
             "ring_header_producer_line": 0,
@@ -72,6 +79,33 @@ fn gather() -> Outcome<Value> {
             "latency_row": { "size": size_of::<super::histogram::Latency>(), "p50_at": offset_of!(super::histogram::Latency, p50) },
         },
     }))
+}
+
+/// NICs and GPUs, as /sys tells of them.
+fn topology(machine: &Machine) -> Value {
+    let nics = machine.nics.iter().map(|nic| {
+        let told = json!({
+            "interface": nic.interface,
+            "verbs": nic.verbs,
+            "pci": nic.path.as_ref().map(ToString::to_string),
+            "node": nic.node,
+            "mbit": nic.mbit,
+        });
+        (nic.name.clone(), told)
+    });
+    let gpus = machine.gpus.iter().map(|gpu| {
+        let told = json!({
+            "vendor": format!("{:#06x}", gpu.vendor),
+            "pci": gpu.path.as_ref().map(ToString::to_string),
+            "node": gpu.node,
+        });
+        (gpu.address.to_string(), told)
+    });
+    json!({
+        "nics": Value::Object(nics.collect()),
+        "gpus": Value::Object(gpus.collect()),
+        "notes": machine.notes.join("; "),
+    })
 }
 
 /// Every variable with its value, its default and its meaning.
