@@ -1,0 +1,234 @@
+//! What the binary does over libfabric, as its users see it. Where there is no libfabric, everything that needs one says SKIPPED.
+
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn fishplate(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn run(line: &str) -> Output {
+    fishplate(line).output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn info() -> Value {
+    serde_json::from_slice(&run("info --json").stdout).expect("info is JSON")
+}
+
+/// Why there is nothing to test with, if so; says so.
+fn absent(name: &str) -> bool {
+    let usable = info()["fabric"]["usable"].as_str().unwrap_or("no answer").to_owned();
+    if usable != "usable" {
+        println!("SKIPPED {name}: {usable}");
+    }
+    usable != "usable"
+}
+
+fn verified(line: &str) {
+    let output = run(&format!("{line} --check --format json -T 60"));
+    assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
+    let rows: Vec<Value> =
+        text(&output.stdout).lines().map(|row| serde_json::from_str(row).expect(row)).collect();
+    assert!(!rows.is_empty(), "{line}");
+    for row in rows {
+        let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
+        assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
+        assert_eq!(row["transport"], "fabric", "{line}");
+    }
+}
+
+#[test]
+fn every_test_runs_over_every_software_provider_on_one_rail_and_on_two() {
+    if absent("fabric, software providers") {
+        return;
+    }
+    for rails in [
+        "--provider tcp --interface lo",
+        "--provider tcp --interface lo,lo --rails 2",
+        "--provider tcp;ofi_rxm --interface lo",
+        "--provider tcp;ofi_rxm --interface lo,lo --rails 2",
+        "--provider shm",
+        "--provider shm --interface shm,shm --rails 2",
+    ] {
+        for test in ["put-signal -s 8,5K", "put -s 8,200K", "get -s 8,200K", "amo"] {
+            verified(&format!("perf {test} --transport fabric {rails} -n 100 -w 10 --window 16"));
+        }
+    }
+}
+
+#[test]
+fn signals_are_counted_and_a_worker_drives_the_rails() {
+    if absent("fabric, worker") {
+        return;
+    }
+    let rails = "--transport fabric --provider tcp --interface lo,lo --rails 2";
+    verified(&format!("perf signal-rate {rails} -n 2000"));
+    verified(&format!("perf put-signal {rails} -s 8,5K -n 100 -w 10 --mode worker"));
+}
+
+/// A port that was free a moment ago.
+fn port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn listen(line: &str) -> Child {
+    fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+}
+
+const LO: &str = "--transport fabric --provider tcp --interface lo";
+
+#[test]
+fn two_sides_started_apart_find_each_other() {
+    if absent("fabric, listen and connect") {
+        return;
+    }
+    let port = port();
+    let side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
+    verified(&format!("perf put-signal -s 8,1K {LO} -n 200 -w 10 --connect 127.0.0.1:{port}"));
+    let output = side.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn sides_that_do_not_fit_say_what_differs() {
+    if absent("fabric, mismatches") {
+        return;
+    }
+    for (theirs, ours, says) in [
+        ("--region 1M", "", "region size"),
+        ("--rails 2 --interface lo,lo", "", "2 rails and this one 1"),
+        ("--provider tcp;ofi_rxm --interface lo", "--provider tcp --interface lo", "different providers"),
+    ] {
+        let port = port();
+        let with = |more: &str| match more {
+            more if more.contains("--provider") => format!("--transport fabric {more}"),
+            more if more.contains("--interface") => format!("--transport fabric --provider tcp {more}"),
+            more => format!("{LO} {more}"),
+        };
+        let side = listen(&format!("perf put {} --listen 127.0.0.1:{port}", with(theirs)));
+        let output = run(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(ours)));
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(says), "{says}: {told}");
+        let output = side.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    }
+    let port = port();
+    let environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
+    let output = fishplate(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"))
+        .env("FISHPLATE_WINDOW", "64")
+        .output()
+        .unwrap();
+    assert!(text(&output.stderr).contains("window 128 and this one 64"), "{}", text(&output.stderr));
+    assert!(!environment.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn bad_input_says_what_was_looked_for_and_what_is_there() {
+    let mut cases = vec![
+        ("put --transport fabric --listen nonsense -T 1", 2, &["nonsense", "HOST:PORT"][..]),
+        ("put --transport fabric --connect 127.0.0.1:1 --provider tcp -T 1", 1, &["nobody listens"]),
+    ];
+    if absent("fabric, bad input") {
+        cases.clear();
+    } else {
+        cases.extend([
+            ("put --transport fabric --provider pigeon", 2, &["pigeon", "tcp;ofi_rxm"][..]),
+            ("put --transport fabric --provider pigeon,post", 2, &["pigeon", "post"]),
+            ("put --transport fabric --provider tcp --interface carrier0", 2, &["carrier0", "lo"]),
+            ("put --transport fabric --provider tcp --interface lo --rails 2", 2, &["2 rails", "lo"]),
+            ("put --transport fabric --provider shm --rails 3", 2, &["3 rails", "shm"]),
+            ("put --transport fabric --rails 17", 2, &["17"]),
+        ]);
+    }
+    for (line, code, says) in cases {
+        let output = run(&format!("perf {line}"));
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {told}");
+        assert!(says.iter().all(|what| told.contains(what)), "{line}: {told}");
+        assert!(!told.contains("panicked") && output.stdout.is_empty(), "{line}: {told}");
+    }
+}
+
+#[test]
+fn a_libfabric_that_is_missing_or_none_is_named() {
+    for (path, says) in [("/nowhere/libfabric.so.1", "/nowhere/libfabric.so.1"), ("libc.so.6", "fi_getinfo")]
+    {
+        let output =
+            fishplate("perf put --transport fabric").env("FISHPLATE_LIBFABRIC", path).output().unwrap();
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(says) && told.contains(path), "{told}");
+    }
+}
+
+#[test]
+fn variables_are_told_checked_and_used() {
+    let told = info();
+    for name in
+        ["PROVIDER", "INTERFACES", "MAX_RAILS", "BATCH", "STRIPE_THRESHOLD", "WINDOW", "POLICY", "DEADLINE"]
+    {
+        let variable = &told["settings"][format!("FISHPLATE_{name}")];
+        assert!(variable["value"].is_string() && variable["default"].is_string(), "{name}: {variable}");
+        assert!(variable["meaning"].as_str().is_some_and(|text| text.len() > 10), "{name}");
+    }
+    let output = fishplate("info --json").env("FISHPLATE_BATCH", "7").output().unwrap();
+    let changed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(changed["settings"]["FISHPLATE_BATCH"]["value"], "7");
+    assert_eq!(changed["settings"]["FISHPLATE_BATCH"]["default"], "32");
+    for line in ["info", "perf put --transport fabric"] {
+        let output = fishplate(line).env("FISHPLATE_POLICY", "chance").output().unwrap();
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("FISHPLATE_POLICY=chance") && told.contains("least-outstanding"), "{told}");
+    }
+}
+
+#[test]
+fn info_tells_of_providers_interfaces_and_memory() {
+    if absent("fabric, info") {
+        return;
+    }
+    let told = info();
+    let tcp = &told["fabric"]["providers"]["tcp"];
+    assert!(tcp["interfaces"]["lo"]["distance"].is_string(), "{tcp}");
+    let negotiated = &tcp["negotiated"];
+    for field in ["provider", "progress", "threading", "writes_complete_at", "inject_bytes"] {
+        assert!(!negotiated[field].is_null(), "{field}: {negotiated}");
+    }
+    let bytes = negotiated["bytes_per_peer_with_4_rails"].as_u64().expect("rails can be opened");
+    assert!(bytes < 16 << 10, "{bytes} bytes per peer");
+    let missing = told["fabric"]["providers"]["cxi"]["usable"].as_str().unwrap_or_default();
+    assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
+}
+
+#[test]
+fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
+    if absent("fabric, a killed side") {
+        return;
+    }
+    let port = port();
+    let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
+    let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
+    // What is measured is announced once the two have met.
+    let mut first = [0];
+    other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
+    std::thread::sleep(Duration::from_millis(300));
+    side.kill().unwrap();
+    let begun = Instant::now();
+    let output = other.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&format!("127.0.0.1:{port}")) && told.contains("tcp on lo"), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "after {:?}", begun.elapsed());
+    side.wait().unwrap();
+}
