@@ -94,6 +94,11 @@ impl Fake {
         self.state().open
     }
 
+    /// Operations accepted on an interface.
+    pub fn posted_on(&self, interface: &str) -> u64 {
+        self.state().by_interface.get(interface).copied().unwrap_or(0)
+    }
+
     /// What happened so far.
     pub fn counts(&self) -> Counts {
         self.state().counts
@@ -123,6 +128,10 @@ pub struct Counts {
     pub early: u64,
     /// Completions of all kinds.
     pub completed: u64,
+    /// Reads of completion queues.
+    pub reads: u64,
+    /// Posts with `FI_MORE`.
+    pub held_back: u64,
     /// Posts with `FI_MORE` whose endpoint was then left alone until somebody read its queue.
     pub left_open: u64,
 }

@@ -79,6 +79,7 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
     };
     let held = state.ops.iter().filter(|op| left_open(op)).count();
     state.counts.left_open += held as u64;
+    state.counts.reads += 1;
     state.step(cq.id);
     // Some of them, at least one.
     let some = match state.persona.short_reads {

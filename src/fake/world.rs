@@ -129,6 +129,7 @@ pub(super) struct State {
     pub cut: Vec<String>,
     pub violations: Vec<String>,
     pub open: usize,
+    pub by_interface: BTreeMap<String, u64>,
     pub counts: Counts,
 }
 
@@ -163,6 +164,7 @@ impl World {
                 cut: vec![],
                 violations: vec![],
                 open: 0,
+                by_interface: BTreeMap::new(),
                 counts: Counts::default(),
             }),
         }
@@ -277,6 +279,10 @@ impl State {
             None => None,
         };
         self.counts.posted += 1;
+        self.counts.held_back += u64::from(op.stage == Stage::Held);
+        if let Some(ep) = self.eps.get(&op.src) {
+            *self.by_interface.entry(ep.interface.clone()).or_default() += 1;
+        }
         if op.stage == Stage::Leaving {
             let src = op.src;
             let held = self.ops.iter_mut().filter(|held| held.src == src && held.stage == Stage::Held);

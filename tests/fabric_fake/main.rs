@@ -7,7 +7,7 @@ mod behaviour;
 mod conformance;
 mod engines;
 mod fixture;
-mod provider;
+mod rows;
 
 use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, TakesReceives, Tcp, VerbsRxm};
 

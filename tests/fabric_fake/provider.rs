@@ -1,1 +1,0 @@
-//! What only a fake can do to a rail.
