@@ -741,3 +741,24 @@ fn a_longer_write_than_the_provider_takes_is_refused_by_the_rail() {
     let refused = unsafe { link.rails[0].post_write(Peer(0), local, remote, None, 1) };
     assert!(refused.is_err(), "{refused:?}");
 }
+
+#[test]
+fn row_33_a_device_is_flushed_before_its_arrivals_are_reported() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let mut two = efa::<2>(Config::DEFAULT, 33);
+    let flushes = Arc::new(AtomicU64::new(0));
+    for id in [RailId(0), RailId(1)] {
+        let flushes = Arc::clone(&flushes);
+        let hook = Box::new(move || drop(flushes.fetch_add(1, Ordering::Relaxed)));
+        two.nodes[1].engine.rail_mut(id).unwrap().before_arrivals(Some(hook));
+    }
+    for n in 1..=20 {
+        let (before, applied) = (flushes.load(Ordering::Relaxed), two.word(0));
+        two.put_signal(0, 2000, 64, 0, n);
+        turn_until(&mut two.nodes, "the signal", |nodes| {
+            word(&nodes[1].engine, nodes[1].target.at(0)) != applied
+        });
+        assert!(flushes.load(Ordering::Relaxed) > before, "signal {n} was applied without a flush");
+    }
+}
