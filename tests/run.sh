@@ -26,6 +26,7 @@ part() {
 }
 
 command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
+need fi_info libfabric-bin || echo "no libfabric, and none could be installed: what needs it says SKIPPED"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
@@ -46,6 +47,7 @@ if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
 fi
 
 part "no_std, no main, no allocator" tests/no-std/run.sh
+part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "instruction budgets" benches/budgets.sh
 
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
