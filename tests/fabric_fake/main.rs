@@ -5,6 +5,7 @@
 mod behaviour;
 #[path = "../../core/tests/conformance/mod.rs"]
 mod conformance;
+mod edges;
 mod engines;
 mod fixture;
 mod rows;

@@ -20,24 +20,24 @@ use crate::behaviour::{Random, read, seeds, word, write};
 use crate::engines::join;
 use crate::fixture::{Checked, pair, rail};
 
-const CX: ContextId = ContextId(0);
+pub const CX: ContextId = ContextId(0);
 const SIZE: usize = 1 << 20;
 
 /// Node 0 talks to node 1.
-struct Two<const RAILS: usize> {
-    nodes: Vec<Node<FabricRail, RAILS>>,
-    fake: Checked,
+pub struct Two<const RAILS: usize> {
+    pub nodes: Vec<Node<FabricRail, RAILS>>,
+    pub fake: Checked,
 }
 
 impl<const RAILS: usize> Two<RAILS> {
-    fn new(name: &str, persona: Persona, config: Config, seed: u64) -> Self {
+    pub fn new(name: &str, persona: Persona, config: Config, seed: u64) -> Self {
         let fake = Fake::new(persona.clone(), seed);
         let nodes = join::<RAILS>(&fake, (name, &persona), seed, 2, config, SIZE);
         Two { nodes, fake: Checked(fake) }
     }
 
     /// Issues until there is room.
-    fn issue(
+    pub fn issue(
         &mut self,
         mut call: impl FnMut(&mut Node<FabricRail, RAILS>) -> Result<Issued, OpError>,
     ) -> Issued {
@@ -51,13 +51,13 @@ impl<const RAILS: usize> Two<RAILS> {
         panic!("no room for ever");
     }
 
-    fn put(&mut self, from: u64, len: usize, to: u64) {
+    pub fn put(&mut self, from: u64, len: usize, to: u64) {
         self.issue(|node| {
             node.engine.put(CX, node.source.at(from), len, node.remotes[1].at(to), Notice::Silent)
         });
     }
 
-    fn put_signal(&mut self, from: u64, len: usize, to: u64, word: u64, value: u64) {
+    pub fn put_signal(&mut self, from: u64, len: usize, to: u64, word: u64, value: u64) {
         self.issue(|node| {
             let signal = Signal { at: node.remotes[1].at(word), op: SignalOp::Set, value };
             let (from, to) = (node.source.at(from), node.remotes[1].at(to));
@@ -65,20 +65,20 @@ impl<const RAILS: usize> Two<RAILS> {
         });
     }
 
-    fn signal(&mut self, word: u64, op: SignalOp, value: u64) {
+    pub fn signal(&mut self, word: u64, op: SignalOp, value: u64) {
         self.issue(|node| {
             let signal = Signal { at: node.remotes[1].at(word), op, value };
             node.engine.signal(CX, signal, Notice::Silent)
         });
     }
 
-    fn fetch(&mut self, at: u64, amo: Amo) -> u64 {
+    pub fn fetch(&mut self, at: u64, amo: Amo) -> u64 {
         let issued = self.issue(|node| node.engine.fetch(CX, node.remotes[1].at(at), amo, 1));
         self.end(issued).expect("a fetch has a value")
     }
 
     /// Waits for an operation; its value if it is done.
-    fn end(&mut self, issued: Issued) -> Option<u64> {
+    pub fn end(&mut self, issued: Issued) -> Option<u64> {
         let token: Token = match issued {
             Issued::Done { value } => return Some(value),
             Issued::Pending(token) => token,
@@ -91,34 +91,34 @@ impl<const RAILS: usize> Two<RAILS> {
         ended.filter(|completion| completion.outcome == Outcome::Done).map(|completion| completion.value)
     }
 
-    fn quiet(&mut self) {
+    pub fn quiet(&mut self) {
         turn_until(&mut self.nodes, "quiet", |nodes| {
             let peer = nodes[0].peers[1];
             nodes[0].engine.is_quiet(CX, peer).expect("the peer is well")
         });
     }
 
-    fn fill(&mut self, len: usize, seed: u64) -> Vec<u8> {
+    pub fn fill(&mut self, len: usize, seed: u64) -> Vec<u8> {
         let mut random = Random(seed);
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         write(&self.nodes[0].engine, self.nodes[0].source.at(0), &bytes);
         bytes
     }
 
-    fn there(&self, at: u64, len: usize) -> Vec<u8> {
+    pub fn there(&self, at: u64, len: usize) -> Vec<u8> {
         read(&self.nodes[1].engine, self.nodes[1].target.at(at), len)
     }
 
-    fn word(&self, at: u64) -> u64 {
+    pub fn word(&self, at: u64) -> u64 {
         word(&self.nodes[1].engine, self.nodes[1].target.at(at))
     }
 }
 
-fn efa<const RAILS: usize>(config: Config, seed: u64) -> Two<RAILS> {
+pub fn efa<const RAILS: usize>(config: Config, seed: u64) -> Two<RAILS> {
     Two::new("efa-direct", Persona::efa_direct(), config, seed)
 }
 
-fn amo(op: AmoOp, width: u8, operand: u64, compare: u64) -> Amo {
+pub fn amo(op: AmoOp, width: u8, operand: u64, compare: u64) -> Amo {
     Amo { op, width, operand, compare }
 }
 
@@ -750,7 +750,9 @@ fn row_33_a_device_is_flushed_before_its_arrivals_are_reported() {
     let flushes = Arc::new(AtomicU64::new(0));
     for id in [RailId(0), RailId(1)] {
         let flushes = Arc::clone(&flushes);
-        let hook = Box::new(move || drop(flushes.fetch_add(1, Ordering::Relaxed)));
+        let hook = Box::new(move || {
+            flushes.fetch_add(1, Ordering::Relaxed);
+        });
         two.nodes[1].engine.rail_mut(id).unwrap().before_arrivals(Some(hook));
     }
     for n in 1..=20 {
