@@ -26,6 +26,10 @@ use args::{Cli, Command};
 
 /// Runs the command line and says how it went.
 pub fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if perf::matching::is_asked_for(&words) {
+        return say("fishplate", perf::matching::run(&words));
+    }
     let command = Cli::parse().command;
     let speaker =
         if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };
@@ -35,6 +39,10 @@ pub fn main() -> ExitCode {
         Some(Command::Info(args)) => info::run(&args),
         Some(Command::Peer(args)) => perf::answer(&args),
     };
+    say(speaker, outcome)
+}
+
+fn say(speaker: &str, outcome: failure::Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

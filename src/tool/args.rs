@@ -16,7 +16,8 @@ use super::variables;
 #[command(name = "fishplate", version, max_term_width = 110)]
 #[command(
     after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
-    payload checked, then a latency and a bandwidth table.\n\nExit codes: 0 done; 1 the run failed or data was wrong; \
+    payload checked, then a latency and a bandwidth table.\n\nperf match, tag matching alone, has options of \
+    its own: fishplate perf match --help.\n\nExit codes: 0 done; 1 the run failed or data was wrong; \
     2 the command line was."
 )]
 pub struct Cli {

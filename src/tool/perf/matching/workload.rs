@@ -73,11 +73,6 @@ impl Workload {
             _ => ROUND,
         }
     }
-
-    /// Whether MPI can express it: receives with one mask for all tags of their kind, and messages from one source.
-    pub fn plain(self) -> bool {
-        matches!(self, P1 | P2 | P5 | P6 | P7 | P8 | P9 | U1 | U2 | U6 | C1)
-    }
 }
 
 /// Units of a round of a workload with a background.
