@@ -3,7 +3,7 @@
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_KILLS, PROOF_PINGPONGS set the lengths one by one
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_KILLS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -14,6 +14,9 @@ iters=${PROOF_ITERS:-$((10000000 / share))}
 seeds=${PROOF_SEEDS:-$((10000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
+
+matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a minute, short or not
+words=${PROOF_WORDS:-6}            # letters; every word of 7 takes a quarter of an hour
 
 need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
 cargo build --release --locked --quiet || exit
@@ -87,9 +90,18 @@ no_lost_wake_up() {
     return $status
 }
 
+tag_matching() {
+    FISHPLATE_TAG_OPS=$matches FISHPLATE_TAG_WORDS=$words timeout 3000 cargo test --release --locked --quiet \
+        --package fishplate-core --test tag -- differential exhaustive --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'SEED|words of|panicked|seed' "$log" | sed 's/, MatcherConfig.*first_seq[^,]*,/:/; s/^/   /'
+    return $status
+}
+
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
 proof "kill -9 of either side: $kills" kill_nine
+proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -27,6 +27,7 @@ part() {
 
 command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
 need fi_info libfabric-bin || echo "no libfabric, and none could be installed: what needs it says SKIPPED"
+need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it is skipped"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
