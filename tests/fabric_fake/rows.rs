@@ -412,7 +412,9 @@ fn row_17_round_robin_uses_every_one_of_16_rails() {
     }
     two.quiet();
     for (name, before) in interfaces.iter().zip(before) {
-        assert!(two.fake.0.posted_on(name) - before >= 20, "{name}");
+        // An even share is 20; one post in ten is refused, and goes to the rail after.
+        let posted = two.fake.0.posted_on(name) - before;
+        assert!((18..=24).contains(&posted), "{name}: {posted}");
     }
 }
 

@@ -48,11 +48,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let stream = self.state.stream_of(context.0, peer);
         let bytes = len as u64;
-        let Some(rail) = self.state.pick(peer, 0) else { return false };
-        if len == 0 || bytes > STREAM_POST_MAX || self.state.piece(bytes, rail, false) != bytes {
+        // A rail is picked only for what will be posted: its turn is over with that.
+        if !self.state.streams.get(stream as usize).is_some_and(|s| s.clear(self.state.config.window))
+            || len == 0
+            || bytes > self.state.single_max()
+        {
             return false;
         }
-        let State { locals, remotes, streams, config, outstanding, stats, open, .. } = &mut self.state;
+        let Some(rail) = self.state.pick(peer, 0) else { return false };
+        let State { locals, remotes, streams, config, outstanding, stats, open, max_rma, .. } =
+            &mut self.state;
         let (Some(local), Some(remote), Some(s)) = (
             locals.get(from.region.index as usize),
             remotes.get(to.region.index as usize),
@@ -66,7 +71,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             || !in_bounds(to.offset, bytes, remote.len)
             || !remote.mapped.is_null()
             || context.0 as u16 >= config.contexts
-            || !s.clear(config.window)
+            || bytes > max_rma[rail]
         {
             return false;
         }
@@ -103,9 +108,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         notice: Notice,
     ) -> Option<Issued> {
         let state = &mut self.state;
-        let way = state.way(stream, notice)?;
         let bytes = len as u64;
-        if len == 0 || bytes > STREAM_POST_MAX || state.piece(bytes, way.rail, false) != bytes {
+        if len == 0 || bytes > state.single_max() {
+            return None;
+        }
+        let way = state.way(stream, notice)?;
+        if bytes > state.max_rma[way.rail] {
             return None;
         }
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
@@ -146,6 +154,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Longest write that is not cut to be spread over rails, and that the tag of a post can tell.
+    #[inline(always)]
+    fn single_max(&self) -> u64 {
+        let whole = if RAILS > 1 { self.config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
+        whole.min(STREAM_POST_MAX)
+    }
+
     /// Where the next number of a stream can go now, if one post is all that stands before it.
     #[inline(always)]
     fn way(&mut self, stream: u32, notice: Notice) -> Option<Way> {
