@@ -50,6 +50,7 @@ pub struct Endpoint {
     /// Whom it can reach.
     pub av: AddressVector,
     atomics: bool,
+    closed: bool,
 }
 
 // SAFETY: one thread at a time uses it, by the borrow rules: all but setup takes `&mut self` of something that owns it. The
@@ -71,7 +72,7 @@ impl Endpoint {
         let offset = offset_of!(fi_ops_domain, endpoint);
         // SAFETY: this entry takes such an information.
         let fid: NonNull<fid_ep> = unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }?;
-        let mut endpoint = Endpoint { fid, cq, av, atomics: false };
+        let mut endpoint = Endpoint { fid, cq, av, atomics: false, closed: false };
         // SAFETY: all are open, and the endpoint is closed before what it is bound to.
         unsafe {
             let this = endpoint.as_fid();
@@ -120,6 +121,20 @@ impl Endpoint {
                 atomic.into_iter().all(|offset| entry::<_, *const c_void>((*this).atomic, offset).is_some());
         }
         Ok(())
+    }
+
+    /// Closes it, once. It is not to be used after that; queue and vector are closed when this value is dropped. Registrations that
+    /// are bound to it are to be dropped before.
+    ///
+    /// # Errors
+    /// The provider's: it keeps the endpoint, and may go on using what was posted.
+    #[doc(alias = "fi_close")]
+    pub(super) fn close(&mut self) -> Result<(), CallError> {
+        if core::mem::replace(&mut self.closed, true) {
+            return Ok(());
+        }
+        // SAFETY: open until here.
+        unsafe { object::close(self.as_fid()) }
     }
 
     pub(super) fn as_fid(&self) -> *mut fid {
@@ -439,8 +454,7 @@ pub struct AtomicWords {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: open until here. Queue and vector are dropped after this; registrations that are bound to it were to be
-        // dropped before.
-        unsafe { object::close(self.as_fid()) }
+        // If the provider keeps it, there is nobody to tell.
+        let _ = self.close();
     }
 }

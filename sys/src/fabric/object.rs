@@ -6,19 +6,20 @@ use core::mem::offset_of;
 use super::error::CallError;
 use super::raw::*;
 
-/// Closes an object.
+/// Closes an object. A provider that refuses keeps it.
 ///
 /// # Safety
 /// `object` is open, is not used any more, and what was opened in it is closed.
 #[doc(alias = "fi_close")]
-pub(super) unsafe fn close(object: *mut fid) {
+pub(super) unsafe fn close(object: *mut fid) -> Result<(), CallError> {
     type Close = unsafe extern "C" fn(*mut fid) -> c_int;
-    // SAFETY: the object and its table are whole. What it answers changes nothing: the object is not used again.
+    // SAFETY: the object and its table are whole; whatever it answers, the object is not used again.
     unsafe {
-        if let Some(close) = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close)) {
-            close(object);
-        }
+        let close = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close));
+        let close = close.ok_or(CallError::missing("fi_close"))?;
+        CallError::check("fi_close", close(object) as isize)?;
     }
+    Ok(())
 }
 
 /// Binds one object to another.

@@ -118,6 +118,7 @@ struct Slab {
     bytes: NonNull<u8>,
     len: usize,
     stride: usize,
+    kept: bool,
 }
 
 // SAFETY: it owns its memory.
@@ -127,7 +128,17 @@ impl Slab {
     fn new(count: usize, size: usize) -> Slab {
         let stride = size.next_multiple_of(64);
         let len = count * stride;
-        Slab { bytes: NonNull::from(Box::leak(vec![0u8; len].into_boxed_slice())).cast(), len, stride }
+        Slab {
+            bytes: NonNull::from(Box::leak(vec![0u8; len].into_boxed_slice())).cast(),
+            len,
+            stride,
+            kept: false,
+        }
+    }
+
+    /// The memory is somebody else's for good.
+    fn keep(&mut self) {
+        self.kept = true;
     }
 
     #[inline(always)]
@@ -139,6 +150,9 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
         // SAFETY: as it was leaked; the endpoint is closed, so no provider writes to it.
         unsafe { drop(Box::from_raw(core::ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.len))) }
     }
@@ -161,7 +175,7 @@ pub struct FabricStats {
 
 /// The rail between processes that libfabric joins. See the module.
 pub struct FabricRail {
-    // Dropped from first to last: registrations, endpoint with queue and vector, then the memory that they used.
+    // Registrations and endpoint are closed by `drop`, before the memory that they used goes.
     regions: Vec<Registered>,
     buffers: Option<MemoryRegion>,
     endpoint: Endpoint,
@@ -459,6 +473,18 @@ impl FabricRail {
         let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
         // SAFETY: buffer and context belong to this receive for good, and neither is touched until its completion.
         unsafe { self.endpoint.recv(into, Pool::context(slot)) }
+    }
+}
+
+impl Drop for FabricRail {
+    fn drop(&mut self) {
+        self.regions.clear();
+        self.buffers = None;
+        if self.endpoint.close().is_err() {
+            // The provider keeps the endpoint, and with it contexts and buffers: that memory stays.
+            self.pool.keep();
+            self.slab.keep();
+        }
     }
 }
 

@@ -60,6 +60,7 @@ pub(super) struct Pool {
     slots: NonNull<Slot>,
     len: usize,
     free: u32,
+    kept: bool,
 }
 
 // SAFETY: the pool owns its memory; the pointers in it are the provider's, or lead to memory that any thread may touch.
@@ -83,7 +84,12 @@ impl Pool {
             })
             .collect();
         let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
-        Pool { slots, len, free: if posts == 0 { NONE } else { 0 } }
+        Pool { slots, len, free: if posts == 0 { NONE } else { 0 }, kept: false }
+    }
+
+    /// The memory is the provider's for good.
+    pub fn keep(&mut self) {
+        self.kept = true;
     }
 
     /// How many there are.
@@ -133,6 +139,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
         // SAFETY: as it was leaked; the endpoint is closed, so the provider has none of them.
         unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.len))) }
     }
