@@ -1,0 +1,170 @@
+//! Making a rail. Slow path; all memory that a rail uses is taken here.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use fishplate_core::rail::Caps;
+
+use super::imports::Imports;
+use super::peers::Peers;
+use super::pool::Pool;
+use super::slab::Slab;
+use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, MAX_RMA, SetupError, post};
+use crate::fabric::av::AddressVector;
+use crate::fabric::cq::{self, CompletionQueue};
+use crate::fabric::domain::Domain;
+use crate::fabric::endpoint::Endpoint;
+use crate::fabric::error::{CallError, Code};
+use crate::fabric::fabric::Fabric;
+use crate::fabric::mr::MemoryRegion;
+use crate::fabric::negotiate::Offer;
+use crate::fabric::persona::Notify;
+use crate::fabric::raw::*;
+
+impl FabricRail {
+    /// Opens fabric, domain, queue, vector and endpoint of an offer, and posts all receive buffers. Slow path.
+    ///
+    /// # Errors
+    /// A value out of range, or a call that the provider refused.
+    pub fn open(offer: &Offer, config: FabricConfig) -> Result<FabricRail, SetupError> {
+        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
+        config.check()?;
+        let fabric = Arc::new(Fabric::open(&offer.info).map_err(words)?);
+        let domain = Arc::new(Domain::open(fabric, &offer.info).map_err(words)?);
+        FabricRail::open_in(domain, offer, config)
+    }
+
+    /// As [`open`](Self::open), in a domain that is open: rails on one domain share its registrations' cost, not their keys.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        domain: Arc<Domain>,
+        offer: &Offer,
+        config: FabricConfig,
+    ) -> Result<FabricRail, SetupError> {
+        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
+        config.check()?;
+        let info = &offer.info;
+        // A provider may say 0 for "as many as you like".
+        let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
+        let depth = limit(config.depth, info.tx().size).max(1);
+        // One less: a provider may need one for itself (shm 1.17 refuses the last).
+        let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
+        let room = info.ep().max_msg_size;
+        let max_message = config.max_message.min(room.saturating_sub(HEAD));
+        let completions = match config.completions {
+            0 => offer.persona.completions,
+            n => n,
+        };
+        let cq = CompletionQueue::open(&domain, completions).map_err(words)?;
+        let av = match AddressVector::open(&domain, FI_AV_TABLE, config.max_peers as usize) {
+            Ok(av) => av,
+            Err(_) => AddressVector::open(&domain, info.domain().av_type, config.max_peers as usize)
+                .map_err(words)?,
+        };
+        let endpoint = Endpoint::open(&domain, info, cq, av).map_err(words)?;
+        let slab = Slab::new(receives as usize + config.bounces as usize, max_message + HEAD);
+
+        let seed = config.seed.unwrap_or_else(random);
+        let number = mix(seed) as u32;
+        let key_bits = (info.domain().mr_key_size.min(8) * 8) as u32;
+        let inject = info.tx().inject_size;
+        let caps = Caps {
+            max_message,
+            max_rma: room.min(MAX_RMA),
+            inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
+            data_bytes: 4,
+            // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
+            ordered: false,
+            native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
+            depth,
+        };
+        let notify = offer.notify;
+        let more = config.more.unwrap_or(offer.persona.more) && notify != Notify::Message;
+        let saw = info.tx().msg_order & info.rx().msg_order & FI_ORDER_SAW != 0;
+        let mut rail = FabricRail {
+            regions: Vec::with_capacity(config.max_regions as usize),
+            buffers: None,
+            domain,
+            peers: Peers::new(config.max_peers),
+            imports: Imports::new(config.max_imports),
+            pool: Pool::new(depth, receives),
+            slab,
+            caps,
+            notify,
+            signature: if notify == Notify::Word { (number as u64) << 32 } else { 0 },
+            number,
+            inject: if notify == Notify::Message { 0 } else { caps.inject },
+            inject_message: inject.min(max_message + HEAD),
+            desc: core::ptr::null_mut(),
+            say_level: offer.persona.forgets_level.then(|| FI_COMPLETION | offer.level.flag()),
+            unusual: more || offer.persona.forgets_level || notify == Notify::Message,
+            more,
+            held: None,
+            batched: 0,
+            words_follow: saw,
+            takes_receives: info.raw().mode & FI_RX_CQ_DATA != 0,
+            busy: false,
+            bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
+            unposted: Vec::with_capacity(receives as usize),
+            owed: VecDeque::with_capacity(depth as usize),
+            events: VecDeque::with_capacity(depth as usize + 2 * config.max_peers as usize),
+            entries: [cq::EMPTY; BATCH],
+            sources: [FI_ADDR_NOTAVAIL; BATCH],
+            scratch: vec![0; inject.min(max_message + HEAD).max(HEAD + 4)].into(),
+            on_arrival: None,
+            broken: false,
+            posted: 0,
+            posted_marked: 0,
+            polls: 0,
+            // Upper bits at random, where there is room for them: a key is not to be guessed.
+            next_key: mix(seed ^ 1) << 32,
+            key_bits,
+            stats: FabricStats::default(),
+            config,
+            offer: offer.clone(),
+            endpoint,
+        };
+        if info.domain().mr_mode & FI_MR_LOCAL != 0 {
+            let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
+            let key = rail.fresh_key();
+            let (bytes, len) = (rail.slab.bytes, rail.slab.len);
+            // SAFETY: the slab outlives the registration, by the order of the fields; it is reached by raw pointers alone.
+            let mut buffers =
+                unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
+            if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
+                buffers.bind(&rail.endpoint).map_err(words)?;
+            }
+            rail.desc = buffers.desc();
+            rail.buffers = Some(buffers);
+        }
+        for index in depth..depth + receives {
+            match rail.post_receive(index) {
+                Ok(()) => {}
+                // Fewer than it said: the first ones must do.
+                Err(Code::EAGAIN) if index > depth => break,
+                Err(code) => return Err(words(CallError { call: "fi_recv", code })),
+            }
+        }
+        Ok(rail)
+    }
+}
+
+/// Spreads a number over all its bits (the finaliser of splitmix64).
+fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number from the kernel; from the clock where it has none.
+fn random() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: there is room for eight bytes.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if got == 8 { u64::from_ne_bytes(bytes) } else { mix(crate::clock::monotonic_ns()) }
+}

@@ -1,0 +1,50 @@
+//! Receive and bounce buffers. Memory is taken once and stays where it is: providers write to it.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use core::ptr::{self, NonNull};
+
+/// Buffers of one length, one after the other, in memory that does not move.
+pub(super) struct Slab {
+    pub bytes: NonNull<u8>,
+    pub len: usize,
+    stride: usize,
+    kept: bool,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl Send for Slab {}
+
+impl Slab {
+    pub fn new(count: usize, size: usize) -> Slab {
+        let stride = size.next_multiple_of(64);
+        let len = count * stride;
+        Slab {
+            bytes: NonNull::from(Box::leak(vec![0u8; len].into_boxed_slice())).cast(),
+            len,
+            stride,
+            kept: false,
+        }
+    }
+
+    /// The memory is somebody else's for good.
+    pub fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> *mut u8 {
+        debug_assert!(index * self.stride < self.len);
+        self.bytes.as_ptr().wrapping_add(index * self.stride)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // SAFETY: as it was leaked; the endpoint is closed, so no provider writes to it.
+        unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.len))) }
+    }
+}
