@@ -5,6 +5,7 @@
 //! `core/src/rail.rs`. Randomised ones run over a few seeds and name the seed when they fail.
 #![allow(dead_code, reason = "each package uses its part of this")]
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
@@ -292,10 +293,21 @@ fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: &[u8
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }
 
-/// Says what is not tested, if there is a reason not to.
+thread_local! {
+    /// What this test has said that it does not test.
+    static SKIPPED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Says what is not tested, once per test, if there is a reason not to.
 fn skipped(what: &str, why: Option<&str>) -> bool {
     if let Some(why) = why {
-        println!("SKIPPED {what}: {why}");
+        let line = format!("SKIPPED {what}: {why}");
+        SKIPPED.with_borrow_mut(|said| {
+            if !said.contains(&line) {
+                println!("{line}");
+                said.push(line);
+            }
+        });
     }
     why.is_some()
 }
