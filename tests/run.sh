@@ -26,8 +26,8 @@ part() {
 }
 
 command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
-need fi_info libfabric-bin || echo "no libfabric, and none could be installed: what needs it says SKIPPED"
-need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it is skipped"
+need fi_info libfabric-bin || echo "libfabric is missing and cannot be installed: what needs it says SKIPPED"
+need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it says SKIPPED"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
@@ -48,6 +48,7 @@ if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
 fi
 
 part "no_std, no main, no allocator" tests/no-std/run.sh
+part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "instruction budgets" benches/budgets.sh
 
