@@ -78,8 +78,8 @@ pub struct MatcherMemory<'m> {
     pub posted: &'m mut [PostedSlot],
     /// One per message that waits or is claimed: 128 bytes each.
     pub unexpected: &'m mut [UnexpectedSlot],
-    /// Heads of hash chains, half for receives and half for messages: at least 2, and best four times the greater of the
-    /// other two lengths, a power of two. With fewer, searches pass over more entries.
+    /// Heads of hash chains, half for receives and half for messages: at least 2, best [`MatcherMemory::buckets`]. With fewer,
+    /// searches pass over more entries.
     pub buckets: &'m mut [u32],
 }
 
