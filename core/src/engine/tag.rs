@@ -46,20 +46,23 @@
 //!
 //! # Files
 //!
-//! `words` is what goes in and out; `key`, `list` and `group` are keys, lists and hash tables of groups; `shape` the masks in
-//! use; `posted` the receives; `unexpected` and `index` the messages and how they are found; `verify` checks it all.
+//! `words` is what goes in and out, `setup` what a matcher is made of; `key`, `list` and `group` are keys, lists and hash
+//! tables of groups; `shape` the masks in use; `posted` the receives; `unexpected` and `index` the messages and how they
+//! are found; `verify` checks it all.
 
 mod group;
 mod index;
 mod key;
 mod list;
 mod posted;
+mod setup;
 mod shape;
 mod unexpected;
 mod verify;
 mod words;
 
 pub use posted::PostedSlot;
+pub use setup::{MatcherConfig, MatcherMemory};
 pub use unexpected::UnexpectedSlot;
 pub use words::{Arrive, Arrived, Cancel, MatchStats, Post, ReceiveId, ShapeId, Tag, TagError, UnexpectedId};
 
@@ -71,53 +74,6 @@ use list::NONE;
 use posted::{Found, Posted};
 use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
 use unexpected::Unexpected;
-
-/// The memory of a matcher, borrowed for its life. Lengths are the limits.
-pub struct MatcherMemory<'m> {
-    /// One per receive that waits: 64 bytes each.
-    pub posted: &'m mut [PostedSlot],
-    /// One per message that waits or is claimed: 128 bytes each.
-    pub unexpected: &'m mut [UnexpectedSlot],
-    /// Heads of hash chains, half for receives and half for messages: at least 2, best [`MatcherMemory::buckets`]. With fewer,
-    /// searches pass over more entries.
-    pub buckets: &'m mut [u32],
-}
-
-impl MatcherMemory<'_> {
-    /// A good length of `buckets` for so many receives and messages.
-    pub const fn buckets(posted: usize, unexpected: usize) -> usize {
-        let most = if posted > unexpected { posted } else { unexpected };
-        2 * if most < 1 { 1 } else { most }.next_power_of_two()
-    }
-}
-
-/// What can be set, with its default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatcherConfig {
-    /// Width of tags, 1 to 96 bits: wider tags and masks are refused.
-    pub tag_bits: u32,
-    /// Keeps peers from choosing tags that collide: a random number, secret to them.
-    pub seed: u64,
-    /// The number of the first receive and of the first message, below 2^63; by default made from the seed, so that ids of one
-    /// matcher mean nothing to another. Tests begin just before a wrap of 32 bits.
-    pub first_sequence: Option<u64>,
-    /// So many of the youngest receives are looked at one by one, and not hashed.
-    pub unhashed: u32,
-    /// Among so many messages or fewer, a receive that does not get the oldest looks at them one by one, without an index.
-    pub walked: u32,
-}
-
-impl MatcherConfig {
-    /// The defaults: 96 bits, seed 0.
-    pub const DEFAULT: MatcherConfig =
-        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, walked: 8 };
-}
-
-impl Default for MatcherConfig {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
 
 /// The matcher. See the module's documentation. `SHAPES` masks (at most 64) can have receives waiting at one time without cost to each
 /// other's depth, and `INDEXES` (at most 4) of them can be asked for at one time among many unexpected messages; beyond

@@ -57,7 +57,7 @@ pub(super) struct Shapes<const N: usize> {
     hand: u32,
     /// The shape used last, and others by a hash of their mask. Hints: any may be wrong.
     last: u8,
-    hints: [u8; 32],
+    hints: [u8; 64],
 }
 
 impl<const N: usize> Shapes<N> {
@@ -76,7 +76,7 @@ impl<const N: usize> Shapes<N> {
             active: 0,
             hand: 0,
             last: 0,
-            hints: [0; 32],
+            hints: [0; 64],
         }
     }
 
@@ -104,7 +104,7 @@ impl<const N: usize> Shapes<N> {
     /// Finds the place of a mask. The places of `kept` (bit s: place s) are not given up.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let hint = (spread >> 59) as usize;
+        let hint = (spread >> 58) as usize;
         if self.is(self.hints[hint], mask) {
             self.last = self.hints[hint];
             return Place::Known(self.last);

@@ -1,0 +1,51 @@
+//! What a matcher is made of: memory, borrowed, and values to set.
+
+use super::posted::PostedSlot;
+use super::unexpected::UnexpectedSlot;
+
+/// The memory of a matcher, borrowed for its life. Lengths are the limits.
+pub struct MatcherMemory<'m> {
+    /// One per receive that waits: 64 bytes each.
+    pub posted: &'m mut [PostedSlot],
+    /// One per message that waits or is claimed: 128 bytes each.
+    pub unexpected: &'m mut [UnexpectedSlot],
+    /// Heads of hash chains, half for receives and half for messages: at least 2, best [`MatcherMemory::buckets`]. With fewer,
+    /// searches pass over more entries.
+    pub buckets: &'m mut [u32],
+}
+
+impl MatcherMemory<'_> {
+    /// A good length of `buckets` for so many receives and messages.
+    pub const fn buckets(posted: usize, unexpected: usize) -> usize {
+        let most = if posted > unexpected { posted } else { unexpected };
+        2 * if most < 1 { 1 } else { most }.next_power_of_two()
+    }
+}
+
+/// What can be set, with its default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatcherConfig {
+    /// Width of tags, 1 to 96 bits: wider tags and masks are refused.
+    pub tag_bits: u32,
+    /// Keeps peers from choosing tags that collide: a random number, secret to them.
+    pub seed: u64,
+    /// The number of the first receive and of the first message, below 2^63; by default made from the seed, so that ids of one
+    /// matcher mean nothing to another. Tests begin just before a wrap of 32 bits.
+    pub first_sequence: Option<u64>,
+    /// So many of the youngest receives are looked at one by one, and not hashed.
+    pub unhashed: u32,
+    /// Among so many messages or fewer, a receive that does not get the oldest looks at them one by one, without an index.
+    pub walked: u32,
+}
+
+impl MatcherConfig {
+    /// The defaults: 96 bits, seed 0.
+    pub const DEFAULT: MatcherConfig =
+        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, walked: 8 };
+}
+
+impl Default for MatcherConfig {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
