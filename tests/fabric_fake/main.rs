@@ -8,6 +8,7 @@ mod conformance;
 mod edges;
 mod engines;
 mod fixture;
+mod guard;
 mod rows;
 
 use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, TakesReceives, Tcp, VerbsRxm};
