@@ -3,7 +3,7 @@
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_KILLS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_FLOODS, PROOF_KILLS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -13,6 +13,7 @@ share=1
 iters=${PROOF_ITERS:-$((10000000 / share))}
 seeds=${PROOF_SEEDS:-$((10000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
+floods=${PROOF_FLOODS:-$((1000000 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
 
 matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a minute, short or not
@@ -45,6 +46,28 @@ simulated_seeds() {
     jq -rs '"   \(map(.iters) | add) put-signals, \(map(.arrivals_out_of_order) | add) arrivals out of order, \(map(.signals_misordered) | add) signals misordered, \(map(.errors) | add) errors"' "$log"
     jq -es 'map(.errors + .signals_misordered) | add == 0' "$log" >/dev/null &&
         jq -es 'map(.arrivals_out_of_order) | add > 0' "$log" >/dev/null
+}
+
+tagged_checked() {
+    "$fishplate" perf tag-bw --transport shm -s 8,4K,20K --check -n "$((iters / 20))" --format json --timeout 600 >"$log" || return
+    jq -r '"   \(.checked) of \(.iters) messages of \(.size) bytes verified, \(.errors) errors"' "$log"
+    jq -es --argjson n "$((iters / 20))" 'all(.[]; .checked >= $n and .errors == 0)' "$log" >/dev/null
+}
+
+tagged_seeds() {
+    FISHPLATE_SEEDS=$seeds timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test twosided -- \
+        messages_match_in_the_order_sent_over_four >"$log" 2>&1
+    local status=$?
+    grep -E 'seed|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
+tagged_flood() {
+    FISHPLATE_FLOOD=$floods timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test twosided -- \
+        a_flood_ --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'messages,|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
 }
 
 # Either side is killed at a random moment; the other must end with an error in less than 100 ms, and the next pair, under
@@ -100,6 +123,9 @@ tag_matching() {
 
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
+proof "tagged messages over shared memory, every payload verified" tagged_checked
+proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
+proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
 proof "kill -9 of either side: $kills" kill_nine
 proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up

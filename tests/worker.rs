@@ -6,7 +6,10 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use fishplate::MatchStorage;
 use fishplate_core::context::{Context, Memory, Seat, Ticket};
+use fishplate_core::engine::protocol::{Cancelled, MatchConfig, Received};
+use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::{Answer, Desk, Reply, Request, Worker};
 use fishplate_core::engine::{Config, ContextId, Signal};
 use fishplate_core::error::{OpError, WaitError};
@@ -22,6 +25,8 @@ use fishplate_sys::LinuxHost;
 use support::{Own, Random, own, seeds};
 
 const NEVER: u64 = u64::MAX;
+
+const MATCHING: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 8, seed: 5 };
 
 fn leak<T>(value: T) -> &'static mut T {
     Box::leak(Box::new(value))
@@ -74,6 +79,8 @@ fn with_worker(
     let config =
         Config { contexts: contexts as u16, window: 16, first_sequence: (1 << 20) - 9, ..Config::default() };
     let Own { mut engine, peer, source, target, remote, .. } = own(config, rails, 4096);
+    let streams = engine.config().contexts as usize * 4;
+    engine.attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, streams, 64, 4)).memory()).unwrap();
     let Rig { host, send, contexts, mut desks } = rig(contexts, 8, policy);
     let stop = AtomicBool::new(false);
     let peers = Peers { peer, source, target, remote };
@@ -197,4 +204,60 @@ fn refusals_and_deadlines_come_back_as_such() {
         let ticket = patiently(|| context.signal(signal));
         assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
     });
+}
+
+#[test]
+fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
+    for seed in seeds(10) {
+        with_worker(seed, 3, Policy::BALANCED, |i, context, at| {
+            // Each context has tags and memory of its own; they share the queue.
+            let tag = |n: u64| Tag::new(n, i as u32);
+            let (from, into) = (at.source.at(1024 * i as u64), at.target.at(1024 * i as u64));
+            for (n, len) in [0, 8, 128, 129, 1000].into_iter().enumerate() {
+                let n = n as u64;
+                let early = patiently(|| context.recv(Some(at.peer), tag(n), Tag::ZERO, Some((into, len))));
+                let sync = patiently(|| context.send_sync(at.peer, tag(n), Some((from, len))));
+                match context.wait(early, NEVER) {
+                    Ok(Reply::Received(status)) => {
+                        let envelope = status.envelope.unwrap();
+                        assert_eq!(
+                            (status.outcome, status.delivered),
+                            (Received::Ok, len as u64),
+                            "seed {seed}"
+                        );
+                        assert_eq!((envelope.tag, envelope.source), (tag(n), at.peer));
+                    }
+                    other => panic!("seed {seed}: {other:?}"),
+                }
+                assert_eq!(context.wait(sync, NEVER), Ok(Reply::Done(len as u64)), "seed {seed}");
+                // Unexpected: seen, claimed, received by its name.
+                let sent = patiently(|| context.send(at.peer, tag(n), Some((from, len))));
+                let any = Tag::new(u64::MAX, 0);
+                let found = loop {
+                    if let Some(found) = context.probe(None, tag(0), any, NEVER).unwrap() {
+                        break found;
+                    }
+                };
+                assert_eq!((found.tag, found.len), (tag(n), len as u64));
+                let claimed = context.mprobe(Some(at.peer), tag(0), any, NEVER).unwrap().unwrap();
+                assert_eq!(context.probe(None, tag(0), any, NEVER), Ok(None));
+                let received = patiently(|| context.mrecv(claimed, Some((into, len / 2))));
+                match context.wait(received, NEVER) {
+                    Ok(Reply::Received(status)) => assert_eq!(status.delivered, len as u64 / 2),
+                    other => panic!("seed {seed}: {other:?}"),
+                }
+                assert!(matches!(context.wait(sent, NEVER), Ok(Reply::Done(_))));
+                let again = patiently(|| context.mrecv(claimed, None));
+                assert_eq!(context.wait(again, NEVER), Ok(Reply::Refused(OpError::StaleToken)));
+                // Taken back: the receive is answered too.
+                let open = patiently(|| context.recv(None, tag(99), Tag::ZERO, None));
+                assert_eq!(context.cancel(open, NEVER), Ok(Cancelled::Removed));
+                match context.wait(open, NEVER) {
+                    Ok(Reply::Received(status)) => assert_eq!(status.outcome, Received::Cancelled),
+                    other => panic!("seed {seed}: {other:?}"),
+                }
+                assert_eq!(context.cancel(open, NEVER), Err(WaitError::Op(OpError::StaleToken)));
+            }
+        });
+    }
 }

@@ -320,11 +320,11 @@ impl<'m, H: Host> Context<'m, H> {
 
     /// Submits a command whose answer is wanted. `Again`: no seat, or no slot in the ring.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
-        let ticket = self.next;
+        // The next number whose seat is free: a receive may keep its own for long.
+        let numbers = (0..self.seats.len() as u64).map(|n| (self.next + n) & ((1 << 48) - 1));
+        let free = numbers.into_iter().find(|&number| self.seats[self.seat_of(number)] == Seat::Free);
+        let ticket = free.ok_or(OpError::Again)?;
         let seat = self.seat_of(ticket);
-        if self.seats[seat] != Seat::Free {
-            return Err(OpError::Again);
-        }
         self.submit(Request { ticket, report: true, command })?;
         self.seats[seat] = Seat::Waiting(ticket);
         self.next = (ticket + 1) & ((1 << 48) - 1);

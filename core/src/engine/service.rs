@@ -150,6 +150,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.due.push(self.streams, stream);
     }
 
+    /// Acknowledgements of messages that no operation follows are wanted soon.
+    pub(super) fn ask_for_loose(&mut self) {
+        for stream in 0..self.streams.len() as u32 {
+            let s = &self.streams[stream as usize];
+            if s.loose && s.asked != s.next {
+                self.ask(stream);
+            }
+        }
+    }
+
     /// The first number missing here in any stream with holes, or in those of one peer, for a diagnosis.
     pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
         let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);

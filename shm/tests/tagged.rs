@@ -1,0 +1,279 @@
+//! Tagged messages over shared memory: two engines in one process, by each kind of memory and each way to reach it, and an engine
+//! that sends to itself.
+
+use std::ptr::NonNull;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate_core::engine::protocol::{
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Status,
+};
+use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
+use fishplate_core::engine::{
+    Config, ContextId, Engine, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot, RemoteSlot,
+    Stream,
+};
+use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
+use fishplate_core::op::{Fault, Outcome};
+use fishplate_shm::{Link, Role, Segment, ShmConfig, ShmRail, socket_pair};
+use fishplate_sys::LinuxHost;
+
+type Rail = ShmRail<LinuxHost>;
+
+const CX: ContextId = ContextId(0);
+const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
+const MATCHING: MatchConfig = MatchConfig { eager: 4096, credits: 4, headers: 8, seed: 3 };
+const SIZE: usize = 1 << 18;
+
+fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
+    Box::leak(vec![value; n].into_boxed_slice())
+}
+
+/// One end: an engine, its peer, and a region to send from and receive into.
+struct End {
+    engine: Engine<'static, Rail, 1>,
+    peer: PeerId,
+    region: LocalId,
+    at: NonNull<u8>,
+}
+
+fn private() -> Region {
+    let words = leak(0u64, SIZE / 8);
+    // SAFETY: leaked, so valid for ever, and touched through raw copies and the engine alone.
+    unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
+}
+
+fn segment() -> Region {
+    let segment = Box::leak(Box::new(Segment::create(SIZE).unwrap()));
+    // SAFETY: the segment is never dropped, and touched through raw copies and the engine alone.
+    unsafe { segment.region(0, SIZE) }.unwrap()
+}
+
+fn end(rail: Rail, region: Region, attach: impl FnOnce(&mut Rail, PeerId)) -> End {
+    let memory = Memory {
+        peers: leak(PeerSlot::EMPTY, 1),
+        streams: leak(Stream::EMPTY, 1),
+        parked: leak(Parked::EMPTY, CONFIG.window as usize),
+        bitmap: leak(0, CONFIG.bitmap_words(1)),
+        locals: leak(LocalSlot::EMPTY, 2),
+        remotes: leak(RemoteSlot::EMPTY, 2),
+        pending: leak(PendingSlot::EMPTY, 32),
+    };
+    let mut engine = Engine::new(CONFIG, [rail], memory).unwrap();
+    let unexpected = MATCHING.unexpected(1);
+    let matching = MatchMemory {
+        matcher: MatcherMemory {
+            posted: leak(PostedSlot::EMPTY, 16),
+            unexpected: leak(UnexpectedSlot::EMPTY, unexpected),
+            buckets: leak(0, MatcherMemory::buckets(16, unexpected)),
+        },
+        receives: leak(RecvSlot::EMPTY, 16),
+        accounts: leak(Account::EMPTY, 1),
+        blocks: leak(BlockSlot::EMPTY, MATCHING.credits as usize),
+        block_bytes: leak(0, MATCHING.credits as usize * MATCHING.block()),
+        headers: leak(HeaderSlot::EMPTY, MATCHING.headers as usize),
+        outgoing: leak(BlockSlot::EMPTY, 4),
+        outgoing_bytes: leak(0, 4 * MATCHING.block()),
+    };
+    engine.attach_matching(MATCHING, matching).unwrap();
+    let peer = engine.reserve_peer().unwrap();
+    attach(engine.rail_mut(RailId(0)).unwrap(), peer);
+    engine.connect_peer(peer, 1).unwrap();
+    let at = region.ptr();
+    let region = engine.register(region).unwrap();
+    End { engine, peer, region, at }
+}
+
+fn rail(config: &ShmConfig) -> Rail {
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let membarrier = host.sleeper_uses_membarrier();
+    ShmRail::new(host, ShmConfig { membarrier, ..config.clone() }).unwrap()
+}
+
+/// Two ends that met in two threads, and are driven by this one.
+fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
+    let soon = Instant::now() + Duration::from_secs(20);
+    let (near, far) = (rail(config), rail(config));
+    let (ours, theirs) = socket_pair().unwrap();
+    let profile = far.profile();
+    let other = thread::spawn(move || Link::over(theirs, Role::First, &profile, soon).unwrap());
+    let link = Link::over(ours, Role::Second, &near.profile(), soon).unwrap();
+    let other = other.join().unwrap();
+    vec![
+        end(near, region(), |rail, peer| rail.attach(peer.peer(), link).unwrap()),
+        end(far, region(), |rail, peer| rail.attach(peer.peer(), other).unwrap()),
+    ]
+}
+
+fn own() -> Vec<End> {
+    vec![end(rail(&ShmConfig::default()), private(), |rail, peer| rail.attach_self(peer.peer()).unwrap())]
+}
+
+fn bytes(at: usize, len: usize) -> Vec<u8> {
+    (at..at + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
+}
+
+fn turns(ends: &mut [End], count: u32) {
+    for _ in 0..count {
+        for end in &mut *ends {
+            end.engine.progress();
+        }
+    }
+}
+
+/// Sends and receives by every length, order and fit; the sender's memory begins at 0, the receiver's buffer in the middle.
+fn exchange(mut ends: Vec<End>, what: &str) {
+    let half = (SIZE / 2) as u64;
+    let lengths = [0, 1, 8, 9, 15, 16, 17, 47, 48, 4095, 4096, 4097, 100_000];
+    let mut n = 0;
+    for len in lengths {
+        for posted_first in [true, false] {
+            for room in [len / 2, len, len + 1] {
+                for sync in [false, true] {
+                    n += 1;
+                    let what = format!("{what}: {len} into {room}, posted first {posted_first}, sync {sync}");
+                    let (from, to) = (n % 2 % ends.len(), (n + 1) % 2 % ends.len());
+                    let sent = bytes(n, len);
+                    // SAFETY: both ranges lie inside the regions, and nothing is under way.
+                    unsafe {
+                        std::ptr::copy(sent.as_ptr(), ends[from].at.as_ptr(), len);
+                        std::ptr::write_bytes(ends[to].at.as_ptr().add(half as usize), 0xa5, len + 64);
+                    }
+                    let post = |end: &mut End| {
+                        let into = Some((end.region.at(half), room));
+                        end.engine.recv(Some(end.peer), Tag::from(n as u64), Tag::ZERO, into, 5).unwrap()
+                    };
+                    let early = posted_first.then(|| post(&mut ends[to]));
+                    let End { engine, peer, region, .. } = &mut ends[from];
+                    let payload = Payload::Region(region.at(0), len);
+                    let send = if sync { Engine::send_sync } else { Engine::send };
+                    let issued =
+                        send(engine, CX, *peer, Tag::from(n as u64), payload, Notice::Report(n as u64))
+                            .unwrap();
+                    turns(&mut ends, 3);
+                    let request = early.unwrap_or_else(|| post(&mut ends[to]));
+                    let status = finish(&mut ends, to, request, &what);
+                    let want = len.min(room);
+                    let outcome = if want < len { Received::Truncated } else { Received::Ok };
+                    assert_eq!((status.outcome, status.delivered), (outcome, want as u64), "{what}");
+                    assert_eq!(status.envelope.unwrap().len, len as u64, "{what}");
+                    let mut got = vec![0u8; len + 64];
+                    // SAFETY: inside the region; the receive is over.
+                    unsafe {
+                        std::ptr::copy(ends[to].at.as_ptr().add(half as usize), got.as_mut_ptr(), len + 64);
+                    }
+                    assert_eq!(got[..want], sent[..want], "{what}");
+                    assert!(got[want..].iter().all(|&byte| byte == 0xa5), "{what}: wrote outside");
+                    if let Issued::Pending(token) = issued {
+                        let mut end = None;
+                        for _ in 0..10_000 {
+                            turns(&mut ends, 1);
+                            end = ends[from].engine.test(token).unwrap();
+                            if end.is_some() {
+                                break;
+                            }
+                        }
+                        assert_eq!(end.expect(&what).outcome, Outcome::Done, "{what}");
+                    }
+                }
+            }
+        }
+    }
+    for end in &ends {
+        assert_eq!(end.engine.peer_error(end.peer), Ok(None), "{what}");
+    }
+}
+
+fn finish(
+    ends: &mut [End],
+    at: usize,
+    request: fishplate_core::engine::protocol::Request,
+    what: &str,
+) -> Status {
+    for _ in 0..100_000 {
+        if let Some(status) = ends[at].engine.test_recv(request).unwrap() {
+            return status;
+        }
+        turns(ends, 1);
+    }
+    panic!("{what}: nothing came");
+}
+
+#[test]
+fn messages_from_segments_arrive_whole_or_cut() {
+    let ends = pair(&ShmConfig::default(), segment);
+    exchange(ends, "segments");
+}
+
+#[test]
+fn messages_from_private_memory_arrive_whole_or_cut() {
+    exchange(pair(&ShmConfig::default(), private), "private");
+}
+
+#[test]
+fn messages_through_a_small_lane_arrive_whole_or_cut() {
+    let config = ShmConfig { force_staging: true, lane_cells: 64, max_message: 1024, ..ShmConfig::default() };
+    exchange(pair(&config, private), "staged");
+}
+
+#[test]
+fn messages_to_oneself_arrive_whole_or_cut() {
+    exchange(own(), "own");
+}
+
+#[test]
+fn a_stream_that_outruns_its_receiver_comes_in_order() {
+    let mut ends = pair(&ShmConfig::default(), private);
+    let (mut sent, mut got) = (0u64, 0u64);
+    while got < 3000 {
+        for _ in 0..40 {
+            let End { engine, peer, region, at } = &mut ends[0];
+            let place = sent % 512 * 16;
+            // SAFETY: inside the region; the send that used this place last is long over.
+            unsafe { at.as_ptr().add(place as usize).cast::<u64>().write(sent) };
+            let payload = Payload::Region(region.at(place), 8);
+            if engine.send(CX, *peer, Tag::from(sent), payload, Notice::Report(sent)).is_ok() {
+                sent += 1;
+            }
+            while engine.next_completion().is_some() {}
+        }
+        turns(&mut ends, 1);
+        for _ in 0..8.min(sent - got) {
+            let End { engine, peer, region, .. } = &mut ends[1];
+            let into = Some((region.at(0), 8));
+            let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
+            let status = finish(&mut ends, 1, request, "a message that was sent");
+            // SAFETY: inside the region; the receive is over.
+            let word = unsafe { ends[1].at.as_ptr().cast::<u64>().read() };
+            assert_eq!((status.envelope.unwrap().tag.lo, word), (got, got));
+            got += 1;
+        }
+    }
+    assert!(ends[0].engine.matching_stats().credits_exhausted > 0, "the receiver kept up");
+}
+
+#[test]
+fn the_end_of_a_process_ends_what_names_it() {
+    let mut ends = pair(&ShmConfig::default(), private);
+    let End { engine, peer, region, .. } = &mut ends[0];
+    let into = Some((region.at(0), 8));
+    let directed = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
+    let anybody = engine.recv(None, Tag::ZERO, Tag::ALL, into, 0).unwrap();
+    let payload = Payload::Region(region.at(64), 100_000);
+    let Issued::Pending(send) = engine.send(CX, *peer, Tag::ZERO, payload, Notice::Report(0)).unwrap() else {
+        panic!("too long to be done at once");
+    };
+    drop(ends.pop());
+    let end = &mut ends[0];
+    for _ in 0..1000 {
+        end.engine.progress();
+        end.engine.check_peers();
+    }
+    let status = end.engine.test_recv(directed).unwrap().expect("ended with its peer");
+    assert!(matches!(status.outcome, Received::Failed(Fault::Peer(_))), "{status:?}");
+    assert_eq!(end.engine.test_recv(anybody), Ok(None));
+    assert!(matches!(
+        end.engine.test(send).unwrap().expect("ended").outcome,
+        Outcome::Failed(Fault::Peer(_))
+    ));
+}
