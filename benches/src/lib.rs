@@ -129,9 +129,9 @@ pub const BUDGETS: &[Budget] = &[
     ours("fabric_message",                 45.1,     43.0),
     ours("fabric_poll_idle",               55.6,     53.0),
     ours("fabric_landed_32",             2086.3,   1987.0).per(32),
-    ours("tagged_send",                   999.0,    999.0),
-    ours("tagged_receive",                999.0,    999.0),
-    ours("tagged_round",                 1999.0,   1999.0),
+    ours("tagged_send",                   155.4,    148.0),
+    ours("tagged_receive",                699.3,    666.1),
+    ours("tagged_round",                  803.3,    765.1),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.
