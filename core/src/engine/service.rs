@@ -151,10 +151,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Acknowledgements of messages that no operation follows are wanted soon.
-    pub(super) fn ask_for_loose(&mut self) {
+    pub(super) fn ask_for_silent(&mut self) {
         for stream in 0..self.streams.len() as u32 {
             let s = &self.streams[stream as usize];
-            if s.loose && s.asked != s.next {
+            if s.silent && s.asked != s.next {
                 self.ask(stream);
             }
         }

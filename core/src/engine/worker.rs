@@ -311,7 +311,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Nothing is submitted, watched or in flight. Asks for the acknowledgements that nobody waits for.
     fn is_done(&mut self) -> bool {
-        self.engine.state.ask_for_loose();
+        self.engine.state.ask_for_silent();
         self.engine.state.open == 0 && !self.engine.has_due() && self.desks.iter_mut().all(Desk::is_empty)
     }
 }
