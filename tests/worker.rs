@@ -2,23 +2,24 @@
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use fishplate::MatchStorage;
-use fishplate_core::context::{Context, Memory, Seat, Ticket};
+use fishplate_core::context::{Context, Ticket};
+use fishplate_core::engine::command::{Command, Reply};
+use fishplate_core::engine::lane::Desk;
 use fishplate_core::engine::protocol::{Cancelled, MatchConfig, Received};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::worker::{Answer, Desk, Reply, Request, Worker};
+use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Signal};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
+use fishplate_core::queue::Room;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::EventCount;
-use fishplate_core::sync::ring::Header;
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
 
@@ -39,15 +40,11 @@ struct Rig {
     desks: Vec<Desk<'static>>,
 }
 
-fn rig(contexts: u8, slots: usize, policy: Policy) -> Rig {
+fn rig(contexts: u8, policy: Policy) -> Rig {
     let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
     let mut rig = Rig { host, send, contexts: vec![], desks: vec![] };
     for id in 0..contexts {
-        let memory = Memory {
-            requests: (leak(Header::new()), Vec::leak(vec![MaybeUninit::<Request>::uninit(); slots])),
-            answers: (leak(Header::new()), Vec::leak(vec![MaybeUninit::<Answer>::uninit(); slots])),
-            seats: Vec::leak(vec![Seat::Free; slots]),
-        };
+        let memory = leak(Room::<8>::new()).memory();
         let (context, desk) =
             Context::new(ContextId(id), host, send, leak(EventCount::new()), memory, policy).unwrap();
         rig.contexts.push(context);
@@ -81,7 +78,7 @@ fn with_worker(
     let Own { mut engine, peer, source, target, remote, .. } = own(config, rails, 4096);
     let streams = engine.config().contexts as usize * 4;
     engine.attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, streams, 64, 4)).memory()).unwrap();
-    let Rig { host, send, contexts, mut desks } = rig(contexts, 8, policy);
+    let Rig { host, send, contexts, mut desks } = rig(contexts, policy);
     let stop = AtomicBool::new(false);
     let peers = Peers { peer, source, target, remote };
     thread::scope(|scope| {
@@ -169,8 +166,7 @@ fn what_was_submitted_before_the_stop_is_done() {
         with_worker(seed, 2, Policy::BALANCED, |i, context, at| {
             let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
             for _ in 0..100 {
-                let command =
-                    fishplate_core::engine::worker::Command::Amo { at: at.remote.at(0), amo, fetch: false };
+                let command = Command::Amo { at: at.remote.at(0), amo, fetch: false };
                 while context.submit_silent(command) == Err(OpError::Again) {
                     thread::yield_now();
                 }

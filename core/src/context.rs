@@ -3,67 +3,38 @@
 //! A thread that drives its engine itself needs none of this: it calls [`Engine`](crate::engine::Engine) and is done sooner, because
 //! nothing is handed over. A context is for threads beside one that owns the rails.
 //!
-//! Submitting writes one slot of a ring and, if the worker sleeps, wakes it; it never blocks or allocates. Answers are kept in
-//! `seats`, one per outstanding request, until they are taken by ticket. Only the waits block, until their deadline at the latest.
+//! A context is the verbs of an engine over a [`Queue`], with tickets in place of events. Submitting takes a slot of the queue's
+//! pool and writes one of its ring and, if the worker sleeps, wakes it; it never blocks or allocates. An answer stays in its
+//! slot until it is taken by ticket. Only the waits block, until their deadline at the latest.
 
-use core::mem::MaybeUninit;
-
+use crate::engine::command::{Command, Reply};
+use crate::engine::lane::Desk;
 use crate::engine::protocol::{Cancelled, Claimed, Envelope};
 use crate::engine::tag::Tag;
-use crate::engine::worker::{Answer, Command, Desk, Reply, Request};
 use crate::engine::{ContextId, Signal};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RemoteAddr};
 use crate::op::{Amo, Cmp};
+use crate::queue::{Memory, Queue};
 use crate::sync::event::EventCount;
 use crate::sync::host::Host;
-use crate::sync::ring::{self, Consumer, Full, Header, Producer};
-use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
+use crate::sync::pool::Id;
+use crate::sync::spin::{Counts, Policy};
 
 /// A request of a context whose answer was not taken yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket(u64);
-
-/// Room for one outstanding request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat {
-    /// Nobody's.
-    Free,
-    /// Its answer has not come.
-    Waiting(u64),
-    /// Its answer has come and was not taken.
-    Answered(u64, Reply),
-}
-
-/// The memory of one context, borrowed for its life. All slices have the same length, a power of two: what can be outstanding.
-pub struct Memory<'m> {
-    /// Counters of the ring to the worker, and its slots.
-    pub requests: (&'m mut Header, &'m mut [MaybeUninit<Request>]),
-    /// Counters of the ring from the worker, and its slots.
-    pub answers: (&'m mut Header, &'m mut [MaybeUninit<Answer>]),
-    /// One per outstanding request.
-    pub seats: &'m mut [Seat],
-}
+pub struct Ticket(Id);
 
 /// One user of a worker's engine. `Send`, used by one thread at a time.
 pub struct Context<'m, H: Host> {
-    host: &'m H,
-    /// Rung when something was submitted.
-    send: &'m EventCount,
-    /// Slept on while waiting for answers.
-    recv: &'m EventCount,
-    requests: Producer<'m, Request>,
-    answers: Consumer<'m, Answer>,
-    seats: &'m mut [Seat],
-    next: u64,
-    idle: Idle,
+    queue: Queue<'m, H>,
 }
 
 impl<'m, H: Host> Context<'m, H> {
     /// A context and the desk that its worker serves. `send` is the worker's, shared by all of its contexts; `recv` is this context's.
     ///
     /// # Errors
-    /// [`AttachError::Config`] unless all slices have the same length, a power of two.
+    /// As for [`Queue::new`].
     pub fn new(
         id: ContextId,
         host: &'m H,
@@ -72,22 +43,18 @@ impl<'m, H: Host> Context<'m, H> {
         memory: Memory<'m>,
         policy: Policy,
     ) -> Result<(Self, Desk<'m>), AttachError> {
-        let Memory { requests, answers, seats } = memory;
-        if requests.1.len() != seats.len() || answers.1.len() != seats.len() {
-            return Err(AttachError::Config("context: requests, answers and seats of the same length"));
-        }
-        let capacity = |_| AttachError::Config("context: a power of two of slots");
-        let (requests, to_worker) = ring::split(requests.0, requests.1).map_err(capacity)?;
-        let (from_worker, answers) = ring::split(answers.0, answers.1).map_err(capacity)?;
-        seats.fill(Seat::Free);
-        let context =
-            Context { host, send, recv, requests, answers, seats, next: 0, idle: Idle::new(policy) };
-        Ok((context, Desk::new(id, to_worker, from_worker, recv)))
+        let (queue, desk) = Queue::new(id, host, send, recv, memory, policy)?;
+        Ok((Context { queue }, desk))
+    }
+
+    /// The queue underneath, for commands with events.
+    pub fn queue_mut(&mut self) -> &mut Queue<'m, H> {
+        &mut self.queue
     }
 
     /// How this thread idled so far.
     pub fn counts(&self) -> Counts {
-        self.idle.counts()
+        self.queue.counts()
     }
 
     /// [`Engine::put`](crate::engine::Engine::put).
@@ -215,7 +182,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// [`OpError::StaleToken`] if the receive has been answered; [`WaitError::Deadline`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: Ticket, deadline_ns: u64) -> Result<Cancelled, WaitError> {
-        let ticket = self.ask_until(Command::Cancel(receive.0), deadline_ns)?;
+        let slot = self.queue.slot_of(receive.0)?;
+        let ticket = self.ask_until(Command::Cancel { slot }, deadline_ns)?;
         match self.wait(ticket, deadline_ns)? {
             Reply::Cancelled(done) => Ok(done),
             other => Err(unexpected(other)),
@@ -225,9 +193,9 @@ impl<'m, H: Host> Context<'m, H> {
     /// Any command without an answer; [`quiet`](Self::quiet) says if it failed.
     ///
     /// # Errors
-    /// [`OpError::Again`] when the ring is full.
+    /// [`OpError::Again`] when all commands are out.
     pub fn submit_silent(&mut self, command: Command) -> Result<(), OpError> {
-        self.submit(Request { ticket: 0, report: false, command })
+        self.queue.submit_raw(command, false).map(drop).map_err(|_| OpError::Again)
     }
 
     /// Orders later writes to the peer after everything before: [`Engine::fence`](crate::engine::Engine::fence).
@@ -265,16 +233,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// # Errors
     /// [`OpError::StaleToken`] if it was taken before.
     pub fn test(&mut self, ticket: Ticket) -> Result<Option<Reply>, OpError> {
-        self.collect();
-        let seat = self.seat_of(ticket.0);
-        match self.seats[seat] {
-            Seat::Answered(whose, reply) if whose == ticket.0 => {
-                self.seats[seat] = Seat::Free;
-                Ok(Some(reply))
-            }
-            Seat::Waiting(whose) if whose == ticket.0 => Ok(None),
-            _ => Err(OpError::StaleToken),
-        }
+        self.queue.take_reply(ticket.0).map_err(|_| OpError::StaleToken)
     }
 
     /// Waits for the answer of a request, and takes it.
@@ -282,62 +241,23 @@ impl<'m, H: Host> Context<'m, H> {
     /// # Errors
     /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it was taken before.
     pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
-        let mut idle = self.idle.clone();
-        let (host, recv) = (self.host, self.recv);
-        let mut result = Ok(None);
-        let waited = wait_until(host, &mut idle, recv, deadline_ns, || {
-            result = self.test(ticket);
-            Turn::ready(!matches!(result, Ok(None)))
-        });
-        self.idle = idle;
-        match (waited, result?) {
-            (Waited::Ready, Some(reply)) => Ok(reply),
-            _ => Err(WaitError::Deadline(Stuck::default())),
-        }
+        self.queue.wait_reply(ticket.0, deadline_ns)
     }
 
-    /// Takes in what the worker has answered. The answers wait in their seats.
-    fn collect(&mut self) {
-        while let Some(Answer { ticket, reply }) = self.answers.pop() {
-            let seat = self.seat_of(ticket);
-            self.seats[seat] = Seat::Answered(ticket, reply);
-        }
-    }
-
-    fn seat_of(&self, ticket: u64) -> usize {
-        ticket as usize & (self.seats.len() - 1)
-    }
-
-    fn submit(&mut self, request: Request) -> Result<(), OpError> {
-        match self.requests.push(request) {
-            Ok(()) => {
-                self.idle.notify(self.host, self.send);
-                Ok(())
-            }
-            Err(Full(_)) => Err(OpError::Again),
-        }
-    }
-
-    /// Submits a command whose answer is wanted. `Again`: no seat, or no slot in the ring.
+    /// Submits a command whose answer is wanted. `Again`: all commands are out.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
-        // The next number whose seat is free: a receive may keep its own for long.
-        let numbers = (0..self.seats.len() as u64).map(|n| (self.next + n) & ((1 << 48) - 1));
-        let free = numbers.into_iter().find(|&number| self.seats[self.seat_of(number)] == Seat::Free);
-        let ticket = free.ok_or(OpError::Again)?;
-        let seat = self.seat_of(ticket);
-        self.submit(Request { ticket, report: true, command })?;
-        self.seats[seat] = Seat::Waiting(ticket);
-        self.next = (ticket + 1) & ((1 << 48) - 1);
-        Ok(Ticket(ticket))
+        match self.queue.submit_raw(command, true) {
+            Ok(Some(id)) => Ok(Ticket(id)),
+            _ => Err(OpError::Again),
+        }
     }
 
     /// [`ask`](Self::ask), waiting for room.
     fn ask_until(&mut self, command: Command, deadline_ns: u64) -> Result<Ticket, WaitError> {
         loop {
             match self.ask(command) {
-                Err(OpError::Again) if self.host.now_ns() < deadline_ns => {
-                    self.collect();
-                    self.host.yield_now();
+                Err(OpError::Again) if self.queue.host().now_ns() < deadline_ns => {
+                    self.queue.host().yield_now()
                 }
                 Err(OpError::Again) => return Err(WaitError::Deadline(Stuck::default())),
                 other => return Ok(other?),

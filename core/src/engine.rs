@@ -16,10 +16,11 @@
 //!
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
 //! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table` and `wire` are the state they share;
-//! `worker` drives an engine for other threads.
-//! `worker` drives an engine for other threads.
+//! `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
+pub mod command;
 mod finish;
+pub mod lane;
 mod pending;
 mod post;
 pub mod protocol;
@@ -197,6 +198,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub ordered: bool,
     pub native_atomics: bool,
     pub stats: Stats,
+    /// Counts what workers hand over.
+    pub stamp: u32,
     /// Two-sided messages, if this engine has them.
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Where the regions are that messages were read from.
@@ -278,6 +281,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 ordered,
                 native_atomics: native && ordered,
                 stats: Stats::default(),
+                stamp: 0,
                 protocol: None,
                 hints: [u16::MAX; protocol::HINTS],
             },

@@ -66,7 +66,9 @@
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.
 //! 3. [`engine`]: order on top of rails that have none.
-//! 4. [`context`]: an engine driven by another thread; [`psm`]: matched queues as PSM and PSM2 define them.
+//! 4. [`queue`]: commands for an engine that another thread drives, their events, and what orders them.
+//! 5. [`context`]: the verbs of an engine, over a queue.
+//! 6. [`psm`]: matched queues as PSM and PSM2 define them, over an engine.
 
 #![no_std]
 
@@ -76,5 +78,6 @@ pub mod error;
 pub mod mem;
 pub mod op;
 pub mod psm;
+pub mod queue;
 pub mod rail;
 pub mod sync;

@@ -1,213 +1,37 @@
 //! One thread that drives an engine for others. (UCX calls an object without a thread a worker; this one is a thread's loop.)
 //!
-//! Each context reaches the worker by a [`Desk`]: a ring of requests in, a ring of answers out. The worker takes a bounded
+//! Each queue reaches the worker by a [`Desk`]: a ring of commands in, a ring of their slots out. The worker takes a bounded
 //! number from each desk in turn, makes one engine pass, and hands out what has ended. It allocates nothing, starts no thread
-//! (the caller's thread runs it), and sleeps only in [`Worker::run`], on two words: `send`, which contexts ring when they submit,
-//! and the rail's own, which peers ring when something arrives.
+//! (the caller's thread runs it, and may be pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring
+//! when they submit, and the rail's own, which peers ring when something arrives.
 //!
-//! Answers never find their ring full: a context has at most as many reported requests outstanding as the ring has slots.
+//! A command that waits for an event of another queue keeps the worker awake: nobody would ring it.
 
 use core::cell::Cell;
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::error::{OpError, WaitError};
-use crate::mem::{LocalAddr, PeerId, RemoteAddr};
-use crate::op::{Amo, Cmp, Completion, Outcome};
+use crate::error::OpError;
+use crate::mem::{LocalAddr, copy_bytes};
+use crate::op::{Completion, Outcome};
 use crate::rail::Rail;
 use crate::sync::event::EventCount;
 use crate::sync::host::Host;
 use crate::sync::primitive::AtomicBool;
-use crate::sync::ring::{Consumer, Producer};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
-use super::protocol::{self, Cancelled, Claimed, Envelope, Payload, Status};
-use super::tag::Tag;
+use super::command::{Command, Readiness, Relay, Reply};
+use super::lane::{Desk, Job, Part};
+use super::protocol::{self, Payload};
+use super::table::resolve_local;
 use super::wait::{Noted, Pulse};
-use super::{ContextId, Engine, Issued, Notice, Signal};
-
-/// What a context asks of the worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// [`Engine::put`].
-    Put {
-        /// The source.
-        from: LocalAddr,
-        /// Bytes.
-        len: usize,
-        /// The target.
-        to: RemoteAddr,
-    },
-    /// [`Engine::put_signal`].
-    PutSignal {
-        /// The source.
-        from: LocalAddr,
-        /// Bytes.
-        len: usize,
-        /// The target.
-        to: RemoteAddr,
-        /// The signal that follows.
-        signal: Signal,
-    },
-    /// [`Engine::get`].
-    Get {
-        /// The target.
-        into: LocalAddr,
-        /// Bytes.
-        len: usize,
-        /// The source.
-        from: RemoteAddr,
-    },
-    /// [`Engine::signal`].
-    Signal(Signal),
-    /// [`Engine::amo`], or with `fetch` [`Engine::fetch`].
-    Amo {
-        /// The word.
-        at: RemoteAddr,
-        /// What to do with it.
-        amo: Amo,
-        /// Whether the answer carries the value from before.
-        fetch: bool,
-    },
-    /// [`Engine::fence`].
-    Fence(PeerId),
-    /// [`Engine::quiet`]; later requests of the same context wait behind it.
-    Quiet(PeerId),
-    /// [`Engine::wait_signal`], watched by the worker while it drives everything else.
-    Watch {
-        /// The word.
-        at: LocalAddr,
-        /// How it is compared,
-        cmp: Cmp,
-        /// and with what.
-        value: u64,
-        /// The peer whose failure ends the watch.
-        from: Option<PeerId>,
-    },
-    /// [`Engine::send`], or with `sync` [`Engine::send_sync`].
-    Send {
-        /// The receiver.
-        to: PeerId,
-        /// The tag.
-        tag: Tag,
-        /// The payload and its length in bytes; without it, none.
-        from: Option<(LocalAddr, usize)>,
-        /// Whether it is done only once it has matched.
-        sync: bool,
-    },
-    /// [`Engine::recv`]; the answer is its status.
-    Recv {
-        /// The sender, or anybody.
-        source: Option<PeerId>,
-        /// The tag,
-        tag: Tag,
-        /// and the bits of it that are not compared.
-        ignore: Tag,
-        /// The buffer and its length in bytes; without it, none.
-        into: Option<(LocalAddr, usize)>,
-    },
-    /// [`Engine::probe`], or with `claim` [`Engine::mprobe`].
-    Probe {
-        /// The sender, or anybody.
-        source: Option<PeerId>,
-        /// The tag,
-        tag: Tag,
-        /// and the bits of it that are not compared.
-        ignore: Tag,
-        /// Whether the message is claimed.
-        claim: bool,
-    },
-    /// [`Engine::mrecv`]; the answer is its status.
-    ClaimedRecv {
-        /// The message.
-        message: Claimed,
-        /// The buffer and its length in bytes; without it, none.
-        into: Option<(LocalAddr, usize)>,
-    },
-    /// [`Engine::discard`].
-    Discard(Claimed),
-    /// [`Engine::cancel`] of the receive that was submitted under this ticket. The receive is answered too, once, whatever
-    /// this says.
-    Cancel(u64),
-}
-
-/// A command on its way to the worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Comes back with the answer. 48 bits.
-    pub ticket: u64,
-    /// Whether there is an answer.
-    pub report: bool,
-    /// What to do.
-    pub command: Command,
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// Done; the value that it fetched or found, or 0.
-    Done(u64),
-    /// It was posted and failed: never [`Outcome::Done`].
-    Failed(Outcome),
-    /// It was refused; nothing was done. Never [`OpError::Again`].
-    Refused(OpError),
-    /// The quiet or the watch that it asked for ended so.
-    Wait(WaitError),
-    /// The receive has ended.
-    Received(Status),
-    /// What was found, if anything.
-    Found(Option<Envelope>),
-    /// What was claimed, if anything was found.
-    Claimed(Option<Claimed>),
-    /// What became of the receive.
-    Cancelled(Cancelled),
-}
-
-/// An answer on its way back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The request's.
-    pub ticket: u64,
-    /// How it ended.
-    pub reply: Reply,
-}
+use super::{Engine, Issued, Notice};
 
 const TICKET_BITS: u32 = 48;
 const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// The worker's end of one context.
-pub struct Desk<'m> {
-    context: ContextId,
-    requests: Consumer<'m, Request>,
-    answers: Producer<'m, Answer>,
-    recv: &'m EventCount,
-    /// The request that could not be done yet; those behind it wait.
-    held: Option<Request>,
-    watch: Option<Request>,
-    answered: bool,
-}
-
-impl<'m> Desk<'m> {
-    /// The worker's end of `context`, whose thread sleeps on `recv`.
-    pub fn new(
-        context: ContextId,
-        requests: Consumer<'m, Request>,
-        answers: Producer<'m, Answer>,
-        recv: &'m EventCount,
-    ) -> Self {
-        Desk { context, requests, answers, recv, held: None, watch: None, answered: false }
-    }
-
-    fn answer(&mut self, ticket: u64, reply: Reply) {
-        // A context has at most as many requests outstanding as the ring has slots; one that breaks this loses the answer.
-        let _ = self.answers.push(Answer { ticket, reply });
-        self.answered = true;
-    }
-
-    /// Nothing is submitted or watched.
-    fn is_empty(&mut self) -> bool {
-        self.held.is_none() && self.watch.is_none() && self.requests.is_empty()
-    }
-}
+/// Bytes of a fill or a copy within this process that one turn does.
+const PIECE: usize = 256 << 10;
 
 /// An engine, the desks it serves, and the idling of its thread. Both are borrowed: once the worker has stopped, the engine may
 /// be driven directly, or by another worker.
@@ -252,14 +76,14 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
                     Outcome::Done => Reply::Done(value),
                     outcome => Reply::Failed(outcome),
                 };
-                desk.answer(tag & TICKET_MASK, reply);
+                landed(desk, tag & TICKET_MASK, reply);
             }
         }
         for _ in 0..batch {
             let Some(status) = self.engine.next_recv() else { break };
             busy = true;
             if let Some(desk) = self.desks.get_mut((status.word >> TICKET_BITS) as usize) {
-                desk.answer(status.word & TICKET_MASK, Reply::Received(status));
+                landed(desk, status.word & TICKET_MASK, Reply::Received(status));
             }
         }
         for desk in self.desks.iter_mut().filter(|desk| desk.answered) {
@@ -309,14 +133,16 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         waited == Waited::Ready
     }
 
-    /// Nothing is submitted, watched or in flight. Asks for the acknowledgements that nobody waits for.
+    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched. Asks for the acknowledgements
+    /// that nobody waits for.
     fn is_done(&mut self) -> bool {
         self.engine.state.ask_for_silent();
-        self.engine.state.open == 0 && !self.engine.has_due() && self.desks.iter_mut().all(Desk::is_empty)
+        let engine_is_idle = self.engine.state.open == 0 && !self.engine.has_due();
+        engine_is_idle && !self.engine.is_receiving() && self.desks.iter_mut().all(Desk::is_idle)
     }
 }
 
-/// Takes what a context has submitted, at most a batch. Returns whether anything was done.
+/// Takes what a queue has submitted, at most a batch. Returns whether anything was done.
 fn serve<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     desk: &mut Desk<'_>,
@@ -324,25 +150,54 @@ fn serve<R: Rail, const RAILS: usize>(
     batch: u32,
 ) -> bool {
     let mut busy = false;
-    if let Some(watch) = desk.watch
-        && let Some(reply) = look(engine, watch.command)
+    if let Some(watch) = &desk.watch
+        && let Some(reply) = look(engine, watch.entry.command())
+        && let Some(watch) = desk.watch.take()
     {
-        desk.watch = None;
-        desk.answer(watch.ticket, reply);
+        desk.end(watch, reply);
         busy = true;
     }
     for _ in 0..batch {
-        let Some(request) = desk.held.take().or_else(|| desk.requests.pop()) else { break };
-        match carry_out(engine, desk.context, index, &request) {
-            Step::Replied(reply) if request.report => desk.answer(request.ticket, reply),
-            Step::Replied(_) | Step::Taken => {}
-            Step::Later => {
-                desk.held = Some(request);
+        let Some(job) = desk.next() else { break };
+        match desk.readiness(&job) {
+            Readiness::Ready => {}
+            Readiness::Never => {
+                desk.end(job, Reply::Dependency);
+                busy = true;
+                continue;
+            }
+            Readiness::Waits => {
+                desk.held = Some(job);
                 break;
             }
-            Step::Watch if desk.watch.is_none() => desk.watch = Some(request),
+        }
+        let ticket = job.ticket(&mut engine.state.stamp);
+        match carry_out(engine, desk, (index << TICKET_BITS) | ticket, &job) {
+            Step::Replied(reply) => desk.end(job, reply),
+            // Its end will not be reported, and the engine has copied what it needs.
+            Step::Taken if !job.report => desk.end(job, Reply::Done(0)),
+            Step::Taken => {
+                let part = match *job.entry.command() {
+                    Command::Recv { .. } => Part::Receive,
+                    _ => Part::Whole,
+                };
+                desk.launch(ticket, job, part);
+            }
+            Step::Relayed => {
+                let first_half = Job { entry: job.entry.clone(), report: job.report };
+                desk.launch(ticket, first_half, Part::Relay);
+                desk.held = Some(job);
+                busy = true;
+                break;
+            }
+            Step::Watch if desk.watch.is_none() => desk.watch = Some(job),
+            Step::Later { moved } => {
+                desk.held = Some(job);
+                busy |= moved;
+                break;
+            }
             Step::Watch => {
-                desk.held = Some(request);
+                desk.held = Some(job);
                 break;
             }
         }
@@ -351,25 +206,50 @@ fn serve<R: Rail, const RAILS: usize>(
     busy
 }
 
-/// What became of a request.
+/// The engine is done with a command.
+fn landed(desk: &mut Desk<'_>, ticket: u64, reply: Reply) {
+    let Some((job, part)) = desk.land(ticket) else { return };
+    if part != Part::Relay {
+        return desk.end(job, reply);
+    }
+    // The first half of a copy between peers; the command itself is held.
+    match (reply, desk.held.take()) {
+        (Reply::Done(_), Some(held)) => {
+            // SAFETY: this is its worker, and no other reference to its work is alive.
+            unsafe { held.entry.work() }.relay = Relay::Read;
+            desk.held = Some(held);
+        }
+        (reply, Some(held)) => desk.end(held, reply),
+        (_, None) => {}
+    }
+}
+
+/// What became of a command.
 enum Step {
     Replied(Reply),
     /// The engine has it; its completion answers.
     Taken,
-    /// No room, or not quiet yet.
-    Later,
+    /// The engine has the first half of it.
+    Relayed,
+    /// No room, or not quiet yet, or a piece of it was done: it moved.
+    Later {
+        moved: bool,
+    },
     Watch,
 }
 
 fn carry_out<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
-    context: ContextId,
-    desk: u64,
-    request: &Request,
+    desk: &mut Desk<'_>,
+    tag: u64,
+    job: &Job<'_>,
 ) -> Step {
-    let tag = (desk << TICKET_BITS) | (request.ticket & TICKET_MASK);
-    let notice = if request.report { Notice::Report(tag) } else { Notice::Silent };
-    let issued = match request.command {
+    let context = desk.context;
+    let notice = if job.report { Notice::Report(tag) } else { Notice::Silent };
+    // SAFETY: this is its worker, and `carry_out` alone refers to its work.
+    let work = unsafe { job.entry.work() };
+    let mut relayed = false;
+    let issued = match *job.entry.command() {
         Command::Put { from, len, to } => engine.put(context, from, len, to, notice),
         Command::PutSignal { from, len, to, signal } => {
             engine.put_signal(context, from, len, to, signal, notice)
@@ -381,7 +261,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
         Command::Fence(peer) => engine.fence(context, peer).map(|()| Issued::Done { value: 0 }),
         Command::Quiet(peer) => match engine.try_quiet(context, peer) {
             Ok(true) => Ok(Issued::Done { value: 0 }),
-            Ok(false) => return Step::Later,
+            Ok(false) => return Step::Later { moved: false },
             Err(error) => return Step::Replied(Reply::Wait(error)),
         },
         Command::Send { to, tag, from, sync } => {
@@ -393,7 +273,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
         }
         Command::Recv { source, tag: want, ignore, into } => {
             match engine.recv(source, want, ignore, into, tag) {
-                Ok(receive) => return received(engine, request, receive),
+                Ok(receive) => return received(engine, job, receive),
                 Err(error) => Err(error),
             }
         }
@@ -406,25 +286,61 @@ fn carry_out<R: Rail, const RAILS: usize>(
             Err(error) => Err(error),
         },
         Command::ClaimedRecv { message, into } => match engine.mrecv(message, into, tag) {
-            Ok(receive) => return received(engine, request, receive),
+            Ok(receive) => return received(engine, job, receive),
             Err(error) => Err(error),
         },
         Command::Discard(message) => engine.discard(message).map(|()| Issued::Done { value: 0 }),
-        Command::Cancel(ticket) => match engine.cancel_word((desk << TICKET_BITS) | (ticket & TICKET_MASK)) {
-            Ok(done) => return Step::Replied(Reply::Cancelled(done)),
-            Err(error) => Err(error),
-        },
+        Command::Cancel { slot } => {
+            let ticket = desk.flying_ticket(slot).ok_or(OpError::StaleToken);
+            match ticket.and_then(|ticket| engine.cancel_word((tag & !TICKET_MASK) | ticket)) {
+                Ok(done) => return Step::Replied(Reply::Cancelled(done)),
+                Err(error) => Err(error),
+            }
+        }
         Command::Watch { .. } => {
-            return match look(engine, request.command) {
+            return match look(engine, job.entry.command()) {
                 Some(reply) => Step::Replied(reply),
                 None => Step::Watch,
             };
         }
+        Command::Fill { at, len, pattern, width } => {
+            let whole = resolve_local(engine.state.locals, at, len as u64);
+            return in_pieces(&mut work.progress, len, whole, |to, done, piece| {
+                // SAFETY: `piece` bytes from `done` on lie inside the region that was resolved.
+                unsafe { fill(to.add(done), piece, pattern, width) }
+            });
+        }
+        Command::Copy { from, len, to } => {
+            let resolve = |addr: LocalAddr| resolve_local(engine.state.locals, addr, len as u64);
+            let whole = resolve(from).and_then(|from| Ok((from, resolve(to)?)));
+            return in_pieces(&mut work.progress, len, whole, |(from, to), done, piece| {
+                // SAFETY: as for a fill, for both; regions stay valid as `Region::new` was promised.
+                unsafe { copy_bytes(from.add(done).as_ptr(), to.add(done).as_ptr(), piece) }
+            });
+        }
+        Command::PeerCopy { via, len, to, .. } if work.relay == Relay::Read => {
+            engine.put(context, via, len, to, notice)
+        }
+        Command::PeerCopy { .. } if work.relay == Relay::Reading => return Step::Later { moved: false },
+        Command::PeerCopy { from, via, len, .. } => {
+            relayed = true;
+            engine.get(context, via, len, from, Notice::Report(tag))
+        }
+        Command::Marker if desk.flying == 0 && desk.watch.is_none() => Ok(Issued::Done { value: 0 }),
+        Command::Marker => return Step::Later { moved: false },
     };
     match issued {
+        Ok(Issued::Done { .. }) if relayed => {
+            work.relay = Relay::Read;
+            Step::Later { moved: true }
+        }
+        Ok(Issued::Pending(_)) if relayed => {
+            work.relay = Relay::Reading;
+            Step::Relayed
+        }
         Ok(Issued::Done { value }) => Step::Replied(Reply::Done(value)),
         Ok(Issued::Pending(_)) => Step::Taken,
-        Err(OpError::Again) => Step::Later,
+        Err(OpError::Again) => Step::Later { moved: false },
         Err(error) => Step::Replied(Reply::Refused(error)),
     }
 }
@@ -432,18 +348,48 @@ fn carry_out<R: Rail, const RAILS: usize>(
 /// A receive is posted; without a report, nobody wants to hear of its end.
 fn received<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
-    request: &Request,
+    job: &Job<'_>,
     receive: protocol::Request,
 ) -> Step {
-    if !request.report {
+    if !job.report {
         engine.forget(receive);
     }
     Step::Taken
 }
 
+/// Does one piece of something that this thread does itself, in memory that was resolved whole.
+fn in_pieces<M>(
+    progress: &mut usize,
+    len: usize,
+    memory: Result<M, OpError>,
+    piece: impl FnOnce(M, usize, usize),
+) -> Step {
+    let memory = match memory {
+        Ok(memory) => memory,
+        Err(error) => return Step::Replied(Reply::Refused(error)),
+    };
+    let now = (len - *progress).min(PIECE);
+    piece(memory, *progress, now);
+    *progress += now;
+    if *progress == len { Step::Replied(Reply::Done(0)) } else { Step::Later { moved: true } }
+}
+
+/// Repeats a pattern, from its first byte on: pieces are multiples of its width.
+///
+/// # Safety
+/// `len` bytes from `to` on may be written.
+unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
+    let bytes = pattern.to_le_bytes();
+    let mask = usize::from(width).wrapping_sub(1) & 7;
+    for index in 0..len {
+        // SAFETY: the caller's promise.
+        unsafe { to.add(index).write(bytes[index & mask]) };
+    }
+}
+
 /// Looks at a watched word.
-fn look<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, watch: Command) -> Option<Reply> {
-    let Command::Watch { at, cmp, value, from } = watch else { return None };
+fn look<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
+    let Command::Watch { at, cmp, value, from } = *watch else { return None };
     match engine.look(at, cmp, value, from) {
         Ok(None) => None,
         Ok(Some(word)) => Some(Reply::Done(word)),

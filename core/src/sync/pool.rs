@@ -65,6 +65,7 @@ mod tests;
 
 pub use batch::Batch;
 pub use block::Block;
+pub(crate) use lease::Parcel;
 pub use lease::{Lease, Shared};
 pub use owner::{Counts, CreateError, Full, Pool};
 
@@ -285,6 +286,11 @@ impl Id {
     /// The number, for a user's handle.
     pub fn to_bits(self) -> u64 {
         self.0
+    }
+
+    /// The slot that it names, whether the id is out or not.
+    pub fn index(self) -> u16 {
+        self.0 as u16
     }
 
     /// A number that came back. Any is allowed: what is no id that is out is refused as [`StaleId`].

@@ -5,19 +5,20 @@
 //! each other or by the rail's bell. Without a bell the worker does not sleep. The thread is started, and all memory taken,
 //! before the first iteration. One loop serves all parts: two processes play a side each, and loopback plays both in turn.
 
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use fishplate_core::context::{Context, Memory, Seat as Place};
+use fishplate_core::context::Context;
 use fishplate_core::engine::Signal;
-use fishplate_core::engine::worker::{Command, Reply, Worker};
+use fishplate_core::engine::command::{Command, Reply};
+use fishplate_core::engine::worker::Worker;
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
+use fishplate_core::queue::Room;
 use fishplate_core::rail::Rail;
-use fishplate_core::sync::{event::EventCount, ring::Header, spin::Policy};
+use fishplate_core::sync::{event::EventCount, spin::Policy};
 use fishplate_sys::LinuxHost;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
@@ -43,12 +44,8 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
 ) -> Outcome<Tally> {
     let host = seat.waiter.host();
     let (send, recv, stop) = (EventCount::new(), EventCount::new(), AtomicBool::new(false));
-    let memory = Memory {
-        requests: (&mut Header::new(), &mut [MaybeUninit::uninit(); REQUESTS]),
-        answers: (&mut Header::new(), &mut [MaybeUninit::uninit(); REQUESTS]),
-        seats: &mut [Place::Free; REQUESTS],
-    };
-    let (context, desk) = Context::new(CONTEXT, host, &send, &recv, memory, Policy::BALANCED)
+    let mut room = Room::<REQUESTS>::new();
+    let (context, desk) = Context::new(CONTEXT, host, &send, &recv, room.memory(), Policy::BALANCED)
         .map_err(|error| Failure::run(format!("cannot set up a context: {error:?}")))?;
     let mut desks = [desk];
     let deadline_ns = leg.deadline_ns();

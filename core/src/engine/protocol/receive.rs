@@ -148,6 +148,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
+    /// Whether a message has matched and its payload is still on its way. Slow path: looks at every receive.
+    pub(in super::super) fn is_receiving(&self) -> bool {
+        self.state.protocol.as_ref().is_some_and(|protocol| {
+            let moving =
+                |slot: &super::RecvSlot| !matches!(slot.stage, Stage::Free | Stage::Posted | Stage::Ended);
+            protocol.requests.slots.iter().any(moving)
+        })
+    }
+
     /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status can be taken.
     ///
     /// # Errors

@@ -66,6 +66,17 @@ impl<'m, T> Lease<'m, T> {
         unsafe { Shared::from_raw(slot, header) }
     }
 
+    /// [`share`](Self::share) and a clone, without an atomic addition.
+    #[inline]
+    pub fn share_twice(self) -> [Shared<'m, T>; 2] {
+        // Relaxed: as in `share`.
+        self.slot().holders.store(2, Ordering::Relaxed);
+        let (slot, header) = (self.slot, self.header);
+        mem::forget(self);
+        // SAFETY: the two holders that were counted.
+        [(); 2].map(|()| unsafe { Shared::from_raw(slot, header) })
+    }
+
     #[inline(always)]
     pub(super) fn header(&self) -> Option<NonNull<Header>> {
         self.header
@@ -168,6 +179,20 @@ impl<'m, T> Shared<'m, T> {
         self.slot == other.slot
     }
 
+    /// The slot's index in its pool; `None` for a value on the heap by itself.
+    #[inline]
+    pub fn index(&self) -> Option<u16> {
+        self.slot().link.get().checked_sub(1).map(|index| index as u16)
+    }
+
+    /// This holder in a form that fits a ring. It is lost unless it is opened again.
+    #[inline]
+    pub(crate) fn into_parcel(self) -> Parcel<'m, T> {
+        let parcel = Parcel { slot: self.slot, header: self.header, memory: PhantomData };
+        mem::forget(self);
+        parcel
+    }
+
     /// The value alone again, if there is no other holder; otherwise the handle back.
     #[inline]
     pub fn into_lease(self) -> Result<Lease<'m, T>, Self> {
@@ -215,6 +240,11 @@ impl<'m, T> Shared<'m, T> {
         alone.then(|| Lease { slot, header, memory: PhantomData })
     }
 
+    #[inline(always)]
+    pub(super) fn header(&self) -> Option<NonNull<Header>> {
+        self.header
+    }
+
     /// Counts this holder out. Whether it was the last.
     #[inline]
     fn is_last(&self) -> bool {
@@ -231,6 +261,34 @@ impl<'m, T> Shared<'m, T> {
     fn slot(&self) -> &Slot<T> {
         // SAFETY: a slot that is out stays in place.
         unsafe { self.slot.as_ref() }
+    }
+}
+
+/// A holder on its way through a ring.
+pub(crate) struct Parcel<'m, T> {
+    slot: NonNull<Slot<T>>,
+    header: Option<NonNull<Header>>,
+    memory: PhantomData<(&'m (), T)>,
+}
+
+impl<T> Clone for Parcel<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Parcel<'_, T> {}
+
+// SAFETY: as for `Shared`, which it is made from and back into.
+unsafe impl<T: Send + Sync> Send for Parcel<'_, T> {}
+
+impl<'m, T> Parcel<'m, T> {
+    /// # Safety
+    /// Once for each that [`Shared::into_parcel`] made.
+    #[inline(always)]
+    pub(crate) unsafe fn open(self) -> Shared<'m, T> {
+        // SAFETY: the holder that was wrapped, and that nobody else unwraps.
+        unsafe { Shared::from_raw(self.slot, self.header) }
     }
 }
 

@@ -233,6 +233,23 @@ impl<'m, T> Pool<'m, T> {
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
     }
 
+    /// Looks at the value that an id stands for, and redeems the id if `ready` finds in it what it looks for. `None` if not: the id
+    /// is still out.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get`](Self::get).
+    pub fn redeem_if<R>(
+        &mut self,
+        id: Id,
+        ready: impl FnOnce(&T) -> Option<R>,
+    ) -> Result<Option<(Shared<'m, T>, R)>, StaleId> {
+        match ready(self.get(id)?) {
+            Some(found) => Ok(Some((self.redeem(id)?, found))),
+            None => Ok(None),
+        }
+    }
+
     /// Ends an id and lets go of the value.
     ///
     /// # Errors
@@ -242,6 +259,11 @@ impl<'m, T> Pool<'m, T> {
         let shared = self.redeem(id)?;
         self.release_shared(shared);
         Ok(())
+    }
+
+    /// Whether the value lies in this pool.
+    pub fn owns(&self, shared: &Shared<'_, T>) -> bool {
+        shared.header() == Some(self.own.header)
     }
 
     /// Closes the pool, as dropping it does. Values that are out live on, and the last of them ends the slab.

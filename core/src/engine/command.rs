@@ -1,0 +1,367 @@
+//! Commands: what a queue asks of its worker, where it stands, and how it ended. A command lies in a slot of its queue's pool from
+//! its creation until the last [`Event`] on it is gone; the worker writes its end there. Nothing here blocks or allocates.
+//!
+//! | edge         | release                    | acquire                | carries        |
+//! |--------------|----------------------------|------------------------|----------------|
+//! | `queue.done` | state, by the worker       | state, by [`Event`]    | the [`Reply`]  |
+
+use core::cell::UnsafeCell;
+
+use crate::error::{OpError, WaitError};
+use crate::mem::{LocalAddr, PeerId, RemoteAddr};
+use crate::op::{Amo, Cmp, Outcome};
+use crate::sync::pool::Shared;
+use crate::sync::primitive::{AtomicU32, Watch, edge};
+
+use super::Signal;
+use super::protocol::{Cancelled, Claimed, Envelope, Received, Status};
+use super::tag::Tag;
+
+/// What a queue asks of the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// [`Engine::put`](super::Engine::put).
+    Put {
+        /// The source.
+        from: LocalAddr,
+        /// Bytes.
+        len: usize,
+        /// The target.
+        to: RemoteAddr,
+    },
+    /// [`Engine::put_signal`](super::Engine::put_signal).
+    PutSignal {
+        /// The source.
+        from: LocalAddr,
+        /// Bytes.
+        len: usize,
+        /// The target.
+        to: RemoteAddr,
+        /// The signal that follows.
+        signal: Signal,
+    },
+    /// [`Engine::get`](super::Engine::get).
+    Get {
+        /// The target.
+        into: LocalAddr,
+        /// Bytes.
+        len: usize,
+        /// The source.
+        from: RemoteAddr,
+    },
+    /// [`Engine::signal`](super::Engine::signal).
+    Signal(Signal),
+    /// [`Engine::amo`](super::Engine::amo), or with `fetch` [`Engine::fetch`](super::Engine::fetch).
+    Amo {
+        /// The word.
+        at: RemoteAddr,
+        /// What to do with it.
+        amo: Amo,
+        /// Whether the answer carries the value from before.
+        fetch: bool,
+    },
+    /// [`Engine::fence`](super::Engine::fence).
+    Fence(PeerId),
+    /// [`Engine::quiet`](super::Engine::quiet); later commands of the same queue wait behind it.
+    Quiet(PeerId),
+    /// [`Engine::wait_signal`](super::Engine::wait_signal), watched by the worker while it drives everything else.
+    Watch {
+        /// The word.
+        at: LocalAddr,
+        /// How it is compared,
+        cmp: Cmp,
+        /// and with what.
+        value: u64,
+        /// The peer whose failure ends the watch.
+        from: Option<PeerId>,
+    },
+    /// Repeats a pattern over registered memory of this process. Done by the worker itself, a piece per turn.
+    Fill {
+        /// The target.
+        at: LocalAddr,
+        /// Bytes, a multiple of `width`.
+        len: usize,
+        /// The pattern; its low `width` bytes count, lowest first.
+        pattern: u64,
+        /// Bytes of the pattern: 1, 2, 4 or 8.
+        width: u8,
+    },
+    /// Copies within registered memory of this process. Done by the worker itself, a piece per turn; pieces go from the first to
+    /// the last, so ranges that overlap may only move towards lower addresses.
+    Copy {
+        /// The source.
+        from: LocalAddr,
+        /// Bytes.
+        len: usize,
+        /// The target.
+        to: LocalAddr,
+    },
+    /// Copies from one peer to another, by way of memory of this process: a get, and when that is done a put. Later commands of the
+    /// same queue wait behind the get.
+    PeerCopy {
+        /// The source.
+        from: RemoteAddr,
+        /// Where the bytes pass through; not to be touched until the command is done.
+        via: LocalAddr,
+        /// Bytes.
+        len: usize,
+        /// The target.
+        to: RemoteAddr,
+    },
+    /// Nothing; done when every command before it in the same queue is. Later ones wait behind it.
+    Marker,
+    /// [`Engine::send`](super::Engine::send), or with `sync` [`Engine::send_sync`](super::Engine::send_sync).
+    Send {
+        /// The receiver.
+        to: PeerId,
+        /// The tag.
+        tag: Tag,
+        /// The payload and its length in bytes; without it, none.
+        from: Option<(LocalAddr, usize)>,
+        /// Whether it is done only once it has matched.
+        sync: bool,
+    },
+    /// [`Engine::recv`](super::Engine::recv); the answer is its status.
+    Recv {
+        /// The sender, or anybody.
+        source: Option<PeerId>,
+        /// The tag,
+        tag: Tag,
+        /// and the bits of it that are not compared.
+        ignore: Tag,
+        /// The buffer and its length in bytes; without it, none.
+        into: Option<(LocalAddr, usize)>,
+    },
+    /// [`Engine::probe`](super::Engine::probe), or with `claim` [`Engine::mprobe`](super::Engine::mprobe).
+    Probe {
+        /// The sender, or anybody.
+        source: Option<PeerId>,
+        /// The tag,
+        tag: Tag,
+        /// and the bits of it that are not compared.
+        ignore: Tag,
+        /// Whether the message is claimed.
+        claim: bool,
+    },
+    /// [`Engine::mrecv`](super::Engine::mrecv); the answer is its status.
+    ClaimedRecv {
+        /// The message.
+        message: Claimed,
+        /// The buffer and its length in bytes; without it, none.
+        into: Option<(LocalAddr, usize)>,
+    },
+    /// [`Engine::discard`](super::Engine::discard).
+    Discard(Claimed),
+    /// [`Engine::cancel`](super::Engine::cancel) of the receive of the same queue that lies in this slot of its pool. The receive
+    /// is answered too, once, whatever this says.
+    Cancel {
+        /// The slot.
+        slot: u16,
+    },
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Done; the value that it fetched or found, or 0.
+    Done(u64),
+    /// It was posted and failed: never [`Outcome::Done`].
+    Failed(Outcome),
+    /// It was refused; nothing was done. Never [`OpError::Again`].
+    Refused(OpError),
+    /// The quiet or the watch that it asked for ended so.
+    Wait(WaitError),
+    /// The receive has ended.
+    Received(Status),
+    /// What was found, if anything.
+    Found(Option<Envelope>),
+    /// What was claimed, if anything was found.
+    Claimed(Option<Claimed>),
+    /// What became of the receive.
+    Cancelled(Cancelled),
+    /// Something that it had to come after did not end well; nothing was done.
+    Dependency,
+    /// The worker went away. Whether it was begun is not known, so its memory must not be reused.
+    Abandoned,
+}
+
+impl Reply {
+    /// Whether what was asked for was done. Of a receive: all of a message is in its buffer.
+    pub fn is_well(&self) -> bool {
+        match self {
+            Self::Done(_) | Self::Found(_) | Self::Claimed(_) | Self::Cancelled(_) => true,
+            Self::Received(status) => status.outcome == Received::Ok,
+            Self::Failed(_) | Self::Refused(_) | Self::Wait(_) | Self::Dependency | Self::Abandoned => false,
+        }
+    }
+}
+
+/// Events that one command can come after.
+pub const MAX_AFTER: usize = 4;
+
+/// A command in its slot.
+#[derive(Debug)]
+pub struct Entry<'m> {
+    command: Command,
+    /// [`PENDING`] or [`DONE`].
+    state: AtomicU32,
+    /// Written by the worker alone, before `state` says [`DONE`], and never again.
+    reply: UnsafeCell<Reply>,
+    /// Written while the command has one holder, and from its submission on by the worker alone.
+    work: UnsafeCell<Work<'m>>,
+    watch: Watch,
+}
+
+/// What the worker keeps of a command that it has begun.
+#[derive(Debug, Default)]
+pub(super) struct Work<'m> {
+    /// What must end before it begins.
+    after: [Option<Event<'m>>; MAX_AFTER],
+    /// Bytes of a fill or copy that are done.
+    pub progress: usize,
+    /// Where a copy between peers stands.
+    pub relay: Relay,
+}
+
+/// The first half of a copy between peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Relay {
+    #[default]
+    Begin,
+    Reading,
+    Read,
+}
+
+const PENDING: u32 = 0;
+const DONE: u32 = 1;
+
+// SAFETY: `reply` and `work` are written as their fields say: by whoever holds the entry alone, then by the one worker it was
+// submitted to; `reply` is read by others only behind edge `queue.done`.
+unsafe impl Sync for Entry<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Entry<'_> {}
+
+#[cfg(all(not(fishplate_loom), any(target_arch = "x86_64", target_arch = "aarch64")))]
+const _: () =
+    assert!(size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320, "the size class of commands");
+
+impl<'m> Entry<'m> {
+    /// A command that was not submitted.
+    #[inline]
+    pub(crate) fn new(command: Command) -> Self {
+        Entry {
+            command,
+            state: AtomicU32::new(PENDING),
+            reply: UnsafeCell::new(Reply::Abandoned),
+            work: UnsafeCell::new(Work::default()),
+            watch: Watch::new(),
+        }
+    }
+
+    /// The command.
+    pub fn command(&self) -> &Command {
+        &self.command
+    }
+
+    /// Has it begin only after `event`. `false` if [`MAX_AFTER`] others are set.
+    pub(crate) fn add_after(&mut self, event: Event<'m>) -> bool {
+        match self.work.get_mut().after.iter_mut().find(|after| after.is_none()) {
+            Some(free) => {
+                *free = Some(event);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether everything is done that it comes after. The events are let go of.
+    ///
+    /// # Safety
+    /// As for [`work`](Self::work).
+    pub(super) unsafe fn looks_ready(&self) -> Readiness {
+        // SAFETY: the caller's promise.
+        let work = unsafe { self.work() };
+        for after in &mut work.after {
+            match after.as_ref().map(Event::reply) {
+                None => {}
+                Some(None) => return Readiness::Waits,
+                Some(Some(reply)) if reply.is_well() => *after = None,
+                Some(Some(_)) => return Readiness::Never,
+            }
+        }
+        Readiness::Ready
+    }
+
+    /// What the worker keeps.
+    ///
+    /// # Safety
+    /// The caller is the worker to which the entry was submitted, and holds no other reference to this.
+    #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
+    pub(super) unsafe fn work(&self) -> &mut Work<'m> {
+        // SAFETY: the caller's promise; whoever held the entry alone handed it over by the submission ring.
+        unsafe { &mut *self.work.get() }
+    }
+
+    /// Says how the command ended.
+    ///
+    /// # Safety
+    /// Once, by the worker to which the entry was submitted, or whoever takes its place.
+    pub(crate) unsafe fn finish(&self, reply: Reply) {
+        self.watch.write(0);
+        // SAFETY: nobody reads it before the store below.
+        unsafe { *self.reply.get() = reply };
+        // Release, edge `queue.done`: pairs with the load in `reply`. Whoever observes the end observes how it ended, and what the
+        // command did to memory.
+        self.state.store(DONE, edge!("queue.done.store", Release));
+    }
+
+    /// Whether it has ended.
+    #[inline]
+    pub(crate) fn is_done(&self) -> bool {
+        // Acquire, edge `queue.done`: pairs with the store in `finish`.
+        self.state.load(edge!("queue.done.load", Acquire)) != PENDING
+    }
+
+    /// How it ended, if it has.
+    #[inline]
+    pub(crate) fn reply(&self) -> Option<Reply> {
+        if !self.is_done() {
+            return None;
+        }
+        self.watch.read(0);
+        // SAFETY: not written again after the store just observed.
+        Some(unsafe { *self.reply.get() })
+    }
+}
+
+/// Whether a command may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    Ready,
+    Waits,
+    /// Something before it failed.
+    Never,
+}
+
+/// The end of a command, to be asked for from any thread, whether its queue is still there or not.
+#[derive(Clone, Debug)]
+pub struct Event<'m>(pub(crate) Shared<'m, Entry<'m>>);
+
+impl Event<'_> {
+    /// How the command ended, if it has. One load.
+    #[inline]
+    pub fn reply(&self) -> Option<Reply> {
+        self.0.reply()
+    }
+
+    /// Whether the command has ended, well or not.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    /// The command.
+    pub fn command(&self) -> &Command {
+        self.0.command()
+    }
+}

@@ -1,0 +1,395 @@
+//! A queue's way to its worker and back: a ring of commands in, a ring of their slots out. Nothing here blocks or allocates.
+//!
+//! Neither ring is ever full: each has at least as many slots as the queue's pool, and every command in it has one of those.
+//! A command that ended goes back to its queue through the ring, so giving its slot back takes no atomic operation unless somebody
+//! holds an event of it.
+//!
+//! Queue and worker may end in any order. The first leaves its ends of the two rings in the [`Lane`]; the second finds them there
+//! and empties both rings, so no slot is lost. What a worker leaves undone ends as [`Reply::Abandoned`].
+//!
+//! | edge         | release                        | acquire                        | carries             |
+//! |--------------|--------------------------------|--------------------------------|---------------------|
+//! | `lane.left`  | ends, by the one who leaves    | ends, by the other             | its ends of the rings |
+
+use core::cell::UnsafeCell;
+use core::mem::{ManuallyDrop, MaybeUninit};
+
+use crate::sync::event::EventCount;
+use crate::sync::pool::{Parcel, Shared};
+use crate::sync::primitive::{AtomicU32, Watch, const_new, edge};
+use crate::sync::ring::{Consumer, Producer};
+
+use super::ContextId;
+use super::command::{Entry, Event, Reply};
+
+/// A command in a ring.
+#[derive(Clone, Copy)]
+pub struct Posted<'m> {
+    pub(super) parcel: Parcel<'m, Entry<'m>>,
+    /// Somebody will look at how it ended.
+    pub(super) report: bool,
+}
+
+impl<'m> Posted<'m> {
+    /// A command to submit.
+    pub(crate) fn new(entry: Shared<'m, Entry<'m>>, report: bool) -> Self {
+        Posted { parcel: entry.into_parcel(), report }
+    }
+
+    /// # Safety
+    /// Once for each that was popped.
+    pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.parcel.open() }
+    }
+}
+
+type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
+
+/// What queue and worker share besides their rings: where the first to leave puts its ends of them.
+pub struct Lane<'m> {
+    /// Who is there: [`QUEUE`], [`DESK`].
+    there: AtomicU32,
+    /// Written by the queue as it leaves, and the worker's from then on.
+    queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
+    /// Written by the worker as it leaves, and the queue's from then on.
+    desk: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
+    watch: Watch,
+}
+
+const QUEUE: u32 = 1;
+const DESK: u32 = 2;
+
+// SAFETY: the cells are handed over by edge `lane.left`, and what they hold may go to any thread.
+unsafe impl Sync for Lane<'_> {}
+
+impl Lane<'_> {
+    const_new! {
+        /// A lane whose two sides are there.
+        pub fn new() -> Self {
+            Lane {
+                there: AtomicU32::new(QUEUE | DESK),
+                queue: UnsafeCell::new(MaybeUninit::uninit()),
+                desk: UnsafeCell::new(MaybeUninit::uninit()),
+                watch: Watch::new(),
+            }
+        }
+    }
+}
+
+impl Default for Lane<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One side's ends of the two rings. Leaves them in the lane when dropped, and empties the rings if the other side left before.
+pub(crate) struct Side<'m> {
+    pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
+    pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
+    lane: &'m Lane<'m>,
+    side: u32,
+    /// The other side's, which has left.
+    left: Option<Consumer<'m, Posted<'m>>>,
+}
+
+impl<'m> Side<'m> {
+    /// The two sides of a lane. `to_worker` and `from_worker` are the ends of its two rings.
+    pub fn both(
+        lane: &'m mut Lane<'m>,
+        to_worker: (Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>),
+        from_worker: (Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>),
+    ) -> [Self; 2] {
+        *lane = Lane::new();
+        let lane = &*lane;
+        let side = |outgoing, incoming, side| Side {
+            outgoing: ManuallyDrop::new(outgoing),
+            incoming: ManuallyDrop::new(incoming),
+            lane,
+            side,
+            left: None,
+        };
+        [side(to_worker.0, from_worker.1, QUEUE), side(from_worker.0, to_worker.1, DESK)]
+    }
+
+    /// Sends a command to the other side.
+    #[inline]
+    pub fn push(&mut self, posted: Posted<'m>) {
+        if let Err(full) = self.outgoing.push(posted) {
+            // SAFETY: the ring did not take it. Never so while the ring has as many slots as the pool.
+            drop(unsafe { full.0.open() });
+        }
+    }
+
+    /// What the other side sent.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Posted<'m>> {
+        self.incoming.pop()
+    }
+
+    /// Whether the other side has left. What was sent to it then comes back by [`unsent`](Self::unsent).
+    #[inline]
+    pub fn is_alone(&mut self) -> bool {
+        self.left.is_some() || self.other_left()
+    }
+
+    /// What was sent and not taken, once the other side has left.
+    pub fn unsent(&mut self) -> Option<Posted<'m>> {
+        self.left.as_mut()?.pop()
+    }
+
+    #[inline]
+    fn other_left(&mut self) -> bool {
+        // Acquire, edge `lane.left`: pairs with the subtraction in `drop`.
+        if self.lane.there.load(edge!("lane.left.load", Acquire)) != self.side {
+            return false;
+        }
+        // SAFETY: the other side wrote its ends there and is gone.
+        self.left = Some(unsafe { self.take_left() });
+        true
+    }
+
+    /// # Safety
+    /// Once, and the other side has left.
+    unsafe fn take_left(&self) -> Consumer<'m, Posted<'m>> {
+        let cell = if self.side == QUEUE { &self.lane.desk } else { &self.lane.queue };
+        self.lane.watch.read((self.side ^ (QUEUE | DESK)) as usize);
+        // SAFETY: the caller's promise; a producer's end is not needed.
+        unsafe { (*cell.get()).assume_init_read().1 }
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        if self.left.is_none() && !self.other_left() {
+            let cell = if self.side == QUEUE { &self.lane.queue } else { &self.lane.desk };
+            self.lane.watch.write(self.side as usize);
+            // SAFETY: `drop` runs once and uses the two no more; the cell is this side's until the subtraction below.
+            unsafe {
+                let ends = (ManuallyDrop::take(&mut self.outgoing), ManuallyDrop::take(&mut self.incoming));
+                (*cell.get()).write(ends);
+            }
+            // Release, edge `lane.left`: hands the ends over. Acquire: takes the other's, if it left in this moment.
+            let there = self.lane.there.fetch_sub(self.side, edge!("lane.left.drop", AcqRel));
+            if there != self.side {
+                return;
+            }
+            // SAFETY: as in `other_left`; and the cell just written is this side's still, as there is nobody else.
+            unsafe {
+                self.left = Some(self.take_left());
+                self.incoming = ManuallyDrop::new((*cell.get()).assume_init_read().1);
+            }
+        }
+        while let Some(posted) = self.unsent() {
+            // SAFETY: just popped.
+            abandon(unsafe { posted.open() }, self.side == QUEUE);
+        }
+        while let Some(posted) = self.incoming.pop() {
+            // SAFETY: just popped.
+            abandon(unsafe { posted.open() }, self.side == DESK);
+        }
+    }
+}
+
+/// Lets go of a command; if it was on its way to the worker, it ends here.
+fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
+    if was_submitted {
+        // SAFETY: taken out of the submission ring by the only one left, in place of the worker.
+        unsafe { entry.finish(Reply::Abandoned) };
+    }
+}
+
+/// A command that the engine has, by the slot of its pool.
+#[derive(Default)]
+pub struct Flight<'m> {
+    entry: Option<Shared<'m, Entry<'m>>>,
+    stamp: u32,
+    part: Part,
+}
+
+/// What the engine has of a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it, and ends it in time.
+    #[default]
+    Whole,
+    /// The first half of a copy between peers, which is held.
+    Relay,
+    /// A receive, which may wait for ever.
+    Receive,
+}
+
+/// A command with the worker.
+pub(super) struct Job<'m> {
+    pub entry: Shared<'m, Entry<'m>>,
+    pub report: bool,
+}
+
+impl Job<'_> {
+    /// The number by which its end will be known once the engine has it: stamp and slot, 48 bits. Stamps are the engine's, so
+    /// that the end of a command whose desk is gone is never taken for that of another.
+    #[inline]
+    pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
+        *stamp = stamp.wrapping_add(1);
+        u64::from(*stamp) << 16 | u64::from(self.entry.index().unwrap_or(u16::MAX))
+    }
+}
+
+/// The worker's end of one queue.
+pub struct Desk<'m> {
+    pub(super) context: ContextId,
+    side: Side<'m>,
+    pub(super) recv: &'m EventCount,
+    flights: &'m mut [Flight<'m>],
+    /// Commands that the engine has,
+    pub(super) flying: u32,
+    /// and how many of them are receives.
+    receiving: u32,
+    /// The command that could not be done yet; those behind it wait.
+    pub(super) held: Option<Job<'m>>,
+    pub(super) watch: Option<Job<'m>>,
+    pub(super) answered: bool,
+}
+
+impl<'m> Desk<'m> {
+    /// The worker's end of the queue that runs in `context` and sleeps on `recv`. `flights` is as long as its pool.
+    pub(crate) fn new(
+        context: ContextId,
+        side: Side<'m>,
+        recv: &'m EventCount,
+        flights: &'m mut [MaybeUninit<Flight<'m>>],
+    ) -> Self {
+        for flight in flights.iter_mut() {
+            flight.write(Flight::default());
+        }
+        // SAFETY: just written, every one.
+        let flights = unsafe { &mut *(&raw mut *flights as *mut [Flight<'m>]) };
+        Desk {
+            context,
+            side,
+            recv,
+            flights,
+            flying: 0,
+            receiving: 0,
+            held: None,
+            watch: None,
+            answered: false,
+        }
+    }
+
+    /// The next command in order, whether held or new.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Job<'m>> {
+        if let Some(held) = self.held.take() {
+            return Some(held);
+        }
+        let posted = self.side.pop()?;
+        // SAFETY: just popped.
+        Some(Job { report: posted.report, entry: unsafe { posted.open() } })
+    }
+
+    /// Whether a command must wait, or ends here because something before it failed.
+    pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
+        // SAFETY: it was submitted to this worker, which holds no other reference to its work.
+        unsafe { job.entry.looks_ready() }
+    }
+
+    /// Ends a command and sends its slot home.
+    pub(super) fn end(&mut self, job: Job<'m>, reply: Reply) {
+        // SAFETY: a job ends once, and only this worker has it.
+        unsafe { job.entry.finish(reply) };
+        self.answered |= job.report;
+        self.return_slot(job);
+    }
+
+    /// Sends a slot home, or lets go of it if there is no queue to send it to.
+    fn return_slot(&mut self, job: Job<'m>) {
+        if self.side.is_alone() {
+            return self.forget_queue();
+        }
+        self.side.push(Posted::new(job.entry, job.report));
+    }
+
+    #[cold]
+    fn forget_queue(&mut self) {
+        while let Some(posted) = self.side.unsent() {
+            // SAFETY: just popped.
+            drop(unsafe { posted.open() });
+        }
+    }
+
+    /// The engine has the job; its end will come with this ticket.
+    #[inline]
+    pub(super) fn launch(&mut self, ticket: u64, job: Job<'m>, part: Part) {
+        match self.flights.get_mut(ticket as u16 as usize) {
+            Some(flight) => {
+                *flight = Flight { entry: Some(job.entry), stamp: (ticket >> 16) as u32, part };
+                self.flying += 1;
+                self.receiving += u32::from(part == Part::Receive);
+            }
+            // Its end could not be told apart.
+            None => self.end(job, Reply::Abandoned),
+        }
+    }
+
+    /// A job that the engine had is over. `None` if this was none of this desk's.
+    #[inline]
+    pub(super) fn land(&mut self, ticket: u64) -> Option<(Job<'m>, Part)> {
+        let flight = self.flights.get_mut(ticket as u16 as usize)?;
+        if flight.stamp != (ticket >> 16) as u32 {
+            return None;
+        }
+        let entry = flight.entry.take()?;
+        self.flying -= 1;
+        self.receiving -= u32::from(flight.part == Part::Receive);
+        Some((Job { entry, report: true }, flight.part))
+    }
+
+    /// The ticket of the command in this slot, if the engine has it.
+    pub(super) fn flying_ticket(&self, slot: u16) -> Option<u64> {
+        let flight = self.flights.get(usize::from(slot))?;
+        flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
+    }
+
+    /// Nothing is submitted or watched, and the engine has receives at most.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let engine_has_receives_alone = self.flying == self.receiving;
+        self.held.is_none()
+            && self.watch.is_none()
+            && engine_has_receives_alone
+            && self.side.incoming.is_empty()
+    }
+
+    /// Whether the queue is gone and everything it submitted has ended: the desk may be dropped.
+    pub fn is_over(&mut self) -> bool {
+        self.is_idle() && self.flying == 0 && self.side.is_alone()
+    }
+}
+
+impl Drop for Desk<'_> {
+    /// What was not done is abandoned.
+    fn drop(&mut self) {
+        let begun = self
+            .flights
+            .iter_mut()
+            .filter(|flight| flight.part != Part::Relay)
+            .filter_map(|flight| flight.entry.take());
+        let held = [self.held.take(), self.watch.take()].into_iter().flatten().map(|job| job.entry);
+        for entry in begun.chain(held) {
+            abandon(entry, true);
+        }
+        self.flights.iter_mut().for_each(|flight| flight.entry = None);
+        while let Some(posted) = self.side.pop() {
+            // SAFETY: just popped.
+            abandon(unsafe { posted.open() }, true);
+        }
+        self.answered = true;
+    }
+}
+
+/// An event's handle on its own: what the queue keeps of a command that it submitted.
+impl<'m> From<Shared<'m, Entry<'m>>> for Event<'m> {
+    fn from(entry: Shared<'m, Entry<'m>>) -> Self {
+        Event(entry)
+    }
+}

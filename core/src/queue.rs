@@ -1,0 +1,387 @@
+//! A queue of commands for an engine that another thread drives: the other end of a worker's [`Desk`].
+//!
+//! A queue is a pool of commands, a ring to the worker, a ring back, and the events that tell how commands ended. One thread
+//! uses it at a time; many queues feed one worker, each over its own rings. Creating and submitting a command takes no allocation, no
+//! lock and no system call, unless the worker sleeps and must be woken; only the waits block, until their deadline.
+//!
+//! Commands of one queue begin in the order of submission, and may end in any. A [`MarkerCommand`] is done when everything before
+//! it is; [`Cmd::after`] has a command begin only once another, of any queue, has ended well. The worker does not look for circles:
+//! two commands that come after each other wait for ever.
+//!
+//! A queue may be dropped at any time. What it submitted is done all the same, events stay good, and the last of them lets go of
+//! the memory. Sharing a queue between threads does not compile:
+//!
+//! ```compile_fail,E0277
+//! fn shared<T: Sync>() {}
+//! shared::<fishplate_core::queue::Queue<'static, fishplate_core::sync::host::SpinHost>>();
+//! ```
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use crate::engine::ContextId;
+use crate::engine::command::{Command, Entry, Event, Reply};
+use crate::engine::lane::{Desk, Flight, Lane, Posted, Side};
+use crate::error::{AttachError, OpError, Stuck, WaitError};
+use crate::sync::event::EventCount;
+use crate::sync::host::{Host, SpinHost};
+use crate::sync::pool::{self, CreateError, Id, Lease, Pool, Shared, Slot, StaleId};
+use crate::sync::ring;
+use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
+
+mod commands;
+#[cfg(test)]
+mod races;
+
+pub use commands::{
+    CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, QueueCommand,
+    ReadCommand, RecvCommand, SendCommand, WriteCommand,
+};
+
+/// The memory of a queue that has at most `N` commands, a power of two, that were created and whose events are not gone.
+pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
+    header: pool::Header,
+    slots: [Slot<Entry<'m>>; N],
+    submissions: (ring::Header, [MaybeUninit<Posted<'m>>; N]),
+    completions: (ring::Header, [MaybeUninit<Posted<'m>>; N]),
+    flights: [MaybeUninit<Flight<'m>>; N],
+    lane: Lane<'m>,
+}
+
+/// The memory of a queue, borrowed for as long as it, its worker's end or an event is there. All slices have the same length, a
+/// power of two: the commands there may be at once.
+pub struct Memory<'m> {
+    /// The pool of commands: its header, and its slots.
+    pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
+    /// The ring to the worker.
+    pub submissions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
+    /// The ring from the worker.
+    pub completions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
+    /// What the worker keeps of commands that the engine has.
+    pub flights: &'m mut [MaybeUninit<Flight<'m>>],
+    /// Where the two ends meet when they leave.
+    pub lane: &'m mut Lane<'m>,
+}
+
+impl<'m, const N: usize> Room<'m, N> {
+    /// Memory for a queue.
+    pub fn new() -> Self {
+        Room {
+            header: pool::Header::new(),
+            slots: core::array::from_fn(|_| Slot::new()),
+            submissions: (ring::Header::new(), [const { MaybeUninit::uninit() }; N]),
+            completions: (ring::Header::new(), [const { MaybeUninit::uninit() }; N]),
+            flights: [const { MaybeUninit::uninit() }; N],
+            lane: Lane::new(),
+        }
+    }
+
+    /// The memory, for [`Queue::new`].
+    pub fn memory(&'m mut self) -> Memory<'m> {
+        Memory {
+            pool: (&mut self.header, &mut self.slots),
+            submissions: (&mut self.submissions.0, &mut self.submissions.1),
+            completions: (&mut self.completions.0, &mut self.completions.1),
+            flights: &mut self.flights,
+            lane: &mut self.lane,
+        }
+    }
+}
+
+impl<const N: usize> Default for Room<'_, N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Commands for a worker. `Send`, used by one thread at a time.
+pub struct Queue<'m, H: Host> {
+    host: &'m H,
+    /// Rung when something was submitted.
+    send: &'m EventCount,
+    /// Slept on while waiting for events.
+    recv: &'m EventCount,
+    pool: Pool<'m, Entry<'m>>,
+    side: Side<'m>,
+    /// Commands submitted whose slots have not come back.
+    pending: u64,
+    idle: Idle,
+}
+
+assert_impl_all!(Queue<'static, SpinHost>: Send);
+assert_not_impl_any!(Queue<'static, SpinHost>: Sync, Clone);
+assert_impl_all!(Event<'static>: Send, Sync);
+
+/// A command that was created and not submitted. Dropping it gives its slot back.
+#[must_use = "a command does nothing until it is submitted"]
+pub struct Cmd<'m, C> {
+    lease: Lease<'m, Entry<'m>>,
+    kind: PhantomData<C>,
+}
+
+impl<C> fmt::Debug for Cmd<'_, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cmd").field(self.command()).finish()
+    }
+}
+
+impl<'m, C> Cmd<'m, C> {
+    /// What it will ask of the worker.
+    pub fn command(&self) -> &Command {
+        self.lease.command()
+    }
+
+    /// Has it begin only after `event`, of this queue or another. If that does not end well, this command ends as
+    /// [`Reply::Dependency`].
+    ///
+    /// # Errors
+    /// [`CommandError::TooManyEvents`] beyond [`MAX_AFTER`](crate::engine::command::MAX_AFTER).
+    pub fn after(mut self, event: &Event<'m>) -> Result<Self, CommandError> {
+        match self.lease.add_after(event.clone()) {
+            true => Ok(self),
+            false => Err(CommandError::TooManyEvents),
+        }
+    }
+}
+
+impl<'m, H: Host> Queue<'m, H> {
+    /// A queue and the desk that its worker serves, in the engine's context `id`. `send` is the worker's, shared by all of its
+    /// queues; `recv` is this queue's.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] unless all slices have the same length, a power of two.
+    pub fn new(
+        id: ContextId,
+        host: &'m H,
+        send: &'m EventCount,
+        recv: &'m EventCount,
+        memory: Memory<'m>,
+        policy: Policy,
+    ) -> Result<(Self, Desk<'m>), AttachError> {
+        let Memory { pool: (header, slots), submissions, completions, flights, lane } = memory;
+        let len = slots.len();
+        if [submissions.1.len(), completions.1.len(), flights.len()] != [len; 3] {
+            return Err(AttachError::Config("queue: all memory of the same length"));
+        }
+        let length = AttachError::Config("queue: a power of two of commands, at most 65536");
+        let pool = Pool::new(header, slots, None).map_err(|_| length)?;
+        let to_worker = ring::split(submissions.0, submissions.1).map_err(|_| length)?;
+        let from_worker = ring::split(completions.0, completions.1).map_err(|_| length)?;
+        let [side, theirs] = Side::both(lane, to_worker, from_worker);
+        let queue = Queue { host, send, recv, pool, side, pending: 0, idle: Idle::new(policy) };
+        Ok((queue, Desk::new(id, theirs, recv, flights)))
+    }
+
+    /// Makes a command in a slot of this queue's pool.
+    ///
+    /// # Errors
+    /// [`CreateError::Full`] if every slot is taken by commands that have not ended or whose events are held;
+    /// [`CreateError::Refused`] if its arguments make no sense. No slot is taken then.
+    #[inline]
+    pub fn create<C: QueueCommand>(&mut self, args: C) -> Result<Cmd<'m, C>, CreateError<CommandError>> {
+        let lease = self.lease(|| args.command())?;
+        Ok(Cmd { lease, kind: PhantomData })
+    }
+
+    #[inline]
+    fn lease<E>(
+        &mut self,
+        command: impl FnOnce() -> Result<Command, E>,
+    ) -> Result<Lease<'m, Entry<'m>>, CreateError<E>> {
+        if self.pool.outstanding() >= self.pool.capacity() as u64 {
+            self.collect();
+        }
+        self.pool.create_with(|| command().map(Entry::new))
+    }
+
+    /// Hands a command to the worker, and wakes it if it sleeps. The event tells how it ended.
+    #[inline]
+    pub fn submit<C: QueueCommand>(&mut self, command: Cmd<'m, C>) -> Event<'m> {
+        let event = self.enqueue(command);
+        self.flush();
+        event
+    }
+
+    /// Hands a command to the worker without waking it: [`flush`](Self::flush) once after several.
+    #[inline]
+    pub fn enqueue<C: QueueCommand>(&mut self, command: Cmd<'m, C>) -> Event<'m> {
+        let [ours, theirs] = command.lease.share_twice();
+        self.post(theirs, true);
+        Event(ours)
+    }
+
+    /// Sees to it that the worker looks at what was submitted: wakes it if it sleeps.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.idle.notify(self.host, self.send);
+    }
+
+    /// Takes a receive of this queue back, if nothing has matched. The receive ends too, once, whatever this says. Behind a marker
+    /// it waits with everything else, so a receive that may have to be taken back has no marker behind it.
+    ///
+    /// # Errors
+    /// [`CreateError::Full`] as for [`create`](Self::create); [`CreateError::Refused`] if the event is another queue's. One that
+    /// has ended, or is no receive, is refused by the worker: [`OpError::StaleToken`].
+    #[doc(alias = "psm2_mq_cancel")]
+    pub fn cancel(&mut self, receive: &Event<'m>) -> Result<Event<'m>, CreateError<CommandError>> {
+        let slot = receive.0.index().filter(|_| self.pool.owns(&receive.0));
+        let lease =
+            self.lease(|| slot.map(|slot| Command::Cancel { slot }).ok_or(CommandError::OtherQueue))?;
+        let [ours, theirs] = lease.share_twice();
+        self.post(theirs, true);
+        self.flush();
+        Ok(Event(ours))
+    }
+
+    /// Waits until everything that was submitted has ended, well or not: receives too.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`]: something is still with the worker.
+    pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
+        self.flush();
+        self.wait_for(deadline_ns, true, |queue| {
+            queue.collect();
+            queue.pending == 0
+        })
+    }
+
+    /// Waits until a command has ended, of this queue or another.
+    ///
+    /// # Errors
+    /// [`WaitError::Deadline`]: it is still with its worker.
+    pub fn wait(&mut self, event: &Event<'m>, deadline_ns: u64) -> Result<Reply, WaitError> {
+        self.flush();
+        // Nobody rings here for another queue's commands.
+        let rung = self.pool.owns(&event.0);
+        self.wait_for(deadline_ns, rung, |queue| {
+            if rung {
+                queue.collect();
+            }
+            event.is_done()
+        })?;
+        event.reply().ok_or(WaitError::Deadline(Stuck::default()))
+    }
+
+    /// How this thread idled so far.
+    pub fn counts(&self) -> Counts {
+        self.idle.counts()
+    }
+
+    /// What its pool did so far.
+    pub fn pool_counts(&self) -> pool::Counts {
+        self.pool.counts()
+    }
+
+    fn wait_for(
+        &mut self,
+        deadline_ns: u64,
+        rung: bool,
+        mut ready: impl FnMut(&mut Self) -> bool,
+    ) -> Result<(), WaitError> {
+        let mut idle = self.idle.clone();
+        let (host, recv) = (self.host, self.recv);
+        let waited = wait_until(host, &mut idle, recv, deadline_ns, || match ready(self) {
+            true => Turn::Ready,
+            false if rung => Turn::Nothing,
+            false => Turn::Unnotified,
+        });
+        self.idle = idle;
+        match waited {
+            Waited::Ready => Ok(()),
+            Waited::Expired => Err(WaitError::Deadline(Stuck::default())),
+        }
+    }
+
+    /// Any command, with a number in place of its event if it is to be reported.
+    pub(crate) fn submit_raw(
+        &mut self,
+        command: Command,
+        report: bool,
+    ) -> Result<Option<Id>, pool::Full<()>> {
+        let lease = self.lease(|| Ok::<_, ()>(command)).map_err(|_| pool::Full(()))?;
+        if !report {
+            self.post(lease.share(), false);
+            self.flush();
+            return Ok(None);
+        }
+        let [ours, theirs] = lease.share_twice();
+        // It is one of the pool's slots, and has no id yet.
+        let id = ours.into_id().map_err(|_| pool::Full(()))?;
+        self.post(theirs, true);
+        self.flush();
+        Ok(Some(id))
+    }
+
+    /// How the command with this number ended, if it has. Its slot is given back then.
+    pub(crate) fn take_reply(&mut self, id: Id) -> Result<Option<Reply>, StaleId> {
+        self.collect();
+        let entry = self.pool.redeem_if(id, Entry::reply)?;
+        Ok(entry.map(|(entry, reply)| {
+            self.pool.release_shared(entry);
+            reply
+        }))
+    }
+
+    /// Waits for the end of the command with this number, and gives its slot back.
+    pub(crate) fn wait_reply(&mut self, id: Id, deadline_ns: u64) -> Result<Reply, WaitError> {
+        let mut result = Ok(None);
+        let waited = self.wait_for(deadline_ns, true, |queue| {
+            result = queue.take_reply(id);
+            !matches!(result, Ok(None))
+        });
+        match result {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(waited.err().unwrap_or(WaitError::Deadline(Stuck::default()))),
+            Err(StaleId) => Err(OpError::StaleToken.into()),
+        }
+    }
+
+    /// The slot of the command with this number.
+    pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
+        self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
+    }
+
+    #[inline]
+    pub(crate) fn host(&self) -> &'m H {
+        self.host
+    }
+
+    #[inline]
+    fn post(&mut self, entry: Shared<'m, Entry<'m>>, report: bool) {
+        self.pending += 1;
+        self.side.push(Posted::new(entry, report));
+    }
+
+    /// Takes back the slots of commands that have ended.
+    pub(crate) fn collect(&mut self) {
+        while let Some(posted) = self.side.pop() {
+            self.pending -= 1;
+            // SAFETY: just popped.
+            self.pool.release_shared(unsafe { posted.open() });
+        }
+        if self.side.is_alone() {
+            self.abandon();
+        }
+    }
+
+    /// The worker is gone: what it did not take ends here.
+    #[cold]
+    fn abandon(&mut self) {
+        // Its last words came before it left.
+        while let Some(posted) = self.side.pop() {
+            // SAFETY: just popped.
+            self.pool.release_shared(unsafe { posted.open() });
+        }
+        while let Some(posted) = self.side.unsent() {
+            // SAFETY: just popped.
+            let entry = unsafe { posted.open() };
+            // SAFETY: the worker is gone and had not taken it.
+            unsafe { entry.finish(Reply::Abandoned) };
+            self.pool.release_shared(entry);
+        }
+        self.pending = 0;
+    }
+}
