@@ -35,6 +35,8 @@ use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 mod commands;
 #[cfg(test)]
 mod races;
+#[cfg(test)]
+mod tests;
 
 pub use commands::{
     CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, QueueCommand,

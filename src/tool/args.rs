@@ -92,6 +92,8 @@ pub enum Test {
     TagBw,
     /// The ring alone, without a transport: ping-pong latency, then throughput.
     Ring,
+    /// The command pool alone, and what it stands against, in this process: see --streams. -n is per stream.
+    Pool,
 }
 
 /// Ways to reach the other side.
@@ -204,6 +206,9 @@ pub struct PerfArgs {
     /// Processors: auto (none with --mode worker or --transport fabric), none, or A,B for this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
+    /// Numbers of threads that each use a pool of their own (pool).
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    pub streams: Vec<usize>,
     /// Where the signal lies; by default adjacent for payloads up to 56 bytes, split above. See below.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
@@ -279,6 +284,8 @@ pub struct Plan {
     pub window: u32,
     /// Where to run.
     pub places: Places,
+    /// Numbers of threads, for the pool.
+    pub streams: Vec<usize>,
     /// Where the signal lies, if given.
     pub layout: Option<Layout>,
     /// What `signal-rate` does.
@@ -370,6 +377,7 @@ impl PerfArgs {
             check: self.check,
             window: self.window,
             places: pin.resolve()?,
+            streams: self.streams,
             layout: self.layout,
             signal: self.signal,
             mode: self.mode,
@@ -446,6 +454,9 @@ impl PerfArgs {
         }
         if self.timeout == 0 || self.timeout > 1_000_000 {
             return Err(Failure::usage("--timeout must be from 1 to 1000000 seconds"));
+        }
+        if self.streams.iter().any(|streams| !(1..=1024).contains(streams)) {
+            return Err(Failure::usage("--streams: numbers from 1 to 1024"));
         }
         if self.seeds == Some(0) {
             return Err(Failure::usage("--seeds 0: nothing would be run; use at least 1"));
@@ -546,6 +557,7 @@ mod tests {
             ("put --window 3", "power of two"),
             ("put -n 0", "-n 0"),
             ("put -T 0", "--timeout"),
+            ("pool --streams 1,0", "--streams"),
             ("put --pin 0,100000", "100000"),
             ("put --pin x", "`x`"),
             ("put --transport sim --listen /tmp/x", "--transport shm"),

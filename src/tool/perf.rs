@@ -1,6 +1,6 @@
 //! Measuring. `pair` and `fabric` bring two processes together, at a `table` where both run the same legs; `solo` plays both sides
-//! in one thread. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which. `worker`
-//! runs some of them with a second thread per side, which drives the engine. `matching` stands
+//! in one thread. `pool` has no sides. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`,
+//! `ring`) do not know which. `worker` runs some of them with a second thread per side, which drives the engine. `matching` stands
 //! apart: it measures tag matching without a transport, beside other engines.
 
 mod amo;
@@ -10,6 +10,7 @@ mod leg;
 pub mod matching;
 mod meet;
 mod pair;
+mod pool;
 mod put;
 mod put_signal;
 mod ring;
@@ -44,6 +45,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
     match plan.transport {
+        _ if plan.test == Test::Pool => pool::run(plan),
         Transport::Shm => pair::run(plan),
         Transport::Fabric => fabric::run(plan),
         Transport::Loopback | Transport::Sim => solo::run(plan),
@@ -73,6 +75,10 @@ fn finish_row(report: &mut Report, row: &Row, check: bool) -> Outcome {
     row.fault(check).map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
+fn no_sides() -> Failure {
+    Failure::usage("pool has no sides: it stays within one thread or more of one process")
+}
+
 /// Whether the test verifies every iteration without being asked.
 fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
@@ -89,6 +95,7 @@ fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
         // Messages find their own place.
         Test::Tag | Test::TagBw => Ok(()),
         Test::Ring => ring::prepare(seat, leg, side),
+        Test::Pool => Err(no_sides()),
     }
 }
 
@@ -109,6 +116,7 @@ fn start_leg<R: Rail + Send, const RAILS: usize>(
         Test::Tag => tag::start(seat, leg, histogram),
         Test::TagBw => tag_bw::start(seat, leg, histogram),
         Test::Ring => ring::start(seat, leg, histogram),
+        Test::Pool => Err(no_sides()),
     }?;
     tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
     Ok(tally)
@@ -130,6 +138,7 @@ fn answer_leg<R: Rail + Send, const RAILS: usize>(
         Test::Tag => tag::answer(seat, leg),
         Test::TagBw => tag_bw::answer(seat, leg),
         Test::Ring => ring::answer(seat, leg),
+        Test::Pool => Err(no_sides()),
     }?;
     tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
     Ok(tally)

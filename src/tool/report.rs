@@ -298,6 +298,7 @@ mod tests {
             check: true,
             window: 64,
             places: Places { cpus: Some((0, 1)) },
+            streams: vec![],
             layout: None,
             signal: SignalKind::Add,
             mode: Mode::Inline,

@@ -4,35 +4,60 @@
 extern crate std;
 
 use core::sync::atomic::AtomicUsize;
-use std::{boxed::Box, sync::Arc, vec::Vec};
+use std::{boxed::Box, vec::Vec};
 
 use super::*;
 use crate::sync::pool::Reclaim;
 use crate::sync::testing::{model, rounds, thread};
 
-/// A pool of four commands in leaked memory, which counts in `ended` how often its slab came to its end.
-fn pool(ended: &Arc<AtomicUsize>) -> Pool<'static, Entry<'static>> {
-    fn count(ended: *mut ()) {
-        // SAFETY: from `Arc::into_raw`, below, and called once.
-        let ended = unsafe { Arc::from_raw(ended.cast::<AtomicUsize>()) };
-        ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
-    }
-    let slots: Vec<_> = (0..4).map(|_| Slot::new()).collect();
-    let reclaim = Reclaim::new(count, Arc::into_raw(ended.clone()).cast_mut().cast());
-    Pool::new(Box::leak(Box::default()), slots.leak(), Some(reclaim)).unwrap()
+/// Everything that two ends share, in memory that is freed with the scene.
+struct Scene {
+    room: *mut Room<'static, 4>,
+    ended: Box<AtomicUsize>,
 }
 
-fn ring() -> (ring::Producer<'static, Posted<'static>>, ring::Consumer<'static, Posted<'static>>) {
-    let slots = (0..4).map(|_| MaybeUninit::uninit()).collect::<Vec<_>>().leak();
-    ring::split(Box::leak(Box::default()), slots).unwrap()
+impl Scene {
+    fn new() -> Self {
+        Scene { room: Box::into_raw(Box::new(Room::new())), ended: Box::default() }
+    }
+
+    fn memory(&mut self) -> Memory<'static> {
+        // SAFETY: lent once per scene, which outlives every user of it.
+        unsafe { &mut *self.room }.memory()
+    }
+
+    /// A pool that counts how often its slab came to its end.
+    fn pool(
+        &self,
+        (header, slots): (&'static mut pool::Header, &'static mut [Slot<Entry<'static>>]),
+    ) -> Pool<'static, Entry<'static>> {
+        fn count(ended: *mut ()) {
+            // SAFETY: the counter of a scene, which outlives its pool.
+            unsafe { &*ended.cast::<AtomicUsize>() }.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        }
+        let ended = (&raw const *self.ended).cast_mut().cast();
+        Pool::new(header, slots, Some(Reclaim::new(count, ended))).unwrap()
+    }
+
+    fn ended_once(&self) {
+        assert_eq!(self.ended.load(core::sync::atomic::Ordering::Relaxed), 1, "times that the slab ended");
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // SAFETY: from a box, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(self.room) });
+    }
 }
 
 #[test]
 fn an_event_shows_how_its_command_ended() {
     model(|| {
         for _ in 0..rounds(1, 200) {
-            let ended = Arc::default();
-            let mut pool = pool(&ended);
+            let mut scene = Scene::new();
+            let memory = scene.memory();
+            let mut pool = scene.pool(memory.pool);
             let [ours, theirs] = pool.create(Entry::new(Command::Marker)).unwrap().share_twice();
             let event = Event(ours);
             let worker = thread::spawn(move || {
@@ -49,7 +74,7 @@ fn an_event_shows_how_its_command_ended() {
             drop(event);
             worker.join().unwrap();
             pool.close();
-            assert_eq!(ended.load(core::sync::atomic::Ordering::Relaxed), 1);
+            scene.ended_once();
         }
     });
 }
@@ -58,9 +83,12 @@ fn an_event_shows_how_its_command_ended() {
 fn whichever_end_leaves_first_no_slot_is_lost() {
     model(|| {
         for _ in 0..rounds(1, 200) {
-            let ended = Arc::default();
-            let mut pool = pool(&ended);
-            let [mut queue, mut desk] = Side::both(Box::leak(Box::default()), ring(), ring());
+            let mut scene = Scene::new();
+            let Memory { pool, submissions, completions, lane, .. } = scene.memory();
+            let mut pool = scene.pool(pool);
+            let to_worker = ring::split(submissions.0, submissions.1).unwrap();
+            let from_worker = ring::split(completions.0, completions.1).unwrap();
+            let [mut queue, mut desk] = Side::both(lane, to_worker, from_worker);
             let mut events = Vec::new();
             for _ in 0..2 {
                 let [ours, theirs] = pool.create(Entry::new(Command::Marker)).unwrap().share_twice();
@@ -83,7 +111,7 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             assert_eq!(replies, [Some(Reply::Done(0)), Some(Reply::Abandoned)]);
             pool.close();
             drop(events);
-            assert_eq!(ended.load(core::sync::atomic::Ordering::Relaxed), 1);
+            scene.ended_once();
         }
     });
 }

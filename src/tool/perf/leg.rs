@@ -158,7 +158,7 @@ impl Leg {
         match self.test {
             Test::PutSignal | Test::Tag | Test::Ring => 2.0,
             Test::Put | Test::SignalRate | Test::TagBw => self.per_window() as f64,
-            Test::Get | Test::Amo => 1.0,
+            Test::Get | Test::Amo | Test::Pool => 1.0,
         }
     }
 

@@ -306,6 +306,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                 Test::Tag if simulated => tag::ordered(&mut self, leg, count)?,
                 Test::Tag => tag::ping_pong(&mut self, leg, first, count, histogram)?,
                 Test::TagBw => tag::stream(&mut self, leg, first - 1, count, histogram)?,
+                Test::Pool => return Err(Failure::usage("pool has no sides")),
                 Test::Ring => return Err(Failure::usage("ring needs two sides: use --transport shm")),
             }
             self.tally.ticks = clock.now().wrapping_sub(begun);

@@ -113,7 +113,7 @@ impl User<'_> {
                 Test::PutSignal => self.ping_pong(first + 1, count, histogram)?,
                 Test::Put => self.put(first, count, histogram)?,
                 Test::Get | Test::Amo => self.one_by_one(first, count, histogram)?,
-                Test::SignalRate | Test::Tag | Test::TagBw | Test::Ring => {
+                Test::SignalRate | Test::Tag | Test::TagBw | Test::Ring | Test::Pool => {
                     return Err(Failure::usage("--mode worker cannot do that"));
                 }
             }

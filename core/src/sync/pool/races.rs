@@ -12,17 +12,25 @@ use std::{
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// A pool in leaked memory that counts in `ended` how often its slab came to its end.
+/// What the last one to let go frees.
+struct Memory<const N: usize> {
+    header: Header,
+    slots: [Slot<u64>; N],
+    ended: Arc<AtomicUsize>,
+}
+
+/// A pool in memory that is freed, and counted in `ended`, when the slab comes to its end.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
-    fn count(ended: *mut ()) {
-        // SAFETY: from `Arc::into_raw`, below, and called once.
-        let ended = unsafe { Arc::from_raw(ended.cast::<AtomicUsize>()) };
-        ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    fn free<const N: usize>(memory: *mut ()) {
+        // SAFETY: from `Box::into_raw`, below, and called once, when nobody uses it any more.
+        let memory = unsafe { Box::from_raw(memory.cast::<Memory<N>>()) };
+        memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }
-    let header = Box::leak(Box::new(Header::new()));
-    let slots: [_; N] = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
-    let reclaim = Reclaim::new(count, Arc::into_raw(ended.clone()).cast_mut().cast());
-    Pool::new(header, Box::leak(Box::new(slots)), Some(reclaim)).unwrap()
+    let slots = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
+    let memory = Box::into_raw(Box::new(Memory::<N> { header: Header::new(), slots, ended: ended.clone() }));
+    // SAFETY: freed by `free` alone, after the last use.
+    let (header, slots) = unsafe { (&mut (*memory).header, &mut (*memory).slots) };
+    Pool::new(header, slots, Some(Reclaim::new(free::<N>, memory.cast()))).unwrap()
 }
 
 fn ended_once(ended: &AtomicUsize) {

@@ -1,0 +1,58 @@
+//! Pools of blocks in one process, ours and those that it stands against: what an operation costs, and how that changes with
+//! the number of streams. The rest of the field is in benches/, with the same scenarios.
+
+mod contenders;
+mod rows;
+mod scenario;
+
+use super::super::args::{Format, Plan};
+use super::super::failure::{Failure, Outcome};
+use super::super::report::{SCHEMA_VERSION, print};
+
+use contenders::{Boxes, Fishplate, GlobalRing, RingPerQueue};
+use scenario::Scenario;
+
+/// Operations per stream, unless the user says otherwise.
+const OPS: u64 = 200_000;
+
+/// Runs all scenarios.
+pub fn run(plan: &Plan) -> Outcome {
+    let contenders = [
+        rows::contender::<Fishplate>(),
+        rows::contender::<GlobalRing>(),
+        rows::contender::<RingPerQueue>(),
+        rows::contender::<Boxes>(),
+    ];
+    let cores = std::thread::available_parallelism()
+        .map_err(|error| Failure::run(format!("cannot tell how many processors there are: {error}")))?;
+    match plan.format {
+        Format::Json => {}
+        Format::Csv => print("schema_version,test,pool,scenario,streams,ns_per_op,ops_per_s,p99_ns\n")?,
+        Format::Table => print(&format!(
+            "# fishplate {} perf pool  processors={cores} repeats={} build={}\n{:<14} {:>7}  {:<22} {:>10} {:>14} {:>10}\n",
+            env!("CARGO_PKG_VERSION"),
+            rows::REPEATS,
+            if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
+            "scenario",
+            "streams",
+            "pool",
+            "ns/op",
+            "ops/s",
+            "p99 ns",
+        ))?,
+    }
+    let scenarios = Scenario::all(&plan.streams);
+    rows::run(&contenders, &scenarios, plan.iters.unwrap_or(OPS), |row| {
+        let rows::PoolRow { pool, scenario, streams, figures } = &row;
+        let (ns, ops, p99) = (figures.ns_per_op, figures.ops_per_s, figures.p99_ns);
+        print(&match plan.format {
+            Format::Json => format!("{}\n", row.json(SCHEMA_VERSION)),
+            Format::Csv => {
+                format!("{SCHEMA_VERSION},pool,{pool},{scenario},{streams},{ns:.3},{ops:.0},{p99:.3}\n")
+            }
+            Format::Table => {
+                format!("{scenario:<14} {streams:>7}  {pool:<22} {ns:>10.2} {ops:>14.0} {p99:>10.2}\n")
+            }
+        })
+    })
+}

@@ -1,0 +1,357 @@
+//! The scenarios, over whatever hands out blocks of 128 bytes. An operation is one block taken and given back.
+//!
+//! Used by the tool with the pools that need no other package, and by benches/ with the rest: it names nothing of either.
+//!
+//! Times are of the thread that takes: its processor time divided by its operations, so that threads that wait for a processor do
+//! not count. `p99_ns` is of batches of [`BATCH`] operations on the wall clock, per operation, and does include such waits.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::thread;
+use std::time::Instant;
+
+/// Something that hands out blocks.
+pub trait Pools {
+    /// What rows call it.
+    const NAME: &'static str;
+    /// One stream's access to it.
+    type Own: Send;
+    /// A block. Dropping it gives it back, on any thread.
+    type Held: Send;
+    /// Access for each of `streams` streams, of which each has up to `capacity` blocks out at once.
+    fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
+    /// Takes a block, and puts a [`Body`] there. `None` only where there is a bound.
+    fn take(own: &mut Self::Own) -> Option<Self::Held>;
+    /// Gives a block back where it was taken.
+    fn give(own: &mut Self::Own, held: Self::Held);
+    /// A block with two holders that both let go, the first one elsewhere as far as the pool can know.
+    fn twice(own: &mut Self::Own) -> bool;
+}
+
+/// A block's memory, as large as the biggest command of the runtimes that this is compared for.
+#[repr(C, align(64))]
+pub struct Body {
+    /// Written when it is taken.
+    pub first: AtomicU64,
+    rest: [u64; 15],
+}
+
+impl Body {
+    /// A block with that first word.
+    #[inline(always)]
+    pub fn new(first: u64) -> Self {
+        Body { first: AtomicU64::new(first), rest: [0; 15] }
+    }
+}
+
+/// For pools that know of one holder only: lets the first of two go, counted in the first word. The last holder gives back.
+#[inline(always)]
+pub fn first_lets_go(first: &AtomicU64) {
+    first.store(2, Ordering::Relaxed);
+    for _ in 0..2 {
+        // As any count of references: release, and acquire for the last.
+        if first.fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+        }
+    }
+}
+
+/// Operations between two looks at the clock.
+pub const BATCH: u64 = 64;
+
+/// What one run of a scenario came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// Processor time per operation, in nanoseconds.
+    pub ns_per_op: f64,
+    /// Operations of all streams per second of wall time.
+    pub ops_per_s: f64,
+    /// Of batches, per operation, in nanoseconds.
+    pub p99_ns: f64,
+}
+
+/// What to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// One stream with so many blocks out at once, given back in order of taking.
+    Single(usize),
+    /// Streams with a thread and a pool access of its own each, 16 blocks out.
+    Streams,
+    /// One thread takes; so many others give back.
+    HandOff(usize),
+    /// A thousand taken in a burst, given back in random order by another thread.
+    Burst,
+    /// Every slot out: a refusal, then a block given back and one taken.
+    Exhausted,
+    /// Blocks with two holders.
+    TwoHolders,
+    /// A pool made, 16 blocks taken, the pool ended, the blocks given back.
+    Lifecycle,
+}
+
+impl Scenario {
+    /// What rows call it.
+    pub fn name(self) -> String {
+        match self {
+            Scenario::Single(window) => format!("single-{window}"),
+            Scenario::Streams => "streams".into(),
+            Scenario::HandOff(releasers) => format!("hand-off-{releasers}"),
+            Scenario::Burst => "burst-1000".into(),
+            Scenario::Exhausted => "exhausted".into(),
+            Scenario::TwoHolders => "two-holders".into(),
+            Scenario::Lifecycle => "lifecycle".into(),
+        }
+    }
+
+    /// All of them, with the numbers of streams for the one that has some.
+    pub fn all(streams: &[usize]) -> Vec<(Scenario, usize)> {
+        let mut all: Vec<_> = [1, 64, 4096].map(|window| (Scenario::Single(window), 1)).into();
+        all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));
+        all.extend([1, 2, 4].map(|releasers| (Scenario::HandOff(releasers), 1)));
+        all.extend(
+            [Scenario::Burst, Scenario::Exhausted, Scenario::TwoHolders, Scenario::Lifecycle].map(|s| (s, 1)),
+        );
+        all
+    }
+
+    /// Runs it once with about `ops` operations per stream. `None` where it does not apply: nothing is exhausted without a bound.
+    pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
+        match self {
+            Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
+            Scenario::Streams => Some(windows::<P>(streams, 16, ops)),
+            Scenario::HandOff(releasers) => Some(hand_off::<P>(releasers, 1, ops)),
+            Scenario::Burst => Some(hand_off::<P>(1, 1000, ops)),
+            Scenario::Exhausted => exhausted::<P>(ops),
+            Scenario::TwoHolders => Some(alone::<P>(64, ops, |own| {
+                assert!(P::twice(own));
+            })),
+            Scenario::Lifecycle => Some(lifecycle::<P>(ops)),
+        }
+    }
+}
+
+/// Processor time of the calling thread, in nanoseconds. A system call, some hundred nanoseconds.
+fn cpu_ns() -> u64 {
+    fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
+}
+
+/// Times of batches.
+#[derive(Default)]
+struct Times(Vec<u64>);
+
+impl Times {
+    #[inline(always)]
+    fn record(&mut self, begun: &mut Instant) {
+        let now = Instant::now();
+        self.0.push((now - *begun).as_nanos() as u64);
+        *begun = now;
+    }
+
+    fn figures(mut self, ops: u64, batch: u64, cpu: u64, wall: f64) -> Figures {
+        self.0.sort_unstable();
+        let p99 = self.0.get(self.0.len() * 99 / 100).copied().unwrap_or(0);
+        Figures {
+            ns_per_op: cpu as f64 / ops as f64,
+            ops_per_s: ops as f64 / wall,
+            p99_ns: p99 as f64 / batch as f64,
+        }
+    }
+}
+
+/// One thread, one kind of step.
+fn alone<P: Pools>(capacity: usize, ops: u64, mut step: impl FnMut(&mut P::Own)) -> Figures {
+    let mut own = P::streams(1, capacity).pop().expect("one stream");
+    let mut times = Times::default();
+    let batches = ops.div_ceil(BATCH);
+    let (start, cpu) = (Instant::now(), cpu_ns());
+    let mut begun = start;
+    for _ in 0..batches {
+        for _ in 0..BATCH {
+            step(&mut own);
+        }
+        times.record(&mut begun);
+    }
+    times.figures(batches * BATCH, BATCH, cpu_ns() - cpu, start.elapsed().as_secs_f64())
+}
+
+fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
+    let owns = P::streams(streams, window);
+    let barrier = Barrier::new(streams);
+    let parts: Vec<(u64, u64, [Instant; 2], Times)> = thread::scope(|scope| {
+        let threads: Vec<_> = owns
+            .into_iter()
+            .map(|mut own| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let mut held = Vec::with_capacity(window);
+                    let mut times = Times(Vec::with_capacity((ops / BATCH + 1) as usize));
+                    let mut pass = |own: &mut P::Own| {
+                        for _ in 0..window {
+                            held.push(P::take(own).expect("no more than the capacity is out"));
+                        }
+                        for held in held.drain(..) {
+                            P::give(own, held);
+                        }
+                    };
+                    // Every slot is touched before.
+                    pass(&mut own);
+                    let passes = (BATCH as usize / window).max(1);
+                    let rounds = (ops as usize).div_ceil(passes * window);
+                    barrier.wait();
+                    let cpu = cpu_ns();
+                    let start = Instant::now();
+                    let mut begun = start;
+                    for _ in 0..rounds {
+                        for _ in 0..passes {
+                            pass(&mut own);
+                        }
+                        times.record(&mut begun);
+                    }
+                    let cpu = cpu_ns() - cpu;
+                    ((rounds * passes * window) as u64, cpu, [start, begun], times)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a stream panicked")).collect()
+    });
+    let (mut ops, mut cpu, mut all) = (0, 0, Times::default());
+    let mut span: Option<[Instant; 2]> = None;
+    for (part_ops, part_cpu, [start, end], times) in parts {
+        ops += part_ops;
+        cpu += part_cpu;
+        all.0.extend(times.0);
+        let [first, last] = span.unwrap_or([start, end]);
+        span = Some([first.min(start), last.max(end)]);
+    }
+    let wall = span.map_or(0.0, |[first, last]| (last - first).as_secs_f64());
+    let batch = (BATCH as usize / window).max(1) * window;
+    all.figures(ops, batch as u64, cpu, wall)
+}
+
+/// Blocks on their way to another thread, by the handful: one producer, one consumer.
+struct Way<T> {
+    places: Box<[std::sync::Mutex<Vec<T>>]>,
+    sent: AtomicUsize,
+    taken: AtomicUsize,
+}
+
+/// Handfuls on their way at once.
+const PLACES: usize = 4;
+/// Blocks in a handful, unless the scenario has more.
+const HANDFUL: usize = 64;
+
+impl<T> Way<T> {
+    fn new() -> Self {
+        Way {
+            places: (0..PLACES).map(|_| std::sync::Mutex::default()).collect(),
+            sent: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
+        }
+    }
+
+    /// Exchanges a full handful for an empty one.
+    fn send(&self, handful: &mut Vec<T>) {
+        let sent = self.sent.load(Ordering::Relaxed);
+        while sent - self.taken.load(Ordering::Acquire) == PLACES {
+            thread::yield_now();
+        }
+        // Never contended: the counters say whose the place is.
+        std::mem::swap(handful, &mut self.places[sent % PLACES].lock().expect("no panic"));
+        self.sent.store(sent + 1, Ordering::Release);
+    }
+
+    /// Works on handfuls until `done` and none is left.
+    fn receive(&self, done: &AtomicUsize, mut work: impl FnMut(&mut Vec<T>)) {
+        loop {
+            let finished = done.load(Ordering::Acquire) != 0;
+            let taken = self.taken.load(Ordering::Relaxed);
+            if self.sent.load(Ordering::Acquire) != taken {
+                work(&mut self.places[taken % PLACES].lock().expect("no panic"));
+                self.taken.store(taken + 1, Ordering::Release);
+            } else if finished {
+                return;
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+/// One thread takes, `releasers` give back what comes to them in handfuls; in random order if these are bursts.
+fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
+    let handful = burst.max(HANDFUL);
+    let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();
+    let mut own = P::streams(1, capacity).pop().expect("one stream");
+    let ways: Vec<Way<P::Held>> = (0..releasers).map(|_| Way::new()).collect();
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for (seed, way) in ways.iter().enumerate() {
+            let done = &done;
+            scope.spawn(move || {
+                let mut state = seed as u64 + 1;
+                way.receive(done, |blocks| {
+                    if burst > 1 {
+                        for at in (1..blocks.len()).rev() {
+                            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                            blocks.swap(at, (state >> 33) as usize % (at + 1));
+                        }
+                    }
+                    blocks.clear();
+                });
+            });
+        }
+        let mut times = Times::default();
+        let mut taken = Vec::with_capacity(handful);
+        let rounds = (ops as usize).div_ceil(handful);
+        let (start, mut cpu) = (Instant::now(), 0);
+        for round in 0..rounds {
+            let (before, mut begun) = (cpu_ns(), Instant::now());
+            while taken.len() < handful {
+                match P::take(&mut own) {
+                    Some(block) => taken.push(block),
+                    None => thread::yield_now(),
+                }
+            }
+            times.record(&mut begun);
+            // Waiting for the others to keep up is not the pool's.
+            cpu += cpu_ns() - before;
+            ways[round % releasers].send(&mut taken);
+        }
+        done.store(1, Ordering::Release);
+        times.figures((rounds * handful) as u64, handful as u64, cpu, start.elapsed().as_secs_f64())
+    })
+}
+
+fn exhausted<P: Pools>(ops: u64) -> Option<Figures> {
+    const CAPACITY: usize = 64;
+    {
+        let mut own = P::streams(1, CAPACITY).pop().expect("one stream");
+        let all: Vec<_> = (0..2 * CAPACITY).map_while(|_| P::take(&mut own)).collect();
+        if all.len() == 2 * CAPACITY {
+            return None;
+        }
+    }
+    let mut held: Vec<P::Held> = vec![];
+    Some(alone::<P>(CAPACITY, ops, |own| {
+        while let Some(block) = P::take(own) {
+            held.push(block);
+        }
+        P::give(own, held.swap_remove(held.len() / 2));
+    }))
+}
+
+fn lifecycle<P: Pools>(ops: u64) -> Figures {
+    const LIVE: u64 = 16;
+    let mut times = Times::default();
+    let rounds = (ops / 16).div_ceil(LIVE);
+    let (start, cpu) = (Instant::now(), cpu_ns());
+    let mut begun = start;
+    for _ in 0..rounds {
+        let mut own = P::streams(1, 64).pop().expect("one stream");
+        let held: Vec<_> = (0..LIVE).map_while(|_| P::take(&mut own)).collect();
+        drop(own);
+        drop(held);
+        times.record(&mut begun);
+    }
+    times.figures(rounds * LIVE, LIVE, cpu_ns() - cpu, start.elapsed().as_secs_f64())
+}
