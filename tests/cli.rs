@@ -85,6 +85,31 @@ fn rows_have_the_promised_fields() {
 }
 
 #[test]
+fn pools_are_compared_in_every_scenario() {
+    let rows = rows("perf pool -n 500 --streams 1,3");
+    for row in &rows {
+        let fields: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        let mut promised =
+            ["schema_version", "test", "pool", "scenario", "streams", "ns_per_op", "ops_per_s", "p99_ns"];
+        promised.sort_unstable();
+        assert!(promised.iter().all(|field| fields.contains(field)), "{row}");
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let has = |pool: &str, scenario: &str, streams: u64| {
+        rows.iter().any(|row| row["pool"] == pool && row["scenario"] == scenario && row["streams"] == streams)
+    };
+    for pool in ["fishplate", "mutex-ring-global", "mutex-ring-per-queue", "box"] {
+        for (scenario, streams) in
+            [("single-4096", 1), ("streams", 1), ("streams", 3), ("hand-off-4", 1), ("lifecycle", 1)]
+        {
+            assert!(has(pool, scenario, streams), "{pool} {scenario} {streams}");
+        }
+    }
+    // Without a bound nothing is exhausted.
+    assert!(has("fishplate", "exhausted", 1) && !has("box", "exhausted", 1));
+}
+
+#[test]
 fn sizes_and_layouts_of_every_kind_arrive_intact() {
     for layout in ["adjacent", "split"] {
         let rows = rows(&format!(

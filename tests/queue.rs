@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use fishplate::MatchStorage;
+use fishplate::worker::{self, Options, StartError, Wakes};
 use fishplate_core::engine::command::{Event, MAX_AFTER, Reply};
 use fishplate_core::engine::lane::Desk;
 use fishplate_core::engine::protocol::{Cancelled, MatchConfig, Received};
@@ -477,4 +478,43 @@ fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
         let kept = kept.into_inner().unwrap();
         assert!(kept.iter().all(|event| event.reply() == Some(Reply::Done(0))), "seed {seed}");
     }
+}
+
+#[test]
+fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everything_back() {
+    let cpu = fishplate_sys::affinity::allowed().unwrap().iter().next();
+    let (host, send, arrivals) = (LinuxHost::private(), EventCount::new(), EventCount::new());
+    let wakes = Wakes { host: &host, send: &send, arrivals: Some(&arrivals) };
+    for policy in [Policy::BALANCED, Policy::EFFICIENT] {
+        let Own { engine, target, .. } = scene(1, 1);
+        let (recv, mut room) = (EventCount::new(), Room::<16>::new());
+        let (mut queue, desk) =
+            Queue::new(ContextId(0), &host, &send, &recv, room.memory(), Policy::BALANCED).unwrap();
+        thread::scope(|scope| {
+            let mut parts = (Box::new(engine), vec![desk]);
+            for round in 0..20 {
+                let options = Options { cpu, policy };
+                let running = worker::start(scope, parts, wakes, options, NEVER).unwrap();
+                let at = target.at(8 * round);
+                let fill = FillCommand { at, len: 8, pattern: round + 1, width: 8 };
+                let events: Vec<_> = (0..10)
+                    .map(|_| {
+                        let command = queue.create(fill).unwrap();
+                        queue.submit(command)
+                    })
+                    .collect();
+                let stopped = running.stop().unwrap();
+                assert!(stopped.finished && events.iter().all(|event| event.reply() == Some(Reply::Done(0))));
+                assert_eq!(word(&stopped.parts.0, at), round + 1);
+                parts = stopped.parts;
+                queue.finish(NEVER).unwrap();
+            }
+        });
+    }
+    let options = Options { cpu: Some(1 << 20), ..Options::default() };
+    let Own { engine, .. } = scene(1, 1);
+    thread::scope(|scope| {
+        let nowhere = worker::start(scope, (Box::new(engine), vec![]), wakes, options, NEVER);
+        assert!(matches!(nowhere.unwrap().stop().err(), Some(StartError::Pin(_))));
+    });
 }

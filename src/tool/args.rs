@@ -28,6 +28,7 @@ pub struct Cli {
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one per run")]
 pub enum Command {
     /// Measure and check one operation.
     Perf(PerfArgs),

@@ -93,8 +93,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         busy
     }
 
-    /// Turns until `stop` is set and everything submitted before is done, or until `deadline_ns`. Sleeps on `send`, which contexts
-    /// ring, and on `arrivals`, which the rail rings; without the latter it never sleeps. Whoever sets `stop` rings `send` after it.
+    /// Turns until `stop` is set and everything submitted before is done, or until `deadline_ns`. A receive that nothing has matched
+    /// holds up no stop: the engine and its desk keep it. Sleeps on `send`, which queues ring, and on `arrivals`, which the rail
+    /// rings; without the latter it never sleeps. Whoever sets `stop` rings `send` after it.
     ///
     /// Returns whether it stopped with nothing left to do.
     pub fn run<H: Host>(
