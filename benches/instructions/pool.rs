@@ -1,5 +1,5 @@
-//! Instruction counts of the pool: taking and giving back a slot by its owner, from elsewhere, in batches and by id; and of the
-//! allocator of the system, for comparison.
+//! Instruction counts of the pool: taking and giving back a slot by its owner, from elsewhere, in batches and by id; of a queue's
+//! commands; and of the allocator of the system, for comparison.
 //!
 //! One thread does both sides. Given back from elsewhere, slots come home when the owner's list is empty: a share of that is in
 //! the count of every pair.
@@ -8,9 +8,17 @@
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
+use std::mem::MaybeUninit;
 
 use fishplate_benches::{REPEATS, limit};
+use fishplate_core::engine::worker::Worker;
+use fishplate_core::engine::{Config, ContextId, Engine, Tables};
+use fishplate_core::queue::{MarkerCommand, Queue, Room};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::pool::{Batch, Header, Lease, Pool, Slot};
+use fishplate_core::sync::spin::Policy;
 use iai_callgrind::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
 };
@@ -18,12 +26,12 @@ use iai_callgrind::{
 /// The body that all benchmarks use: 128 bytes, of which a constructor writes the first word.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(8))]
-struct Body(#[expect(dead_code, reason = "room")] [std::mem::MaybeUninit<u64>; 16]);
+struct Body(#[expect(dead_code, reason = "room")] [MaybeUninit<u64>; 16]);
 
 impl Body {
     #[inline(always)]
     fn new() -> Self {
-        Self([std::mem::MaybeUninit::uninit(); 16])
+        Self([MaybeUninit::uninit(); 16])
     }
 }
 
@@ -60,6 +68,23 @@ fn pool_local_pair(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
         let lease = pool.create(Body::new()).unwrap();
         black_box(&raw const *lease);
         pool.release(lease);
+    }
+    pool
+}
+
+// 32 out at once, kept in memory in between: nothing about a lease is known to the compiler when it comes back.
+#[library_benchmark(config = budget("pool_window_32"))]
+#[bench::run(pool())]
+fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
+    let mut held = [const { MaybeUninit::<Lease<'static, Body>>::uninit() }; 32];
+    for _ in 0..REPEATS {
+        for place in &mut held {
+            place.write(pool.create(Body::new()).unwrap());
+        }
+        for place in black_box(&held) {
+            // SAFETY: just written, and read once.
+            pool.release(unsafe { place.assume_init_read() });
+        }
     }
     pool
 }
@@ -112,6 +137,40 @@ fn pool_of_words() -> Pool<'static, u64> {
     Pool::new(Box::leak(Box::new(Header::new())), slots, None).unwrap()
 }
 
+/// A queue and its worker in one thread.
+struct Served {
+    queue: Queue<'static, SpinHost>,
+    worker: Worker<'static, 'static, 'static, Loopback<16>, 1>,
+    host: &'static SpinHost,
+}
+
+fn served() -> Served {
+    let host = Box::leak(Box::new(SpinHost::new(1)));
+    let [send, recv] = [(); 2].map(|()| &*Box::leak(Box::new(EventCount::new())));
+    let memory = Box::leak(Box::new(Room::<64>::new())).memory();
+    let (queue, desk) = Queue::new(ContextId(0), host, send, recv, memory, Policy::BALANCED).unwrap();
+    let tables = Box::leak(Box::new(Tables::<1, 1, 128, 4, 16>::new()));
+    let engine = Engine::new(Config::DEFAULT, [Loopback::new()], tables.memory()).unwrap();
+    let worker = Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![desk]), Policy::BALANCED);
+    Served { queue, worker, host }
+}
+
+// Per command: created, submitted, done by the worker, its event looked at, its slot back. A worker's turn has its share.
+#[library_benchmark(config = budget("queue_32_commands"))]
+#[bench::run(served())]
+fn queue_32_commands(mut served: Served) -> Served {
+    for _ in 0..REPEATS {
+        let events: [_; 32] = std::array::from_fn(|_| {
+            let command = served.queue.create(MarkerCommand).unwrap();
+            served.queue.enqueue(command)
+        });
+        served.queue.flush();
+        served.worker.turn(served.host);
+        assert!(black_box(events).iter().all(|event| event.is_done()));
+    }
+    served
+}
+
 #[library_benchmark]
 #[bench::run()]
 fn box_pair() {
@@ -122,8 +181,16 @@ fn box_pair() {
 
 library_benchmark_group!(
     name = pools,
-    benchmarks =
-        [pool_local_pair, pool_remote_release, pool_remote_pair, pool_batch_32, pool_id_pair, box_pair]
+    benchmarks = [
+        pool_local_pair,
+        pool_window_32,
+        queue_32_commands,
+        pool_remote_release,
+        pool_remote_pair,
+        pool_batch_32,
+        pool_id_pair,
+        box_pair
+    ]
 );
 
 main!(library_benchmark_groups = pools);

@@ -116,6 +116,8 @@ pub const BUDGETS: &[Budget] = &[
     rival("list_p1_64",                          1111.3).repeats(UNITS / 16),
     rival("list_p11_1k",                        16474.3).repeats(UNITS / 16),
     ours("pool_local_pair",                20.0,     18.0),
+    ours("pool_window_32",               1086.7,   1035.0).per(32),
+    ours("queue_32_commands",           12081.7,  11506.4).per(32),
     ours("pool_remote_release",            21.2,     19.2),
     ours("pool_remote_pair",               43.1,     41.1),
     ours("pool_batch_32",                1550.2,   1476.4).per(32),
