@@ -53,6 +53,8 @@ pub struct Persona {
     /// Whether the completion of an arriving write that belongs to no operation here has a context that is not ours, as that of shm 1.17
     /// has.
     pub stray_context: bool,
+    /// An arrived write says only that it has data, as that of libfabric 2's shm does.
+    pub data_flag_alone: bool,
     /// Longest delay of each stage of an operation, in reads of the queue that moves it.
     pub jitter: u32,
     /// Percent of the posts that are refused with `-FI_EAGAIN` for no reason.
@@ -108,6 +110,7 @@ impl Persona {
             protects_queue: false,
             data_takes_receive: false,
             stray_context: false,
+            data_flag_alone: false,
             jitter: 5,
             refuse: 10,
             short_reads: true,
@@ -227,8 +230,13 @@ impl Persona {
         }
     }
 
+    /// Shared memory as libfabric 2 has it.
+    pub fn shm2() -> Persona {
+        Persona { stray_context: false, data_flag_alone: true, ..Self::shm() }
+    }
+
     /// All of them, by name.
-    pub fn all() -> [(&'static str, Persona); 7] {
+    pub fn all() -> [(&'static str, Persona); 8] {
         [
             ("efa-direct", Self::efa_direct()),
             ("efa", Self::efa()),
@@ -237,6 +245,7 @@ impl Persona {
             ("psm3", Self::psm3()),
             ("tcp", Self::tcp()),
             ("shm", Self::shm()),
+            ("shm", Self::shm2()),
         ]
     }
 

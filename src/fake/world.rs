@@ -531,7 +531,8 @@ impl State {
             // An event that belongs to no operation has no context, or one that nobody may look at.
             let none = if self.persona.stray_context { 0x5a5a_5a5a } else { 0 };
             let context = receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
-            let flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
+            let says = if self.persona.data_flag_alone { 0 } else { FI_RMA | FI_REMOTE_WRITE };
+            let flags = says | FI_REMOTE_CQ_DATA;
             let entry =
                 fi_cq_data_entry { op_context: context, flags, len: op.len, buf: std::ptr::null_mut(), data };
             self.disown(context);

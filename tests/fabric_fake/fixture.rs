@@ -93,6 +93,7 @@ fixtures! {
     Psm3 = "psm3", Persona { dead: Dead::Errors, ..Persona::psm3() };
     Tcp = "tcp", Persona::tcp();
     Shm = "shm", Persona::shm();
+    Shm2 = "shm", Persona::shm2();
     /// As plain verbs: a write with data takes a receive.
     TakesReceives = "tcp", Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
     Calm = "efa-direct", Persona::efa_direct().calm();

@@ -11,7 +11,7 @@ mod fixture;
 mod guard;
 mod rows;
 
-use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, TakesReceives, Tcp, VerbsRxm};
+use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, Shm2, TakesReceives, Tcp, VerbsRxm};
 
 rail_conformance!(efa_direct, EfaDirect);
 rail_conformance!(efa, Efa);
@@ -20,5 +20,6 @@ rail_conformance!(cxi, Cxi);
 rail_conformance!(psm3, Psm3);
 rail_conformance!(tcp, Tcp);
 rail_conformance!(shm, Shm);
+rail_conformance!(shm2, Shm2);
 rail_conformance!(takes_receives, TakesReceives);
 rail_conformance!(calm, Calm);

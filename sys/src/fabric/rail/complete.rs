@@ -15,8 +15,13 @@ use crate::fabric::raw::*;
 /// Idle polls between two looks at the clock: a power of two.
 const LOOK: u32 = 4096;
 
-/// What marks the arrival of a write with data. Both: some providers repeat the flags of a post in its own completion.
-const ARRIVED: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
+/// Whether a write with data has arrived. The first flag alone does not say so: some providers repeat the flags of a post in its own
+/// completion, which has a context; and libfabric 2's shm leaves the second away, and the context with it.
+#[inline(always)]
+fn is_arrival(entry: &Entry) -> bool {
+    const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
+    entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
+}
 
 impl FabricRail {
     /// Reads completions, at most `budget`.
@@ -69,7 +74,7 @@ impl FabricRail {
     /// Calls the hook if something has arrived.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
-        let arrived = |entry: &Entry| entry.flags & ARRIVED == ARRIVED || entry.flags & FI_RECV != 0;
+        let arrived = |entry: &Entry| is_arrival(entry) || entry.flags & FI_RECV != 0;
         if let Some(hook) = &mut self.on_arrival
             && self.entries[..count].iter().any(arrived)
         {
@@ -79,7 +84,7 @@ impl FabricRail {
 
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, source: u64, sink: &mut S) {
-        if entry.flags & ARRIVED == ARRIVED {
+        if is_arrival(&entry) {
             let peer = match self.notify {
                 Notify::Word => self.peers.numbers.find(entry.data >> 32),
                 Notify::Source => self.peers.addresses.find(source),
