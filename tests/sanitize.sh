@@ -19,4 +19,5 @@ case $1 in
 esac
 export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1 RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
-cargo "+$toolchain" test --workspace --lib --bins --locked --no-fail-fast --target $host
+# UCX, which one test loads to compare with, rewrites the code of malloc and mmap: no sanitizer survives that.
+cargo "+$toolchain" test --workspace --lib --bins --locked --no-fail-fast --target $host -- --skip as_in_ucx

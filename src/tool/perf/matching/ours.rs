@@ -1,4 +1,6 @@
-//! The matcher of `fishplate-core` as an engine of workloads. Its memory is leaked.
+//! The matcher of `fishplate-core` as an engine of workloads, with the memory that it borrows.
+
+use std::ptr::NonNull;
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, Matcher, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,
@@ -8,9 +10,34 @@ use super::engine::{Engine, Pairs, Wanted};
 
 /// A matcher, and the ids of receives by context.
 pub struct Ours {
+    /// Dropped first: it borrows from `_memory`.
     matcher: Matcher<'static>,
     ids: Vec<Option<ReceiveId>>,
     pairs: Pairs,
+    _memory: (Lent<PostedSlot>, Lent<UnexpectedSlot>, Lent<u32>),
+}
+
+/// Memory on the heap that is lent out once and freed with this.
+struct Lent<T>(NonNull<[T]>);
+
+impl<T: Clone> Lent<T> {
+    fn new(value: T, len: usize) -> Self {
+        Lent(NonNull::from(vec![value; len].leak()))
+    }
+
+    /// # Safety
+    /// Called once, and what it returns is not used after this is dropped.
+    unsafe fn lend(&self) -> &'static mut [T] {
+        // SAFETY: leaked, so it stays until the drop below, and by the caller's promise nobody else has it.
+        unsafe { &mut *self.0.as_ptr() }
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        // SAFETY: from a leaked vector, whose capacity `leak` made its length; whom it was lent to is gone.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 impl Ours {
@@ -21,13 +48,16 @@ impl Ours {
     /// With room for so many receives and as many messages, and contexts below `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         let room = room.next_power_of_two();
-        let memory = MatcherMemory {
-            posted: vec![PostedSlot::EMPTY; room].leak(),
-            unexpected: vec![UnexpectedSlot::EMPTY; room].leak(),
-            buckets: vec![0; MatcherMemory::buckets(room, room)].leak(),
+        let posted = Lent::new(PostedSlot::EMPTY, room);
+        let unexpected = Lent::new(UnexpectedSlot::EMPTY, room);
+        let buckets = Lent::new(0, MatcherMemory::buckets(room, room));
+        // SAFETY: each is lent once, to the matcher, which is dropped before them.
+        let memory = unsafe {
+            MatcherMemory { posted: posted.lend(), unexpected: unexpected.lend(), buckets: buckets.lend() }
         };
         let matcher = Matcher::new(memory, 0x0066_6973_6870_6c61).expect("room for at least one");
-        Ours { matcher, ids: vec![None; contexts], pairs: Pairs::default() }
+        let _memory = (posted, unexpected, buckets);
+        Ours { matcher, ids: vec![None; contexts], pairs: Pairs::default(), _memory }
     }
 }
 
