@@ -5,16 +5,16 @@
 extern crate iai_callgrind as gungraun;
 
 #[path = "../../src/tool/perf/matching/engine.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
 mod engine;
 #[path = "../../src/tool/perf/matching/list.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
 mod list;
 #[path = "../../src/tool/perf/matching/ours.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
 mod ours;
 #[path = "../../src/tool/perf/matching/workload.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
 mod workload;
 
 use std::hint::black_box;

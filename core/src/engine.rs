@@ -243,7 +243,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
             check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
             *max = (caps.max_rma as u64).min(1 << 31);
-            room = room.min((caps.max_message - wire::HEAD_MAX) as u32);
+            // The tag of a silent operation's post tells so many bytes and no more.
+            let message = caps.max_message.min(wire::STREAM_POST_MAX as usize);
+            room = room.min((message - wire::HEAD_MAX) as u32);
             inject = inject.min(caps.inject as u64).min(*max);
             ordered &= caps.ordered;
             native &= caps.native_atomics;
