@@ -19,7 +19,8 @@ const LOOK: u32 = 4096;
 /// completion, which has a context; and libfabric 2's shm leaves the second away, and the context with it.
 #[inline(always)]
 fn is_arrival(entry: &Entry) -> bool {
-    entry.flags & FI_REMOTE_CQ_DATA != 0 && (entry.flags & FI_REMOTE_WRITE != 0 || entry.op_context.is_null())
+    const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
+    entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
 impl FabricRail {
