@@ -10,6 +10,7 @@
 //! | `control`   | the socket after the handshake                                                            |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
 //! | `rail`      | [`ShmRail`]                                                                               |
+//! | [`gpu`]     | device memory: what a driver must offer                                                   |
 //!
 //! # Example
 //!
@@ -63,6 +64,7 @@ mod cma;
 mod config;
 mod control;
 mod doorbell;
+pub mod gpu;
 mod handshake;
 mod lane;
 mod packet;
