@@ -1,6 +1,9 @@
 //! What can go wrong, one small `Copy` enum per phase: posting, completing, attaching, waiting.
 //!
-//! Each says what did *not* happen. Codes of a provider or the system are kept raw. Nothing here allocates.
+//! Each says what did *not* happen, and reads as a sentence (`Display`). Codes of a provider or the system are kept raw. Nothing here
+//! allocates.
+
+mod display;
 
 use crate::mem::{PeerId, RailId};
 

@@ -63,6 +63,7 @@
 mod cma;
 mod config;
 mod control;
+mod display;
 mod doorbell;
 pub mod gpu;
 mod handshake;

@@ -1,0 +1,203 @@
+//! What people read of the errors: what did not happen, and the remedy where there is one. Nothing here allocates.
+
+use core::error::Error;
+use core::fmt::{Display, Formatter, Result};
+
+use crate::op::{Fault, Outcome};
+
+use super::{AttachError, CompleteError, OpError, PeerError, PostError, Stuck, Violation, WaitError};
+
+impl Display for PostError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            PostError::Again => f.write_str("the rail's queue is full; poll, then post again"),
+            PostError::TooLong { len, max } => {
+                write!(f, "{len} bytes in one post, but the rail carries {max}")
+            }
+            PostError::BadKey => f.write_str("the peer exports no such memory on this rail"),
+            PostError::PeerDown => f.write_str("the peer is not connected on this rail, or has failed"),
+            PostError::Unsupported => f.write_str("the rail does not offer this"),
+            PostError::Provider(code) => write!(f, "the provider refused (its code {code})"),
+        }
+    }
+}
+
+impl Display for CompleteError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            CompleteError::Failed(code) => write!(f, "failed, and is over (the provider's code {code})"),
+            CompleteError::PeerDown => f.write_str("failed with its peer, and is over"),
+            CompleteError::Unknown(code) => {
+                write!(f, "failed, and may still land: do not reuse the buffer (the provider's code {code})")
+            }
+        }
+    }
+}
+
+impl Display for PeerError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            PeerError::Died => f.write_str("its process is gone"),
+            PeerError::Closed => f.write_str("it closed the connection"),
+            PeerError::Protocol(violation) => write!(f, "it broke the protocol: {violation}"),
+            PeerError::Rail(rail) => write!(f, "rail {} failed and left a hole in its stream", rail.0),
+        }
+    }
+}
+
+impl Display for Violation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.write_str(match self {
+            Violation::Length => "a message too short or too long for its kind",
+            Violation::Kind => "a message kind, operation or width that does not exist",
+            Violation::Sequence => "a sequence number outside the window, or seen before",
+            Violation::Ack => "an acknowledgement of what was never sent",
+            Violation::Bounds => "an address outside its region, or misaligned",
+            Violation::Region => "a region that is not registered",
+            Violation::Context => "a context number that is not configured here",
+            Violation::Counter => "a counter that no correct peer writes",
+            Violation::Reply => "a reply to nothing",
+            Violation::Credit => "more messages than there was room promised for",
+        })
+    }
+}
+
+impl Display for AttachError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            AttachError::Full => f.write_str("the table for it is full; make it larger at setup"),
+            AttachError::BadHandle => f.write_str("not a handle of fishplate, or one cut short"),
+            AttachError::Version { theirs, ours } => {
+                write!(f, "version {theirs} there, version {ours} here; both ends must be of one version")
+            }
+            AttachError::Rails { theirs, ours } => {
+                write!(f, "{theirs} rails there, {ours} here; both ends need as many")
+            }
+            AttachError::BadRange => f.write_str("an empty region, or one beyond the address space"),
+            AttachError::Misaligned => f.write_str("the region does not begin at a multiple of 8"),
+            AttachError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
+            AttachError::UnknownRegion => f.write_str("the region is not known, or no longer"),
+            AttachError::Unsupported => f.write_str("the rail cannot serve such memory"),
+            AttachError::Config(what) => write!(f, "a setting out of range: {what}"),
+            AttachError::System(code) => write!(f, "the system or the provider refused (its code {code})"),
+        }
+    }
+}
+
+impl Display for OpError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            OpError::Again => f.write_str("a window, queue or pool is full; make progress, then try again"),
+            OpError::UnknownContext => f.write_str("the context number is not configured"),
+            OpError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
+            OpError::UnknownRegion => f.write_str("the region is not registered, not imported, or no longer"),
+            OpError::OutOfBounds { offset, len, size } => {
+                write!(f, "{len} bytes at offset {offset} do not lie in a region of {size}")
+            }
+            OpError::Misaligned { offset, width } => {
+                write!(f, "offset {offset} is no multiple of the operation's width, {width} bytes")
+            }
+            OpError::BadWidth(width) => write!(f, "a width of {width} bytes; there are 1, 2, 4 and 8"),
+            OpError::TwoPeers => f.write_str("data and signal lie in regions of different peers"),
+            OpError::TooLong { len, max } => write!(f, "{len} bytes, but this call carries {max}"),
+            OpError::PeerFailed(why) => write!(f, "the peer has failed: {why}; remove it"),
+            OpError::StaleToken => f.write_str("the token names no operation in flight"),
+            OpError::Rail(rail, error) => write!(f, "rail {}: {error}", rail.0),
+            OpError::NoMatching => f.write_str("tagged messages need matching to be attached at setup"),
+            OpError::TagTooWide => {
+                f.write_str("the tag or the mask has bits beyond the width chosen at setup")
+            }
+        }
+    }
+}
+
+impl Display for WaitError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            WaitError::Deadline(stuck) => write!(f, "the time given has passed: {stuck}"),
+            WaitError::PeerFailed(peer, why) => write!(f, "peer {} has failed: {why}", peer.peer().0),
+            WaitError::Failed(count) => write!(f, "{count} operations without a report have failed"),
+            WaitError::Op(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl Display for Stuck {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self.peer {
+            Some(peer) => write!(f, "outstanding at peer {}", peer.peer().0)?,
+            None => f.write_str("no operation is outstanding")?,
+        }
+        if let Some(rail) = self.rail {
+            write!(f, " on rail {}", rail.0)?;
+        }
+        match self.hole {
+            Some(hole) => write!(f, ", first missing number {hole}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Display for Outcome {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Outcome::Done => f.write_str("done"),
+            Outcome::Failed(fault) => write!(f, "failed, and is over: {fault}"),
+            Outcome::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
+        }
+    }
+}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Fault::Rail(rail, CompleteError::Failed(code) | CompleteError::Unknown(code)) => {
+                write!(f, "an error of rail {} (its provider's code {code})", rail.0)
+            }
+            Fault::Rail(rail, CompleteError::PeerDown) => write!(f, "the peer is down on rail {}", rail.0),
+            Fault::Post(rail, error) => write!(f, "rail {} refused: {error}", rail.0),
+            Fault::Peer(error) => write!(f, "the peer was given up: {error}"),
+            Fault::Receiver => f.write_str("the receiver could not take the message"),
+        }
+    }
+}
+
+impl Error for PostError {}
+impl Error for CompleteError {}
+impl Error for PeerError {}
+impl Error for AttachError {}
+impl Error for OpError {}
+impl Error for WaitError {}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+    use crate::mem::{PeerId, RailId};
+
+    /// What a person reads when a wait ends names peer, rail and hole, whichever of them are known.
+    #[test]
+    fn a_deadline_names_what_was_stuck() {
+        let peer = PeerId { index: 3, generation: 9 };
+        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77) };
+        assert_eq!(
+            WaitError::Deadline(stuck).to_string(),
+            "the time given has passed: outstanding at peer 3 on rail 1, first missing number 77"
+        );
+        assert_eq!(Stuck::default().to_string(), "no operation is outstanding");
+        let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
+        assert_eq!(WaitError::Op(refused).to_string(), "rail 2: 9 bytes in one post, but the rail carries 8");
+        let fault = Fault::Rail(RailId(1), CompleteError::Unknown(-5));
+        assert_eq!(
+            Outcome::Unknown(fault).to_string(),
+            "failed, and may still land: an error of rail 1 (its provider's code -5)"
+        );
+        assert_eq!(
+            PeerError::Protocol(Violation::Reply).to_string(),
+            "it broke the protocol: a reply to nothing"
+        );
+    }
+}
