@@ -1,5 +1,7 @@
 //! What an operation is: atomics, signals, comparisons, and how an operation ends.
 
+use core::fmt;
+
 use crate::error::{CompleteError, PeerError, PostError};
 use crate::mem::RailId;
 
@@ -115,6 +117,30 @@ pub enum Fault {
     Peer(PeerError),
     /// The receiver could not take the message.
     Receiver,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Done => f.write_str("done"),
+            Outcome::Failed(fault) => write!(f, "failed, and is over: {fault}"),
+            Outcome::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Rail(rail, CompleteError::Failed(code) | CompleteError::Unknown(code)) => {
+                write!(f, "an error of rail {} (its provider's code {code})", rail.0)
+            }
+            Fault::Rail(rail, CompleteError::PeerDown) => write!(f, "the peer is down on rail {}", rail.0),
+            Fault::Post(rail, error) => write!(f, "rail {} refused: {error}", rail.0),
+            Fault::Peer(error) => write!(f, "the peer was given up: {error}"),
+            Fault::Receiver => f.write_str("the receiver could not take the message"),
+        }
+    }
 }
 
 /// The end of one operation.

@@ -28,8 +28,8 @@ impl Failure {
     }
 
     /// A run that the other side left.
-    pub fn lost(who: &str, how: impl fmt::Debug) -> Self {
-        Failure::Lost(format!("lost {who}: {how:?}"))
+    pub fn lost(who: &str, how: impl fmt::Display) -> Self {
+        Failure::Lost(format!("lost {who}: {how}"))
     }
 
     /// What the process ends with.

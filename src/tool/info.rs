@@ -129,8 +129,8 @@ fn block<T>() -> Value {
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
-        (Err(error), _) => format!("no sealed memory: {error:?}"),
-        (_, Err(error)) => format!("no sockets: {error:?}"),
+        (Err(error), _) => format!("no sealed memory: {error}"),
+        (_, Err(error)) => format!("no sockets: {error}"),
     }
 }
 

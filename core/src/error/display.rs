@@ -3,8 +3,6 @@
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
 
-use crate::op::{Fault, Outcome};
-
 use super::{AttachError, CompleteError, OpError, PeerError, PostError, Stuck, Violation, WaitError};
 
 impl Display for PostError {
@@ -138,30 +136,6 @@ impl Display for Stuck {
     }
 }
 
-impl Display for Outcome {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        match self {
-            Outcome::Done => f.write_str("done"),
-            Outcome::Failed(fault) => write!(f, "failed, and is over: {fault}"),
-            Outcome::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
-        }
-    }
-}
-
-impl Display for Fault {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        match self {
-            Fault::Rail(rail, CompleteError::Failed(code) | CompleteError::Unknown(code)) => {
-                write!(f, "an error of rail {} (its provider's code {code})", rail.0)
-            }
-            Fault::Rail(rail, CompleteError::PeerDown) => write!(f, "the peer is down on rail {}", rail.0),
-            Fault::Post(rail, error) => write!(f, "rail {} refused: {error}", rail.0),
-            Fault::Peer(error) => write!(f, "the peer was given up: {error}"),
-            Fault::Receiver => f.write_str("the receiver could not take the message"),
-        }
-    }
-}
-
 impl Error for PostError {}
 impl Error for CompleteError {}
 impl Error for PeerError {}
@@ -190,11 +164,6 @@ mod tests {
         assert_eq!(Stuck::default().to_string(), "no operation is outstanding");
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
         assert_eq!(WaitError::Op(refused).to_string(), "rail 2: 9 bytes in one post, but the rail carries 8");
-        let fault = Fault::Rail(RailId(1), CompleteError::Unknown(-5));
-        assert_eq!(
-            Outcome::Unknown(fault).to_string(),
-            "failed, and may still land: an error of rail 1 (its provider's code -5)"
-        );
         assert_eq!(
             PeerError::Protocol(Violation::Reply).to_string(),
             "it broke the protocol: a reply to nothing"

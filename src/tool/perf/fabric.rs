@@ -144,7 +144,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         timeout: u64,
         who: &str,
     ) -> Outcome<table::Table<'_, Rail, RAILS, Aside>> {
-        let failed = |error: AttachError| Failure::run(format!("cannot set up the connection: {error:?}"));
+        let failed = |error: AttachError| Failure::run(format!("cannot set up the connection: {error}"));
         let agreement = self.card.agree(&theirs).map_err(|error| Failure::run(format!("{who}: {error}")))?;
         let notes = notes(&self.card, &theirs, &agreement);
         let names = self.card.rails.iter().enumerate().map(|(at, rail)| rail_name(at, rail)).collect();
@@ -158,7 +158,7 @@ impl<const RAILS: usize> Ground<RAILS> {
             let Some(guard) = engine.rail_mut(RailId(at as u8)) else { continue };
             guard.inner_mut().attach(peer.peer(), &rail.address).map_err(|error| {
                 Failure::run(format!(
-                    "{}: cannot reach {} of {who}: {error:?}",
+                    "{}: cannot reach {} of {who}: {error}",
                     rail_name(at, &self.card.rails[at]),
                     rail_name(usize::from(agreement.pairing.theirs[at]), rail)
                 ))
@@ -211,7 +211,7 @@ fn handle_refused(error: AttachError) -> String {
         AttachError::Rails { theirs, ours } => {
             format!("its region is on {theirs} rails, and this side has {ours}: give both the same --rails")
         }
-        error => format!("its region's handle is no use: {error:?}"),
+        error => format!("its region's handle is no use: {error}"),
     }
 }
 

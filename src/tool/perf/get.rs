@@ -94,7 +94,7 @@ pub fn finish<R: Rail, const RAILS: usize>(
     match seat.engine.wait(token, &mut seat.waiter, deadline_ns) {
         Ok(completion) if completion.outcome == fishplate_core::op::Outcome::Done => Ok(completion.value),
         Ok(completion) => {
-            Err(Failure::run(format!("an operation to {} failed: {:?}", seat.name, completion.outcome)))
+            Err(Failure::run(format!("an operation to {} ended: {}", seat.name, completion.outcome)))
         }
         Err(error) => Err(seat.wait_failed(error)),
     }

@@ -60,7 +60,7 @@ pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
     // An abstract name that nobody guesses: nothing is left behind, whoever is killed.
     let address = format!("@fishplate-{:032x}", u128::from_ne_bytes(random));
     let listener = Listener::bind(&address)
-        .map_err(|error| Failure::run(format!("cannot listen for a second process: {error:?}")))?;
+        .map_err(|error| Failure::run(format!("cannot listen for a second process: {error}")))?;
     let mut second = launch(plan, &address, &[])?;
     let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(10));
     loop {
@@ -95,7 +95,7 @@ pub fn listen(plan: &Plan, at: &OsStr, profile: &Profile) -> Outcome<Link> {
             "--listen {shown}: {}",
             std::io::Error::from_raw_os_error(code)
         )),
-        error => Failure::run(format!("--listen {shown}: {error:?}")),
+        error => Failure::run(format!("--listen {shown}: {error}")),
     })?;
     eprintln!(
         "# waiting at {shown} for: fishplate perf {} --connect {shown}",
@@ -147,7 +147,7 @@ fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
         HandshakeError::HungUp => format!("{who} hung up before it was ready"),
         HandshakeError::Deadline => format!("{who} did not answer in time"),
         HandshakeError::BadPacket => format!("{who} does not speak fishplate's protocol"),
-        error => format!("{who}: {error:?}"),
+        error => format!("{who}: {error}"),
     })
 }
 

@@ -76,7 +76,7 @@ fn rail(region: usize) -> Outcome<Rail> {
 
 #[cold]
 fn attach_failed(what: &str, error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up {what}: {error:?}"))
+    Failure::run(format!("cannot set up {what}: {error}"))
 }
 
 /// What a table stands on.
@@ -113,7 +113,7 @@ impl Ground {
         // SAFETY: both processes touch the common segment only through atomics, raw copies and the engine. The engine
         // and the table, which use it, are dropped together, and the peer is not detached before.
         let region = unsafe { link.common_region(peer.peer(), ARENA_AT, Leg::arena(region)) }
-            .map_err(|error| Failure::run(format!("the common segment is too small: {error:?}")))?;
+            .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
         let rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         rail.attach(peer.peer(), link).map_err(refused)?;
         engine.connect_peer(peer, 1).map_err(refused)?;

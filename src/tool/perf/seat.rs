@@ -138,7 +138,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     pub fn recv(&mut self, tag: u64, offset: usize, len: usize) -> Outcome<Request> {
         let into = Some((self.buffer.at(offset as u64), len));
         let posted = self.engine.recv(Some(self.peer), Tag::from(tag), Tag::ZERO, into, tag);
-        posted.map_err(|error| Failure::run(format!("a receive was refused: {error:?}")))
+        posted.map_err(|error| Failure::run(format!("a receive was refused: {error}")))
     }
 
     /// Waits for a receive.
@@ -146,7 +146,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     pub fn received(&mut self, request: Request, deadline_ns: u64) -> Outcome<Status> {
         match self.engine.wait_recv(request, &mut self.waiter, deadline_ns) {
             Ok(status) if status.outcome == Received::Ok => Ok(status),
-            Ok(status) => Err(Failure::run(format!("a receive ended with {:?}", status.outcome))),
+            Ok(status) => Err(Failure::run(format!("a receive ended: {}", status.outcome))),
             Err(error) => Err(self.wait_failed(error)),
         }
     }
@@ -157,7 +157,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         while count != 0 {
             match self.engine.next_completion() {
                 Some(end) if end.outcome == fishplate_core::op::Outcome::Done => count -= 1,
-                Some(end) => return Err(Failure::run(format!("a send ended with {:?}", end.outcome))),
+                Some(end) => return Err(Failure::run(format!("a send ended: {}", end.outcome))),
                 None => drop(self.engine.progress()),
             }
             looks = looks.wrapping_add(1);
@@ -191,7 +191,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
                 Ok(())
             }
             OpError::PeerFailed(why) => Err(self.name.lost(why)),
-            error => Err(Failure::run(format!("an operation to {} was refused: {error:?}", self.name))),
+            error => Err(Failure::run(format!("an operation to {} was refused: {error}", self.name))),
         }
     }
 
@@ -204,7 +204,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
             Ok(None) if monotonic_ns() <= deadline_ns => Ok(()),
             Ok(None) => Err(Failure::run(format!("{} did not answer in time", self.name))),
             Ok(Some(why)) => Err(self.name.lost(why)),
-            Err(error) => Err(Failure::run(format!("{} is not known: {error:?}", self.name))),
+            Err(error) => Err(Failure::run(format!("{} is not known: {error}", self.name))),
         }
     }
 }

@@ -130,7 +130,7 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
 }
 
 fn attach_failed(error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up the engine: {error:?}"))
+    Failure::run(format!("cannot set up the engine: {error}"))
 }
 
 /// What a seat stands on.
@@ -352,7 +352,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                     return Ok(issued);
                 }
                 Err(fishplate_core::error::OpError::Again) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("an operation was refused: {error:?}"))),
+                Err(error) => return Err(Failure::run(format!("an operation was refused: {error}"))),
             }
         }
     }
@@ -379,7 +379,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
             match seat.engine.is_quiet(CONTEXT, seat.peer) {
                 Ok(true) => break,
                 Ok(false) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("the peer was given up: {error:?}"))),
+                Err(error) => return Err(Failure::run(format!("the peer was given up: {error}"))),
             }
         }
         self.passes = 0;
@@ -395,10 +395,10 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                     return Ok(done.value);
                 }
                 Ok(Some(done)) => {
-                    return Err(Failure::run(format!("an operation failed: {:?}", done.outcome)));
+                    return Err(Failure::run(format!("an operation ended: {}", done.outcome)));
                 }
                 Ok(None) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("an operation was lost: {error:?}"))),
+                Err(error) => return Err(Failure::run(format!("an operation was lost: {error}"))),
             }
         }
     }

@@ -108,7 +108,7 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
             continue;
         };
         if status.outcome != Received::Ok {
-            return Err(Failure::run(format!("a receive ended with {:?}", status.outcome)));
+            return Err(Failure::run(format!("a receive ended: {}", status.outcome)));
         }
         if leg.check {
             // Messages match in the order sent: the receive posted as this number got this number.
@@ -147,5 +147,5 @@ fn post<R: Rail, const RAILS: usize>(
     let offset = SLOTS_AT + number as usize % slots * leg.stride();
     let into = Some((seat.buffer.at(offset as u64), leg.size));
     let posted = seat.engine.recv(Some(seat.peer), Tag::from(STREAM), Tag::ZERO, into, number);
-    posted.map(drop).map_err(|error| Failure::run(format!("a receive was refused: {error:?}")))
+    posted.map(drop).map_err(|error| Failure::run(format!("a receive was refused: {error}")))
 }

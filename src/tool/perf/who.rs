@@ -33,7 +33,7 @@ impl Who {
         match why {
             PeerError::Rail(rail) => Failure::Lost(format!("lost {self}: {} failed", self.rail(rail))),
             why if self.rails.is_empty() => Failure::lost(&self.name, why),
-            why => Failure::Lost(format!("lost {self} over {}: {why:?}", self.rails.join(" and "))),
+            why => Failure::Lost(format!("lost {self} over {}: {why}", self.rails.join(" and "))),
         }
     }
 
@@ -46,7 +46,7 @@ impl Who {
                 "{self} did not answer in time{}; a longer --timeout helps if it is only slow",
                 self.stuck(stuck)
             )),
-            error => Failure::run(format!("waiting for {self} failed: {error:?}")),
+            error => Failure::run(format!("waiting for {self} failed: {error}")),
         }
     }
 

@@ -46,7 +46,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     let (send, recv, stop) = (EventCount::new(), EventCount::new(), AtomicBool::new(false));
     let mut room = Room::<REQUESTS>::new();
     let (context, desk) = Context::new(CONTEXT, host, &send, &recv, room.memory(), Policy::BALANCED)
-        .map_err(|error| Failure::run(format!("cannot set up a context: {error:?}")))?;
+        .map_err(|error| Failure::run(format!("cannot set up a context: {error}")))?;
     let mut desks = [desk];
     let deadline_ns = leg.deadline_ns();
     let user = User {

@@ -3,6 +3,8 @@
 //! A slot is free, posted (in the matcher), on its way (matched, its data still moving), or ended. The ended are a list in order of
 //! completion; those that have something to post are another. Nothing here allocates; everything is a few stores.
 
+use core::fmt;
+
 use crate::error::OpError;
 use crate::mem::PeerId;
 use crate::op::Fault;
@@ -27,6 +29,18 @@ pub enum Received {
     Failed(Fault),
     /// It failed, and something may land in the buffer later: it must not be reused.
     Unknown(Fault),
+}
+
+impl fmt::Display for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Received::Ok => f.write_str("done"),
+            Received::Truncated => f.write_str("the message was longer than the buffer"),
+            Received::Cancelled => f.write_str("cancelled, the buffer is untouched"),
+            Received::Failed(fault) => write!(f, "failed, and is over: {fault}"),
+            Received::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
+        }
+    }
 }
 
 /// What a message says of itself.

@@ -34,7 +34,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                     return Ok(());
                 }
                 Err(OpError::Again) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("a send was refused: {error:?}"))),
+                Err(error) => return Err(Failure::run(format!("a send was refused: {error}"))),
             }
         }
     }
@@ -44,7 +44,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         let seat = &mut self.seats[side];
         let into = Some((seat.ours.at(offset as u64), len));
         let posted = seat.engine.recv(Some(seat.peer), Tag::from(tag), ignore, into, tag);
-        posted.map_err(|error| Failure::run(format!("a receive was refused: {error:?}")))
+        posted.map_err(|error| Failure::run(format!("a receive was refused: {error}")))
     }
 
     /// Makes passes until a receive has ended.
@@ -57,10 +57,10 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                     return Ok(status);
                 }
                 Ok(Some(status)) => {
-                    return Err(Failure::run(format!("a receive ended with {:?}", status.outcome)));
+                    return Err(Failure::run(format!("a receive ended: {}", status.outcome)));
                 }
                 Ok(None) => self.pass()?,
-                Err(error) => return Err(Failure::run(format!("a receive was lost: {error:?}"))),
+                Err(error) => return Err(Failure::run(format!("a receive was lost: {error}"))),
             }
         }
     }
