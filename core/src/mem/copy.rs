@@ -1,8 +1,11 @@
-//! Raw copies, short ones without a call.
+//! Raw copies: short ones without a call, very long ones past the caches.
+
+mod stream;
 
 use core::ptr;
 
-/// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`.
+/// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`, and 12 MiB
+/// or more are streamed past the caches.
 ///
 /// The loads of a short copy all come before its stores, so that, as with `memmove`, the two ranges may overlap.
 ///
@@ -36,7 +39,8 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
             9..=16 => ends::<u64>(from, to, len),
             17..=32 => ends::<[u64; 2]>(from, to, len),
             33..=64 => ends::<[u64; 4]>(from, to, len),
-            _ => ptr::copy(from, to, len),
+            65..stream::STREAM_MIN => ptr::copy(from, to, len),
+            _ => stream::copy(from, to, len),
         }
     }
 }
@@ -61,6 +65,34 @@ mod tests {
                     assert_eq!(byte, want as u8, "len {len} shift {shift} at {i}");
                 }
             }
+        }
+    }
+
+    /// Streamed copies: every alignment of both ends, nothing beyond them, and ranges that overlap either way.
+    #[test]
+    fn a_long_copy_is_exact_at_every_alignment_and_may_overlap() {
+        extern crate std;
+        use std::vec::Vec;
+
+        const LEN: usize = stream::STREAM_MIN + 77;
+        const ROOM: usize = LEN + 4096;
+        let value = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8;
+        let source: Vec<u8> = (0..ROOM).map(value).collect();
+        let mut target = std::vec![0u8; ROOM];
+        for (from, to) in [(0, 0), (1, 64), (13, 7), (64, 63)] {
+            target.fill(0xee);
+            // SAFETY: both ranges lie in their vectors.
+            unsafe { copy_bytes(source.as_ptr().add(from), target.as_mut_ptr().add(to), LEN) };
+            assert!(target[..to].iter().all(|&b| b == 0xee), "before {to}");
+            assert!(target[to..][..LEN] == source[from..][..LEN], "from {from} to {to}");
+            assert!(target[to + LEN..].iter().all(|&b| b == 0xee), "behind {to}");
+        }
+        for (from, to) in [(0, 200), (200, 0)] {
+            target.copy_from_slice(&source);
+            let base = target.as_mut_ptr();
+            // SAFETY: both ranges lie in the one vector, and are reached through the one pointer.
+            unsafe { copy_bytes(base.add(from), base.add(to), LEN) };
+            assert!(target[to..][..LEN] == source[from..][..LEN], "overlapping, from {from} to {to}");
         }
     }
 }

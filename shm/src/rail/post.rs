@@ -164,7 +164,7 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
         Way::Get => (remote, local.ptr),
     };
     // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
-    unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), local.len) };
+    unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
 /// Has the kernel copy. Finds out here if it does not do so any more.
