@@ -171,6 +171,19 @@ impl<R: Rail> Rail for Guard<R> {
     }
 
     #[inline(always)]
+    unsafe fn post_write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.post_write_checked(peer, local, remote, data, cx) }
+    }
+
+    #[inline(always)]
     unsafe fn post_read(
         &mut self,
         peer: Peer,

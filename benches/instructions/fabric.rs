@@ -1,6 +1,7 @@
 //! Instruction counts of the rail over libfabric, on a provider that does nothing ([`noop`]): what it adds to the provider's own
 //! calls. Beside each path the same calls made directly through the tables (`bare_`), without a rail; the difference is the rail's
-//! share.
+//! share. `put_` are whole: an engine over the rail, puts in passes of 16 until they are acknowledged, and beside them the
+//! provider's calls that this takes.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;
@@ -10,15 +11,21 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use fishplate_benches::{REPEATS, limit, noop};
+use fishplate_core::engine::{
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot,
+    RemoteSlot, Stream, Waiter,
+};
 use fishplate_core::error::{CompleteError, PeerError};
-use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::mem::{LocalAddr, Peer, PeerId, Region, RegionKind, RemoteAddr, Untrusted};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
+use fishplate_core::sync::host::SpinHost;
 use fishplate_sys::fabric::av::AddressVector;
 use fishplate_sys::fabric::cq::{CompletionQueue, EMPTY};
 use fishplate_sys::fabric::domain::Domain;
 use fishplate_sys::fabric::endpoint::{Buffer, Endpoint, Target};
 use fishplate_sys::fabric::fabric::Fabric;
 use fishplate_sys::fabric::persona::Notify;
+use fishplate_sys::fabric::raw::FI_RECV;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
 use iai_callgrind::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
@@ -175,9 +182,152 @@ fn fabric_landed_32(own: &'static mut Own) {
     assert_eq!(count.0, REPEATS * 32);
 }
 
+/// An engine over a rail with itself as its peer.
+struct Whole {
+    engine: Engine<'static, FabricRail, 1>,
+    peer: PeerId,
+    // What is put, and where to: known when the program runs, as it is to a user's.
+    from: LocalAddr,
+    len: usize,
+    to: RemoteAddr,
+}
+
+/// Writes that a peer acknowledges together: half a window, as an engine does.
+const ACKNOWLEDGED: u64 = Config::DEFAULT.window as u64 / 2;
+
+/// Puts between two passes.
+const PACE: u64 = 16;
+
+/// Puts of one benchmark: all of them are acknowledged in the end.
+const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
+
+fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
+    Box::leak(vec![value; len].into_boxed_slice())
+}
+
+/// What the peer's engine sends: from this number, an acknowledgement in context 0.
+fn acknowledge(number: u32) {
+    const USER: u64 = 0x6d_7367;
+    const ACK: u64 = 5;
+    noop::answer(ACKNOWLEDGED, [USER << 32 | number as u64, ACK]);
+}
+
+fn whole(inject: bool) -> &'static mut Whole {
+    let Own { rail, .. } = own(inject);
+    let address = rail.address().unwrap();
+    acknowledge(u32::from_le_bytes(address[8..12].try_into().unwrap()));
+    // SAFETY: leaked, and used here alone.
+    let rail = unsafe { ptr::read(rail) };
+    let config = Config::DEFAULT;
+    let memory = Memory {
+        peers: leak(PeerSlot::EMPTY, 1),
+        streams: leak(Stream::EMPTY, 1),
+        parked: leak(Parked::EMPTY, config.window as usize),
+        bitmap: leak(0, config.bitmap_words(1)),
+        locals: leak(LocalSlot::EMPTY, 1),
+        remotes: leak(RemoteSlot::EMPTY, 1),
+        pending: leak(PendingSlot::EMPTY, 1),
+    };
+    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, 1).unwrap();
+    let words = leak(0u64, 64);
+    // SAFETY: leaked, so valid for ever; only the engine touches it from here on.
+    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) };
+    let from = engine.register(region).unwrap().at(0);
+    let mut handle = [0; HANDLE_MAX];
+    let len = engine.export(from.region, &mut handle).unwrap();
+    let to = engine.import(peer, &handle[..len]).unwrap().at(8);
+    Box::leak(Box::new(Whole { engine, peer, from, len: 8, to }))
+}
+
+/// Silent puts, a pass after every 16, until the last is acknowledged and the engine owes nothing.
+fn puts(whole: &'static mut Whole) {
+    for _ in 0..PUTS / PACE {
+        for _ in 0..PACE {
+            let whole = black_box(&mut *whole);
+            whole.engine.put(ContextId(0), whole.from, whole.len, whole.to, Notice::Silent).unwrap();
+        }
+        whole.engine.progress();
+    }
+    let (host, never) = (SpinHost::new(1), Asleep::new());
+    whole.engine.quiet(ContextId(0), whole.peer, &mut Waiter::awake(&host, &never), 0).unwrap();
+}
+
+#[library_benchmark(config = budget("put_over_fabric"))]
+#[bench::run(whole(false))]
+fn put_over_fabric(whole: &'static mut Whole) {
+    puts(whole);
+}
+
+#[library_benchmark(config = budget("put_over_fabric_inject"))]
+#[bench::run(whole(true))]
+fn put_over_fabric_inject(whole: &'static mut Whole) {
+    puts(whole);
+}
+
+/// The calls that [`puts`] makes: writes, reads of the queue, and a receive for each acknowledgement.
+fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
+    let (bytes, buffer) = (leak(0u8, 8), leak(0u8, 64));
+    let (mut entries, mut ended, mut acknowledged) = ([EMPTY; 32], 0, 0);
+    let from = Buffer { ptr: bytes.as_mut_ptr(), len: 8, desc: ptr::null_mut() };
+    let into = Buffer { ptr: buffer.as_mut_ptr(), len: 64, desc: ptr::null_mut() };
+    let to = Target { peer: 0, addr: 8, key: 1 };
+    // SAFETY: buffers are leaked; the provider does not follow contexts.
+    unsafe { endpoint.recv(into, ptr::null_mut()) }.unwrap();
+    for pass in 0..PUTS / PACE {
+        for n in 0..PACE {
+            let context = ptr::without_provenance_mut(n as usize);
+            let data = Some(pass * PACE + n);
+            // SAFETY: as above.
+            match inject {
+                true => unsafe { endpoint.inject_write(black_box(from), to, data) },
+                false => unsafe { endpoint.write(black_box(from), to, data, context) },
+            }
+            .unwrap();
+        }
+        while let Ok(got) = endpoint.cq.read(&mut entries) {
+            for entry in &entries[..got] {
+                if entry.flags & FI_RECV != 0 {
+                    acknowledged += ACKNOWLEDGED;
+                    // SAFETY: as above.
+                    unsafe { endpoint.recv(into, ptr::null_mut()) }.unwrap();
+                } else {
+                    ended += 1;
+                }
+            }
+            if got < entries.len() {
+                break;
+            }
+        }
+    }
+    assert_eq!((acknowledged, ended), (PUTS, if inject { 0 } else { PUTS }));
+}
+
+fn bare_answered() -> &'static mut Endpoint {
+    acknowledge(0);
+    bare()
+}
+
+#[library_benchmark]
+#[bench::run(bare_answered())]
+fn bare_put(endpoint: &'static mut Endpoint) {
+    bare_puts(endpoint, false);
+}
+
+#[library_benchmark]
+#[bench::run(bare_answered())]
+fn bare_put_inject(endpoint: &'static mut Endpoint) {
+    bare_puts(endpoint, true);
+}
+
 library_benchmark_group!(
     name = fabric,
     benchmarks = [
+        put_over_fabric,
+        bare_put,
+        put_over_fabric_inject,
+        bare_put_inject,
         fabric_write_to_completion,
         bare_write_to_completion,
         fabric_write_inject,

@@ -1,7 +1,7 @@
 //! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is complete when the queue is read
 //! next. What is counted over it is our own share.
 //!
-//! [`arrive`] makes the queue report writes of a peer as well.
+//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how many writes were accepted.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -18,6 +18,10 @@ const ROOM: usize = 256;
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static DATA: AtomicU64 = AtomicU64::new(0);
 
+/// Writes that are answered together, 0: none; and what the answer says, but for the count behind it.
+static EVERY: AtomicU64 = AtomicU64::new(0);
+static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
 /// A queue: contexts of posts.
 #[repr(C)]
 struct Queue {
@@ -25,6 +29,11 @@ struct Queue {
     posts: [(*mut c_void, u64); ROOM],
     head: usize,
     tail: usize,
+    /// Writes accepted, and of these answered.
+    accepted: u64,
+    answered: u64,
+    /// The receive that was posted last: buffer and context.
+    receive: (*mut c_void, *mut c_void),
 }
 
 /// An endpoint.
@@ -218,7 +227,10 @@ unsafe extern "C" fn cq_open(
     let fid = fid_cq { fid: object(FI_CLASS_CQ), ops };
     let posts = [(ptr::null_mut(), 0); ROOM];
     // SAFETY: the place for the answer is the caller's.
-    unsafe { *cq = leak(Queue { fid, posts, head: 0, tail: 0 }).cast() };
+    unsafe {
+        let receive = (ptr::null_mut(), ptr::null_mut());
+        *cq = leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
+    }
     0
 }
 
@@ -243,6 +255,16 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
             n += 1;
         }
         ARRIVALS.store(arrivals, Relaxed);
+        let every = EVERY.load(Relaxed);
+        if every != 0 && n < count && queue.accepted - queue.answered >= every {
+            queue.answered += every;
+            let (buffer, op_context) = queue.receive;
+            let said = [ANSWER[0].load(Relaxed), ANSWER[1].load(Relaxed), queue.answered];
+            buffer.cast::<[u64; 3]>().write_unaligned(said);
+            let (flags, buf) = (FI_MSG | FI_RECV, ptr::null_mut());
+            *entries.add(n) = fi_cq_data_entry { op_context, flags, len: size_of_val(&said), buf, data: 0 };
+            n += 1;
+        }
         if n == 0 { -(FI_EAGAIN as isize) } else { n as isize }
     }
 }
@@ -309,13 +331,15 @@ unsafe fn posted(ep: *mut fid_ep, context: *mut c_void, flags: u64) -> isize {
 }
 
 unsafe extern "C" fn recv(
-    _: *mut fid_ep,
-    _: *mut c_void,
+    ep: *mut fid_ep,
+    buffer: *mut c_void,
     _: usize,
     _: *mut c_void,
     _: u64,
-    _: *mut c_void,
+    context: *mut c_void,
 ) -> isize {
+    // SAFETY: an endpoint of this file, with its queue.
+    unsafe { (*(*ep.cast::<End>()).queue).receive = (buffer, context) };
     0
 }
 
@@ -383,7 +407,10 @@ unsafe extern "C" fn rma_writedata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: handed on to our caller.
-    unsafe { posted(ep, context, FI_RMA | FI_WRITE) }
+    unsafe {
+        (*(*ep.cast::<End>()).queue).accepted += 1;
+        posted(ep, context, FI_RMA | FI_WRITE)
+    }
 }
 
 unsafe extern "C" fn rma_writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, _: u64) -> isize {
@@ -396,7 +423,7 @@ unsafe extern "C" fn rma_inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u
 }
 
 unsafe extern "C" fn rma_injectdata(
-    _: *mut fid_ep,
+    ep: *mut fid_ep,
     _: *const c_void,
     _: usize,
     _: u64,
@@ -404,6 +431,8 @@ unsafe extern "C" fn rma_injectdata(
     _: u64,
     _: u64,
 ) -> isize {
+    // SAFETY: an endpoint of this file, with its queue.
+    unsafe { (*(*ep.cast::<End>()).queue).accepted += 1 };
     0
 }
 
@@ -412,6 +441,15 @@ pub fn library() -> Library {
     let entries = Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };
     // SAFETY: they behave as libfabric's do, as far as is needed here.
     unsafe { Library::from_entries(entries) }
+}
+
+/// Makes every queue report a message after each `every` writes that were accepted with data, as long as a receive is posted: `head`, and how
+/// many writes have been answered.
+pub fn answer(every: u64, head: [u64; 2]) {
+    for (word, value) in ANSWER.iter().zip(head) {
+        word.store(value, Relaxed);
+    }
+    EVERY.store(every, Relaxed);
 }
 
 /// Makes the next queue that is read report `count` writes with this data.

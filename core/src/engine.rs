@@ -15,12 +15,13 @@
 //! # Files
 //!
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
-//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table` and `wire` are the state they share;
+//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share;
 //! `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 pub mod command;
 mod finish;
 pub mod lane;
+mod load;
 mod pending;
 mod post;
 pub mod protocol;
@@ -51,6 +52,7 @@ use crate::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RemoteId};
 use crate::rail::Rail;
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
+use load::Loads;
 use pending::Pending;
 use protocol::Protocol;
 use stream::Due;
@@ -68,7 +70,8 @@ pub enum RailPolicy {
     Fixed,
     /// One after the other, from a start that differs per pair.
     RoundRobin,
-    /// The one with the fewest outstanding bytes; ties one after the other.
+    /// The one that will have worked off what is outstanding on it first, as fast as rails were seen to be; ties one after the
+    /// other.
     LeastOutstanding,
 }
 
@@ -185,10 +188,13 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub troubles: u32,
     /// Memory of a peer was written directly since the last quiet.
     pub direct: bool,
-    /// Posts and bytes outstanding on each rail.
-    pub outstanding: [(u32, u64); RAILS],
+    /// What is outstanding on each rail.
+    pub loads: Loads<RAILS>,
     /// Longest write or read of each rail.
     pub max_rma: [u64; RAILS],
+    /// Longest write that every rail takes in one post, that is not cut to be spread over rails, and that the tag of a silent
+    /// operation's post can tell. In bytes.
+    pub single_max: u64,
     /// The shortest of the rails' limits, in bytes.
     pub eager: u32,
     pub inject: u64,
@@ -250,6 +256,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             ordered &= caps.ordered;
             native &= caps.native_atomics;
         }
+        let whole = if RAILS > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
@@ -275,8 +282,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 open: 0,
                 troubles: 0,
                 direct: false,
-                outstanding: [(0, 0); RAILS],
+                loads: Loads::NONE,
                 max_rma,
+                single_max: max_rma.into_iter().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
                 eager: config.eager.min(room),
                 inject,
                 message_room: room,

@@ -95,6 +95,13 @@ pub struct RailKey {
 pub trait Sink {
     /// A pending post is over.
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>);
+    /// As many pending posts with the same context word are over, all of them well.
+    #[inline]
+    fn done_alike(&mut self, cx: u64, count: u32) {
+        for _ in 0..count {
+            self.done(cx, Ok(()));
+        }
+    }
     /// A write with completion data from `peer` is complete and visible here.
     fn landed(&mut self, peer: Peer, data: u32);
     /// A message. The bytes are valid during the call and may change meanwhile: copy out once, then check.
@@ -141,6 +148,25 @@ pub trait Rail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError>;
+
+    /// As [`post_write`](Rail::post_write) with a completion word, for a caller that has looked up what it names: nothing of that is
+    /// looked up or checked once more.
+    ///
+    /// # Safety
+    /// As [`post_write`](Rail::post_write). `peer` is attached, [`import`](Rail::import) of this rail gave access to the region that
+    /// `remote` names, all `local.len` bytes from `remote` on lie in it, and they are at most [`Caps::max_rma`].
+    #[inline(always)]
+    unsafe fn post_write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: a part of the caller's promise.
+        unsafe { self.post_write(peer, local, remote, Some(data), cx) }
+    }
 
     /// Posts a one-sided read.
     ///

@@ -124,29 +124,31 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The post of a silent operation without a slot is over.
+    /// Posts of silent operations without a slot are over, all of them well.
     #[inline(always)]
-    pub(super) fn silent_post_done(
-        &mut self,
-        rail: usize,
-        stream: u32,
-        tag: u64,
-        result: Result<(), CompleteError>,
-    ) {
-        // One for the peer that had the slot before counts no more.
+    pub(super) fn silent_posts_done(&mut self, stream: u32, tag: u64, count: u32) {
+        // Those for the peer that had the slot before count no more.
+        let Some(s) = self.streams.get_mut(stream as usize) else { return };
+        if s.tag != tag {
+            return;
+        }
+        s.silent_posts = s.silent_posts.saturating_sub(count);
+        if s.silent_posts == 0 {
+            self.open -= s.silent_over();
+        }
+    }
+
+    /// The post of a silent operation without a slot has failed.
+    #[cold]
+    pub(super) fn silent_post_failed(&mut self, rail: usize, stream: u32, tag: u64) {
         let Some(s) = self.streams.get_mut(stream as usize) else { return };
         if s.tag != tag || s.silent_posts == 0 {
             return;
         }
         s.silent_posts -= 1;
-        if result.is_err() {
-            self.stats.failed += 1;
-            let peer = s.peer;
-            return self.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
-        }
-        if s.silent_posts == 0 {
-            self.open -= s.silent_over();
-        }
+        self.stats.failed += 1;
+        let peer = s.peer;
+        self.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
     }
 
     #[cold]

@@ -130,11 +130,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
-            // SAFETY: the range was checked when the operation was taken in, and the source or target of an operation stays
-            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once.
+            // SAFETY: both ranges were checked when the operation was taken in, and the source or target of an operation stays
+            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once. The remote
+            // region is imported on every rail of its peer, and the piece is no longer than this one takes.
             let result = unsafe {
                 match write {
-                    true => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
+                    true => self.rails[rail].post_write_checked(Peer(peer), local, remote, word, cx),
                     false => self.rails[rail].post_read(Peer(peer), local, remote, cx),
                 }
             };
@@ -152,8 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         slot.numbered |= write;
         if posted == Posted::Pending {
             slot.posts += 1;
-            state.outstanding[rail].0 += 1;
-            state.outstanding[rail].1 += len;
+            state.loads.posted(rail, len);
         }
         if write {
             state.streams[stream as usize].next = state.streams[stream as usize].next.plus(1);
@@ -217,8 +217,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 slot.message = None;
                 if posted == Posted::Pending {
                     slot.posts += 1;
-                    self.state.outstanding[0].0 += 1;
-                    self.state.outstanding[0].1 += amo.width as u64;
+                    self.state.loads.posted(0, amo.width as u64);
                 }
                 Ok(true)
             }
@@ -281,8 +280,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
-                        state.outstanding[rail].0 += 1;
-                        state.outstanding[rail].1 += bytes as u64;
+                        state.loads.posted(rail, bytes as u64);
                     }
                     let s = &mut state.streams[stream as usize];
                     s.ack_sent = cursor;
@@ -322,8 +320,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             RailPolicy::LeastOutstanding => {
                 let (mut best, mut least) = (0, u64::MAX);
                 for rail in (0..RAILS as u32).filter(|n| ahead & (1 << n) != 0).map(nth) {
-                    if self.outstanding[rail].1 < least {
-                        (best, least) = (rail, self.outstanding[rail].1);
+                    let time = self.loads.time(rail);
+                    if time < least {
+                        (best, least) = (rail, time);
                     }
                 }
                 best

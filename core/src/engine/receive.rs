@@ -244,13 +244,15 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     #[inline]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
         let PostTag { owner, bytes } = PostTag::unpack(cx);
-        let outstanding = &mut self.state.outstanding[self.rail];
-        outstanding.0 = outstanding.0.wrapping_sub(1);
-        outstanding.1 = outstanding.1.wrapping_sub(bytes as u64);
+        self.state.loads.ended(self.rail, 1, bytes as u64);
         match (owner, result) {
             (Owner::Op(index), result) => self.state.post_done(self.rail, index, result),
             (Owner::Stream(stream, _), result) => {
-                self.state.silent_post_done(self.rail, stream, cx - bytes as u64, result);
+                let tag = cx - bytes as u64;
+                match result {
+                    Ok(()) => self.state.silent_posts_done(stream, tag, 1),
+                    Err(_) => self.state.silent_post_failed(self.rail, stream, tag),
+                }
             }
             (Owner::Control(..), Ok(()) | Err(CompleteError::PeerDown)) => {}
             // A lost acknowledgement is repaired by the next one, but a rail that loses messages cannot be trusted with it.
@@ -263,6 +265,17 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
                 }
             }
         }
+    }
+
+    #[inline]
+    fn done_alike(&mut self, cx: u64, count: u32) {
+        let PostTag { owner, bytes } = PostTag::unpack(cx);
+        let Owner::Stream(stream, _) = owner else {
+            // Pieces of a long transfer, each as long as a network is busy with for a while.
+            return (0..count).for_each(|_| self.done(cx, Ok(())));
+        };
+        self.state.loads.ended(self.rail, count, bytes as u64);
+        self.state.silent_posts_done(stream, cx - bytes as u64, count);
     }
 
     #[inline]

@@ -98,10 +98,12 @@ impl Stream {
     #[inline(always)]
     pub(crate) fn silent_until_next(&mut self) -> u32 {
         self.silent_end = self.next;
-        let opened = !self.silent as u32;
+        if self.silent {
+            return 0;
+        }
         self.silent = true;
-        self.open += opened;
-        opened
+        self.open += 1;
+        1
     }
 
     /// Closes the books on silent operations once all are acknowledged and no post of theirs is outstanding. Returns how many

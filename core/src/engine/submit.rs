@@ -48,6 +48,16 @@ pub enum Notice {
     Silent,
 }
 
+/// A transfer as it was asked for. What is handed to a function that is not inlined; taken apart otherwise.
+#[derive(Clone, Copy)]
+struct Transfer {
+    context: ContextId,
+    local: LocalAddr,
+    len: usize,
+    remote: RemoteAddr,
+    notice: Notice,
+}
+
 /// Memory of a peer that is mapped here.
 #[derive(Clone, Copy)]
 struct Mapped {
@@ -84,7 +94,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.flush();
             return Ok(Issued::Pending(Token::NONE));
         }
-        self.put_slow(context, from, len, to, notice)
+        self.put_slow(Transfer { context, local: from, len, remote: to, notice })
     }
 
     /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was sent before, has landed.

@@ -446,8 +446,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let posted =
             s.silent_posts != 0 || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
-        let mut outstanding = self.state.outstanding.iter().enumerate();
-        let rail = outstanding.find(|&(i, &(posts, _))| posts != 0 && rails & (1 << i) != 0).map(|(i, _)| i);
+        let rail = (0..RAILS).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
         Stuck {
             peer: Some(self.state.peer_id(s.peer)),
             rail: rail.map(|rail| RailId(rail as u8)),

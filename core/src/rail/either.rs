@@ -67,6 +67,19 @@ impl<A: Rail, B: Rail> Rail for Either<A, B> {
     }
 
     #[inline(always)]
+    unsafe fn post_write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
+    }
+
+    #[inline(always)]
     unsafe fn post_read(
         &mut self,
         peer: Peer,

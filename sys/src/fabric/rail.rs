@@ -19,8 +19,8 @@
 //! Every post that is not over at once has a completion in the queue; there are no counters. Whose write has arrived is known in
 //! one of three ways, see [`Notify`]. Each message carries eight bytes of the rail's own: the sender's number and a kind.
 //!
-//! A post is checked against what was [imported](Rail::import) before it goes out, so an honest engine never sends a bad key;
-//! at the target the provider checks what arrives against what is registered there. The numbers that peers sign with are random
+//! A post is checked against what was [imported](Rail::import) before it goes out, by the rail or by a caller that
+//! [says so](Rail::post_write_checked), so an honest engine never sends a bad key; at the target the provider checks what arrives against what is registered there. The numbers that peers sign with are random
 //! but no secret: whoever is attached can pass for another in `Word` and `Message`, and disturb that one's stream; with `Source`
 //! the provider says who it was.
 //!
@@ -157,6 +157,8 @@ pub struct FabricRail {
     say_level: Option<u64>,
     /// Whether writes are not just handed over: held back, at a level of their own, or with a message behind them.
     unusual: bool,
+    /// Shortest write that is just handed over.
+    plain_from: usize,
     /// Whether writes are held back.
     more: bool,
     held: Option<Held>,
@@ -185,9 +187,8 @@ pub struct FabricRail {
     /// Called before arrivals are reported.
     on_arrival: Option<Box<dyn FnMut() + Send>>,
     broken: bool,
-    /// Posts accepted, wrapping; looked at when somebody is refused.
-    posted: u32,
-    posted_marked: u32,
+    /// Posts accepted of all peers when they were counted last, wrapping.
+    accepted_marked: u32,
     /// Polls, wrapping.
     polls: u32,
     next_key: u64,
@@ -387,6 +388,19 @@ impl Rail for FabricRail {
     ) -> Result<Posted, PostError> {
         // SAFETY: handed on to our caller.
         unsafe { self.write(peer, local, remote, data, cx) }
+    }
+
+    #[inline(always)]
+    unsafe fn post_write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.write_checked(peer, local, remote, data, cx) }
     }
 
     #[inline]

@@ -131,8 +131,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let posted = self.rails[rail].post_message(Peer(to.index), &head.write(), body, cx).ok()?;
         let state = &mut self.state;
         if posted == Posted::Pending {
-            state.outstanding[rail].0 += 1;
-            state.outstanding[rail].1 += bytes as u64;
+            state.loads.posted(rail, bytes as u64);
         }
         if let Some(protocol) = &mut state.protocol {
             let account = &mut protocol.accounts[stream as usize];

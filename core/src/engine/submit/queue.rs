@@ -12,7 +12,7 @@ use super::super::pending::{Kind, NONE, State as Stage};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
-use super::{Issued, Mapped, Notice, Signal, copy_bytes};
+use super::{Issued, Mapped, Notice, Signal, Transfer, copy_bytes};
 
 /// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
@@ -65,14 +65,8 @@ impl Target {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
-    pub(super) fn put_slow(
-        &mut self,
-        context: ContextId,
-        from: LocalAddr,
-        len: usize,
-        to: RemoteAddr,
-        notice: Notice,
-    ) -> Result<Issued, OpError> {
+    pub(super) fn put_slow(&mut self, transfer: Transfer) -> Result<Issued, OpError> {
+        let Transfer { context, local: from, len, remote: to, notice } = transfer;
         let source = resolve_local(self.state.locals, from, len as u64)?;
         let target = self.target(to, len as u64)?;
         let stream = self.stream(context, target.peer)?;

@@ -14,8 +14,7 @@ use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
 use super::super::pending::NONE;
-use super::super::table::in_bounds;
-use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, STREAM_POST_MAX, write_word};
+use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};
@@ -43,50 +42,50 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         len: usize,
         to: RemoteAddr,
     ) -> bool {
-        let Some(peer) = self.state.remotes.get(to.region.index as usize).map(|remote| remote.peer) else {
+        let (bytes, state) = (len as u64, &self.state);
+        let (Some(remote), Some(local)) =
+            (state.remotes.get(to.region.index as usize), state.locals.get(from.region.index as usize))
+        else {
             return false;
         };
-        let stream = self.state.stream_of(context.0, peer);
-        let bytes = len as u64;
-        // A rail is picked only for what will be posted: its turn is over with that.
-        if !self.state.streams.get(stream as usize).is_some_and(|s| s.clear(self.state.config.window))
-            || len == 0
-            || bytes > self.state.single_max()
+        if !remote.mapped.is_null()
+            || remote.generation as u32 != to.region.generation
+            || local.generation as u32 != from.region.generation
+            || bytes.wrapping_sub(1) >= state.single_max
+            || to.offset.checked_add(bytes).is_none_or(|end| end > remote.len)
+            || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
         {
             return false;
         }
+        // Of a context that is not configured there is no stream, or none that is live.
+        let peer = remote.peer;
+        let stream = state.stream_of(context.0, peer) as usize;
+        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window)) {
+            return false;
+        }
+        // A rail is picked only for what will be posted: its turn is over with that.
         let Some(rail) = self.state.pick(peer, 0) else { return false };
-        let State { locals, remotes, streams, config, outstanding, stats, open, max_rma, .. } =
-            &mut self.state;
+        let State { locals, remotes, streams, loads, stats, open, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) = (
             locals.get(from.region.index as usize),
             remotes.get(to.region.index as usize),
-            streams.get_mut(stream as usize),
+            streams.get_mut(stream),
         ) else {
             return false;
         };
-        if local.generation as u32 != from.region.generation
-            || remote.generation as u32 != to.region.generation
-            || !in_bounds(from.offset, bytes, local.len)
-            || !in_bounds(to.offset, bytes, remote.len)
-            || !remote.mapped.is_null()
-            || context.0 as u16 >= config.contexts
-            || bytes > max_rma[rail]
-        {
-            return false;
-        }
-        let Some(ptr) = NonNull::new(local.ptr.wrapping_add(from.offset as usize)) else { return false };
+        // SAFETY: a byte of the region is asked for, so it is one that is registered.
+        let ptr = unsafe { NonNull::new_unchecked(local.ptr.wrapping_add(from.offset as usize)) };
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
-        let word = Some(write_word(s.context, s.next));
+        let word = write_word(s.context, s.next);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
-        // SAFETY: the range lies in a registered region, and stays as it is until the operation ends (the promise of
-        // `Region::new`).
-        match unsafe { self.rails[rail].post_write(Peer(peer), local, remote, word, s.tag | bytes) } {
+        // SAFETY: both ranges lie in their regions, the local one stays as it is until the operation ends (the promise of
+        // `Region::new`). The remote one was imported on every rail of its peer, of which this is one; no rail takes less than
+        // `single_max`.
+        match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
             Ok(Posted::Done) => {}
             Ok(Posted::Pending) => {
                 s.silent_posts += 1;
-                outstanding[rail].0 += 1;
-                outstanding[rail].1 += bytes;
+                loads.posted(rail, bytes);
             }
             Err(_) => return false,
         }
@@ -109,22 +108,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<Issued> {
         let state = &mut self.state;
         let bytes = len as u64;
-        if len == 0 || bytes > state.single_max() {
+        if bytes.wrapping_sub(1) >= state.single_max {
             return None;
         }
         let way = state.way(stream, notice)?;
-        if bytes > state.max_rma[way.rail] {
-            return None;
-        }
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };
-        let word = Some(write_word(way.context, way.seq));
+        let (peer, word, tag) = (Peer(way.peer), write_word(way.context, way.seq), way.tag | bytes);
         // SAFETY: the range was checked by the caller, and the source stays as it is until the operation ends (the promise of
-        // `Region::new`), that of an inject during the call.
-        let posted =
-            unsafe { self.rails[way.rail].post_write(Peer(way.peer), local, remote, word, way.tag | bytes) };
+        // `Region::new`), that of an inject during the call. The target was checked by the caller, too, and imported on every rail
+        // of its peer, of which this is one; no rail takes less than `single_max`.
+        let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
@@ -154,13 +150,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Longest write that is not cut to be spread over rails, and that the tag of a post can tell.
-    #[inline(always)]
-    fn single_max(&self) -> u64 {
-        let whole = if RAILS > 1 { self.config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
-        whole.min(STREAM_POST_MAX)
-    }
-
     /// Where the next number of a stream can go now, if one post is all that stands before it.
     #[inline(always)]
     fn way(&mut self, stream: u32, notice: Notice) -> Option<Way> {
@@ -193,9 +182,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let posts = match posted {
             Ok(Posted::Done) => 0,
             Ok(Posted::Pending) => {
-                let (posts, outstanding) = &mut self.outstanding[way.rail];
-                *posts += 1;
-                *outstanding += bytes;
+                self.loads.posted(way.rail, bytes);
                 1
             }
             Err(_) => return None,

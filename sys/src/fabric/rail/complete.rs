@@ -1,6 +1,8 @@
 //! Completions: the ends of posts, writes that have arrived, messages. Handlers change state and report; none of them posts, but
 //! for the receive buffer that goes back at once.
 
+use core::ptr::NonNull;
+
 use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::Sink;
@@ -44,12 +46,7 @@ impl FabricRail {
                     if self.on_arrival.is_some() {
                         self.prepare(n.min(want));
                     }
-                    for i in 0..n.min(want) {
-                        // What is needed of it is read once, before anything is reported.
-                        let Entry { op_context, flags, len, data, .. } = self.entries[i];
-                        let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
-                        self.complete(entry, self.sources[i], sink);
-                    }
+                    self.complete_all(n.min(want), sink);
                     count += n as u32;
                     if n < want {
                         break;
@@ -82,8 +79,65 @@ impl FabricRail {
         }
     }
 
+    /// Handles what was read. Ends of the same word are reported together: those of a stream of posts are.
     #[inline(always)]
-    fn complete<S: Sink>(&mut self, entry: Entry, source: u64, sink: &mut S) {
+    fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
+        let mut at = 0;
+        while at < count {
+            let Some(mut slot) = self.ended_write(at) else {
+                self.complete(at, sink);
+                at += 1;
+                continue;
+            };
+            // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+            let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
+            let mut ends = 0;
+            loop {
+                // SAFETY: as above.
+                unsafe { self.pool.give(slot) };
+                ends += 1;
+                at += 1;
+                if at == count {
+                    break;
+                }
+                match self.ended_write(at) {
+                    Some(next) => slot = next,
+                    None => break,
+                }
+                // SAFETY: as above.
+                if unsafe { (*slot).cx } != cx {
+                    break;
+                }
+                // SAFETY: as above.
+                if unsafe { (*slot).peer } != peer {
+                    break;
+                }
+            }
+            let slot = &mut self.peers.slots[peer as usize];
+            slot.ended = slot.ended.wrapping_add(ends);
+            sink.done_alike(cx, ends);
+        }
+    }
+
+    /// The context of a write that has ended and of which nothing else is to be done, if that is what an entry says.
+    #[inline(always)]
+    fn ended_write(&self, at: usize) -> Option<*mut Slot> {
+        let entry = self.entries.get(at)?;
+        if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
+            return None;
+        }
+        let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
+        // SAFETY: contexts that come back are ours and stay where they are.
+        (unsafe { (*slot).kind } == Kind::Write).then_some(slot)
+    }
+
+    /// Handles any other entry.
+    #[inline(always)]
+    fn complete<S: Sink>(&mut self, at: usize, sink: &mut S) {
+        // What is needed of it is read once, before anything is reported.
+        let Entry { op_context, flags, len, data, .. } = self.entries[at];
+        let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
+        let source = self.sources[at];
         if is_arrival(&entry) {
             let peer = match self.notify {
                 Notify::Word => self.peers.numbers.find(entry.data >> 32),
@@ -115,7 +169,7 @@ impl FabricRail {
         if let Some(peer) = peer {
             let slot = &mut self.peers.slots[peer as usize];
             if slot.up {
-                slot.ended = slot.ended.wrapping_add(1);
+                slot.arrived = slot.arrived.wrapping_add(1);
                 return Some(peer);
             }
         }
@@ -170,27 +224,13 @@ impl FabricRail {
     }
 
     /// A post has ended well.
-    #[inline(always)]
+    #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
         // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
-        let (cx, kind, peer, orphan) = unsafe { ((*slot).cx, (*slot).kind, (*slot).peer, (*slot).orphan) };
-        if kind != Kind::Write && kind != Kind::Read || orphan {
-            return self.ended_otherwise(slot, sink);
-        }
-        // SAFETY: as above.
-        unsafe { self.pool.give(slot) };
-        self.settle(peer);
-        sink.done(cx, Ok(()));
-    }
-
-    /// A post with something to do at its end has ended well.
-    #[inline]
-    fn ended_otherwise<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
-        // SAFETY: as in `ended`.
-        let (cx, peer, kind, extra, orphan) =
-            unsafe { ((*slot).cx, (*slot).peer, (*slot).kind, (*slot).extra, (*slot).orphan) };
+        let (cx, peer, extra, (kind, orphan)) =
+            unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
-            Kind::Free | Kind::Receive => return,
+            Kind::Free | Kind::Receive | Kind::Orphan => return,
             Kind::Send => self.bounces.push(extra),
             // SAFETY: writable for 8 bytes until the end is reported, by the promise made when it was posted.
             Kind::Atomic if !orphan => unsafe {
@@ -212,10 +252,7 @@ impl FabricRail {
     fn free(&mut self, slot: *mut Slot) {
         // SAFETY: as in `ended`.
         unsafe {
-            if (*slot).orphan {
-                (*slot).orphan = false;
-                self.stats.orphans -= 1;
-            }
+            self.stats.orphans -= ((*slot).kind == Kind::Orphan) as u32;
             self.pool.give(slot);
         }
     }
@@ -224,7 +261,6 @@ impl FabricRail {
     #[inline(always)]
     pub(super) fn settle(&mut self, peer: u16) {
         let slot = &mut self.peers.slots[peer as usize];
-        slot.outstanding -= 1;
         slot.ended = slot.ended.wrapping_add(1);
     }
 
@@ -259,8 +295,8 @@ impl FabricRail {
             return;
         }
         // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
-        let (cx, peer, kind, extra, orphan) =
-            unsafe { ((*slot).cx, (*slot).peer, (*slot).kind, (*slot).extra, (*slot).orphan) };
+        let (cx, peer, extra, (kind, orphan)) =
+            unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
             Kind::Free => return,
             // Cut short or cancelled: whoever sent it is not named, and hears nothing of it.

@@ -13,15 +13,19 @@ pub(super) struct PeerSlot {
     pub up: bool,
     /// Attached.
     pub attached: bool,
-    /// Since the last look a post to it was refused, and none accepted.
+    /// A post to it was refused when [`accepted`](Self::accepted) was `refused_at`.
     pub refused: bool,
-    /// Posts whose end it owes.
-    pub outstanding: u32,
-    /// Ends and arrivals from it so far, wrapping.
+    pub refused_at: u32,
+    /// Posts to it so far that have an end to come, wrapping; and of these how many are over.
+    pub posted: u32,
     pub ended: u32,
+    /// Posts to it so far that were over at once, wrapping.
+    pub injected: u32,
+    /// Arrivals from it so far, wrapping.
+    pub arrived: u32,
     /// The number that it signs with.
     pub number: u32,
-    /// `ended` when it last changed, as far as was looked.
+    /// `ended` and `arrived` together when they last changed, as far as was looked.
     pub marked: u32,
     /// When that was seen, in nanoseconds; 0: nothing was owed.
     pub since: u64,
@@ -34,13 +38,38 @@ const GONE: PeerSlot = PeerSlot {
     up: false,
     attached: false,
     refused: false,
-    outstanding: 0,
+    refused_at: 0,
+    posted: 0,
     ended: 0,
+    injected: 0,
+    arrived: 0,
     number: 0,
     marked: 0,
     since: 0,
     polls: 0,
 };
+
+impl PeerSlot {
+    /// Posts whose end it owes.
+    pub fn outstanding(&self) -> u32 {
+        self.posted.wrapping_sub(self.ended)
+    }
+
+    /// Posts to it that were accepted so far, wrapping.
+    pub fn accepted(&self) -> u32 {
+        self.posted.wrapping_add(self.injected)
+    }
+
+    /// What tells that something has come from it.
+    pub fn heard(&self) -> u32 {
+        self.ended.wrapping_add(self.arrived)
+    }
+
+    /// Whether the last post to it was refused.
+    pub fn is_refused(&self) -> bool {
+        self.refused && self.refused_at == self.accepted()
+    }
+}
 
 /// An entry of a table from numbers to peers.
 #[derive(Clone, Copy)]

@@ -28,6 +28,8 @@ pub(super) enum Kind {
     Atomic,
     /// A receive buffer.
     Receive,
+    /// A post whose end was reported already: the provider still has it, nobody else.
+    Orphan,
 }
 
 /// One context.
@@ -43,23 +45,32 @@ pub(super) struct Slot {
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
-    /// The next free one; of a send its bounce buffer; of a write whose word follows, that word.
+    /// Of a send its bounce buffer; of a write whose word follows, that word.
     pub extra: u32,
+    /// The next free one, or null.
+    next: *mut Slot,
     /// The peer it goes to.
     pub peer: u16,
     /// What for.
     pub kind: Kind,
-    /// Its end was reported already: the provider still has it, nobody else.
-    pub orphan: bool,
+    /// What an orphan was used for.
+    pub was: Kind,
 }
 
-const NONE: u32 = u32::MAX;
+impl Slot {
+    /// What it is used for, and whether its end was reported already.
+    #[inline(always)]
+    pub fn used_for(&self) -> (Kind, bool) {
+        if self.kind == Kind::Orphan { (self.was, true) } else { (self.kind, false) }
+    }
+}
 
 /// All contexts of a rail.
 pub(super) struct Pool {
     slots: NonNull<Slot>,
     len: usize,
-    free: u32,
+    /// The first free one, or null.
+    free: *mut Slot,
     kept: bool,
 }
 
@@ -77,14 +88,20 @@ impl Pool {
                 fetch: ptr::null_mut(),
                 words: [0; 3],
                 index,
-                extra: if index + 1 < posts { index + 1 } else { NONE },
+                extra: 0,
+                next: ptr::null_mut(),
                 peer: 0,
                 kind: if index < posts { Kind::Free } else { Kind::Receive },
-                orphan: false,
+                was: Kind::Free,
             })
             .collect();
-        let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
-        Pool { slots, len, free: if posts == 0 { NONE } else { 0 }, kept: false }
+        let slots: NonNull<Slot> = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
+        let mut pool = Pool { slots, len, free: ptr::null_mut(), kept: false };
+        for index in (0..posts as usize).rev() {
+            // SAFETY: one of ours, and nobody's yet.
+            unsafe { pool.give(pool.at(index)) };
+        }
+        pool
     }
 
     /// The memory is the provider's for good.
@@ -107,12 +124,12 @@ impl Pool {
     /// Takes a free context; it is the caller's until given back.
     #[inline(always)]
     pub fn take(&mut self) -> Option<*mut Slot> {
-        if self.free == NONE {
+        let slot = self.free;
+        if slot.is_null() {
             return None;
         }
-        let slot = self.at(self.free as usize);
-        // SAFETY: a position from the free list, so inside; a free context is nobody's.
-        self.free = unsafe { (*slot).extra };
+        // SAFETY: from the free list, so one of ours, and nobody else's.
+        self.free = unsafe { (*slot).next };
         Some(slot)
     }
 
@@ -125,8 +142,8 @@ impl Pool {
         // SAFETY: handed on to our caller.
         unsafe {
             (*slot).kind = Kind::Free;
-            (*slot).extra = self.free;
-            self.free = (*slot).index;
+            (*slot).next = self.free;
+            self.free = slot;
         }
     }
 

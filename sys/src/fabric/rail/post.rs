@@ -54,9 +54,7 @@ impl FabricRail {
         match result {
             Ok(()) => {
                 let place = &mut self.peers.slots[peer.0 as usize];
-                place.outstanding += 1;
-                place.refused = false;
-                self.posted = self.posted.wrapping_add(1);
+                place.posted = place.posted.wrapping_add(1);
                 Ok(Posted::Pending)
             }
             Err(code) => {
@@ -72,8 +70,8 @@ impl FabricRail {
     fn over(&mut self, peer: Peer, result: Result<(), Code>) -> Result<Posted, PostError> {
         match result {
             Ok(()) => {
-                self.peers.slots[peer.0 as usize].refused = false;
-                self.posted = self.posted.wrapping_add(1);
+                let place = &mut self.peers.slots[peer.0 as usize];
+                place.injected = place.injected.wrapping_add(1);
                 Ok(Posted::Done)
             }
             Err(code) => Err(self.refused(peer, code)),
@@ -85,7 +83,8 @@ impl FabricRail {
     fn refused(&mut self, peer: Peer, code: Code) -> PostError {
         if code == Code::EAGAIN {
             self.stats.refused += 1;
-            self.peers.slots[peer.0 as usize].refused = true;
+            let place = &mut self.peers.slots[peer.0 as usize];
+            (place.refused, place.refused_at) = (true, place.accepted());
             return PostError::Again;
         }
         self.stats.last_error = (code.0, 0);
@@ -106,20 +105,60 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
-        let from = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
-        if self.unusual {
-            // SAFETY: handed on to our caller.
-            return unsafe { self.unusual_write(peer, from, to, data, cx) };
+        // SAFETY: handed on to our caller; the rest was checked just now.
+        unsafe { self.write_to(peer, to, local, data, cx) }
+    }
+
+    /// As [`write`](Self::write), for a target that the caller has checked.
+    ///
+    /// # Safety
+    /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
+    #[inline(always)]
+    pub(super) unsafe fn write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        debug_assert!(!matches!(self.target(peer, remote, local.len), Err(PostError::BadKey)));
+        // SAFETY: a peer that is attached has a place, and places stay.
+        let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
+        if !slot.up {
+            return Err(PostError::PeerDown);
         }
+        let addr = remote.key.base.wrapping_add(remote.offset);
+        let to = Target { peer: slot.addr, addr, key: remote.key.key };
+        // SAFETY: handed on to our caller.
+        unsafe { self.write_to(peer, to, local, Some(data), cx) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_to(
+        &mut self,
+        peer: Peer,
+        to: Target,
+        local: Local,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
         let word = data.map(|data| self.signature | data as u64);
-        if local.len <= self.inject {
+        let (ptr, len, desc) = (local.ptr.as_ptr(), local.len, local.desc as *mut c_void);
+        if len < self.plain_from {
+            if self.unusual {
+                let (from, Target { peer: number, addr, key }) = (Buffer { ptr, len, desc }, to);
+                // SAFETY: handed on to our caller.
+                return unsafe { self.unusual_write(peer, from, Target { peer: number, addr, key }, data, cx) };
+            }
             // SAFETY: readable during the call, by our caller's promise.
-            let result = unsafe { self.endpoint.inject_write(from, to, word) };
+            let result = unsafe { self.endpoint.inject_write(Buffer { ptr, len, desc }, to, word) };
             return self.over(peer, result);
         }
         let slot = self.begin(peer, Kind::Write, cx)?;
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
-        let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
+        let result =
+            unsafe { self.endpoint.write(Buffer { ptr, len, desc }, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
 
@@ -223,7 +262,7 @@ impl FabricRail {
             }
             Err(code) => {
                 // SAFETY: the context is the write's, whose end is only now told.
-                let (cx, peer, orphan) = unsafe { ((*slot).cx, (*slot).peer, (*slot).orphan) };
+                let (cx, peer, (_, orphan)) = unsafe { ((*slot).cx, (*slot).peer, (*slot).used_for()) };
                 // SAFETY: the provider has refused it.
                 unsafe { self.pool.give(slot) };
                 if !orphan {

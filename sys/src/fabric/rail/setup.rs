@@ -83,7 +83,10 @@ impl FabricRail {
             depth,
         };
         let notify = offer.notify;
+        let inject_message = inject.min(max_message + HEAD);
+        let inject = if notify == Notify::Message { 0 } else { caps.inject };
         let more = config.more.unwrap_or(offer.persona.more) && notify != Notify::Message;
+        let unusual = more || offer.persona.forgets_level || notify == Notify::Message;
         let saw = info.tx().msg_order & info.rx().msg_order & FI_ORDER_SAW != 0;
         let mut rail = FabricRail {
             regions: Vec::with_capacity(config.max_regions as usize),
@@ -97,11 +100,12 @@ impl FabricRail {
             notify,
             signature: if notify == Notify::Word { (number as u64) << 32 } else { 0 },
             number,
-            inject: if notify == Notify::Message { 0 } else { caps.inject },
-            inject_message: inject.min(max_message + HEAD),
+            inject,
+            inject_message,
             desc: core::ptr::null_mut(),
             say_level: offer.persona.forgets_level.then(|| FI_COMPLETION | offer.level.flag()),
-            unusual: more || offer.persona.forgets_level || notify == Notify::Message,
+            unusual,
+            plain_from: if unusual { usize::MAX } else { inject.saturating_add(1) },
             more,
             held: None,
             batched: 0,
@@ -114,11 +118,10 @@ impl FabricRail {
             events: VecDeque::with_capacity(depth as usize + 2 * config.max_peers as usize),
             entries: [cq::EMPTY; BATCH],
             sources: [FI_ADDR_NOTAVAIL; BATCH],
-            scratch: vec![0; inject.min(max_message + HEAD).max(HEAD + 4)].into(),
+            scratch: vec![0; inject_message.max(HEAD + 4)].into(),
             on_arrival: None,
             broken: false,
-            posted: 0,
-            posted_marked: 0,
+            accepted_marked: 0,
             polls: 0,
             // Upper bits at random, where there is room for them: a key is not to be guessed.
             next_key: mix(seed ^ 1) << 32,

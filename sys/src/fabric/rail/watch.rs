@@ -33,8 +33,10 @@ impl FabricRail {
     #[cold]
     pub(super) fn look(&mut self) {
         let now = monotonic_ns().max(1);
-        let others_go_on = mem::replace(&mut self.posted_marked, self.posted) != self.posted;
-        let total: u32 = self.peers.slots.iter().map(|slot| slot.outstanding).sum();
+        let slots = &self.peers.slots;
+        let accepted = slots.iter().fold(0u32, |sum, slot| sum.wrapping_add(slot.accepted()));
+        let total: u32 = slots.iter().map(|slot| slot.outstanding()).sum();
+        let others_go_on = mem::replace(&mut self.accepted_marked, accepted) != accepted;
         let deadline = self.config.deadline.map(|deadline| deadline.as_nanos() as u64);
         for peer in 0..self.peers.slots.len() {
             let slot = &mut self.peers.slots[peer];
@@ -42,13 +44,13 @@ impl FabricRail {
                 continue;
             }
             // A refusal is held against a peer only if it is not for want of room that others take.
-            let starved = slot.refused && (total == slot.outstanding || others_go_on);
-            if slot.outstanding == 0 && !starved {
+            let starved = slot.is_refused() && (total == slot.outstanding() || others_go_on);
+            if slot.outstanding() == 0 && !starved {
                 slot.since = 0;
                 continue;
             }
-            if slot.since == 0 || slot.marked != slot.ended {
-                (slot.since, slot.marked, slot.polls) = (now, slot.ended, self.polls);
+            if slot.since == 0 || slot.marked != slot.heard() {
+                (slot.since, slot.marked, slot.polls) = (now, slot.heard(), self.polls);
                 continue;
             }
             if self.polls.wrapping_sub(slot.polls) < ENOUGH {
@@ -91,16 +93,17 @@ impl FabricRail {
             let slot = self.pool.at(index);
             // SAFETY: inside the pool. What is read and written here the provider leaves alone.
             let cx = unsafe {
-                if (*slot).kind == Kind::Free || (*slot).orphan || (*slot).peer != peer.0 {
+                if matches!((*slot).kind, Kind::Free | Kind::Orphan) || (*slot).peer != peer.0 {
                     continue;
                 }
-                (*slot).orphan = true;
+                ((*slot).was, (*slot).kind) = ((*slot).kind, Kind::Orphan);
                 (*slot).cx
             };
             self.stats.orphans += 1;
             self.tell(Event::Done(cx, Err(CompleteError::Unknown(code.0))));
         }
-        self.peers.slots[peer.0 as usize].outstanding = 0;
+        let slot = &mut self.peers.slots[peer.0 as usize];
+        slot.ended = slot.posted;
     }
 
     /// Detaches a peer.

@@ -1,0 +1,186 @@
+//! What is outstanding on each rail, and how fast each works it off: what the choice of a rail is made from.
+//!
+//! Counting is a few additions per post and per end, and nothing at all where there is one rail. There is no clock: rails that were
+//! all busy while a number of posts ended worked for the same time, so what each of them moved meanwhile is its speed against the
+//! others'. Every [`SAMPLE`] ends this is taken into an average; a rail that ran dry meanwhile is left out of it, since it could have
+//! moved more. Averages drift back to equal: where rails are not what limits, what they move is only what they were given.
+
+use core::array;
+
+/// Ends of posts, of all rails, between two looks at who moved how much.
+const SAMPLE: u32 = 64;
+
+/// What a byte on the fastest rail costs; and how many times as much it costs at most on the slowest.
+const UNIT: u64 = 64;
+const SLOWEST: u64 = 64;
+
+/// Speed of a rail of which nothing is known yet.
+const SPEED: u64 = 1 << 16;
+
+/// The part of the average that a sample is, and the part that is pulled back to equal: one of so many.
+const NEW: u64 = 4;
+const FORGET: u64 = 64;
+
+/// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loads<const RAILS: usize> {
+    /// Posts and bytes outstanding.
+    posts: [u32; RAILS],
+    bytes: [u64; RAILS],
+    /// What a byte costs on each, in time: [`UNIT`] on the fastest.
+    cost: [u64; RAILS],
+    /// Average speed, against each other.
+    speed: [u64; RAILS],
+    /// Bytes that ended since the last look, how many posts, and which rails were without work meanwhile, by bit.
+    moved: [u64; RAILS],
+    ends: u32,
+    dry: u16,
+}
+
+impl<const RAILS: usize> Loads<RAILS> {
+    /// Nothing outstanding, all equally fast.
+    pub(crate) const NONE: Self = Loads {
+        posts: [0; RAILS],
+        bytes: [0; RAILS],
+        cost: [UNIT; RAILS],
+        speed: [SPEED; RAILS],
+        moved: [0; RAILS],
+        ends: 0,
+        dry: u16::MAX,
+    };
+
+    /// A post was accepted whose end will be told.
+    #[inline(always)]
+    pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
+        if RAILS > 1 {
+            self.posts[rail] += 1;
+            self.bytes[rail] += bytes;
+        }
+    }
+
+    /// So many posts of so many bytes each are over.
+    #[inline(always)]
+    pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64) {
+        if RAILS > 1 {
+            let bytes = count as u64 * each;
+            self.posts[rail] = self.posts[rail].wrapping_sub(count);
+            self.bytes[rail] = self.bytes[rail].wrapping_sub(bytes);
+            self.moved[rail] += bytes;
+            self.dry |= ((self.bytes[rail] == 0) as u16) << rail;
+            self.ends += count;
+            if self.ends >= SAMPLE {
+                self.look();
+            }
+        }
+    }
+
+    /// How long it takes until what is outstanding on a rail is over, against the others. Meaningless where there is one.
+    #[inline(always)]
+    pub(crate) fn time(&self, rail: usize) -> u64 {
+        self.bytes[rail] * self.cost[rail]
+    }
+
+    /// Whether anything may be outstanding on a rail: of a single one that is not counted.
+    pub(crate) fn has_posts(&self, rail: usize) -> bool {
+        RAILS == 1 || self.posts[rail] != 0
+    }
+
+    /// Takes in what was moved by the rails that had something to do all the while.
+    #[cold]
+    fn look(&mut self) {
+        let busy = |rail: &usize| self.dry & (1 << rail) == 0;
+        let (mut count, mut moved, mut speed) = (0, 0u64, 0u64);
+        for rail in (0..RAILS).filter(busy) {
+            (count, moved, speed) = (count + 1, moved + (self.moved[rail] >> 8), speed + self.speed[rail]);
+        }
+        if count >= 2 && moved != 0 {
+            let samples: [u64; RAILS] = array::from_fn(|rail| match busy(&rail) {
+                // They keep the sum of their speeds; what counts is how it is shared.
+                true => ((self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128) as u64,
+                false => self.speed[rail],
+            });
+            let mean = samples.iter().sum::<u64>() / RAILS as u64;
+            for (speed, sample) in self.speed.iter_mut().zip(samples) {
+                *speed = (*speed * (NEW - 1) + sample) / NEW;
+                *speed = (*speed * (FORGET - 1) + mean) / FORGET;
+            }
+            let fastest = self.speed.iter().fold(1, |most, &speed| most.max(speed));
+            for (cost, &speed) in self.cost.iter_mut().zip(&self.speed) {
+                *cost = (UNIT * fastest / speed.max(1)).min(UNIT * SLOWEST);
+            }
+        }
+        (self.ends, self.dry) = (0, 0);
+        for rail in 0..RAILS {
+            self.moved[rail] = 0;
+            self.dry |= ((self.bytes[rail] == 0) as u16) << rail;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps `depth` pieces outstanding on two rails, of which the first ends `speeds.0` for each `speeds.1` of the second, and tells
+    /// how many of `pieces` each was given.
+    fn share(loads: &mut Loads<2>, speeds: (u64, u64), depth: u32, pieces: u32) -> (u32, u32) {
+        const PIECE: u64 = 64 << 10;
+        let (mut given, mut credit) = ([0; 2], [0u64; 2]);
+        let mut posted = 0;
+        while posted < pieces {
+            while loads.posts[0] + loads.posts[1] < depth {
+                let rail = (loads.time(1) < loads.time(0)) as usize;
+                loads.posted(rail, PIECE);
+                given[rail] += 1;
+                posted += 1;
+            }
+            for (rail, speed) in [(0, speeds.0), (1, speeds.1)] {
+                credit[rail] = if loads.posts[rail] == 0 { 0 } else { credit[rail] + speed };
+                let ends = (credit[rail] / 100).min(loads.posts[rail] as u64);
+                credit[rail] -= ends * 100;
+                loads.ended(rail, ends as u32, PIECE);
+            }
+        }
+        (given[0], given[1])
+    }
+
+    #[test]
+    fn work_is_shared_as_rails_work_it_off() {
+        for (speeds, least, most) in [((300, 100), 2.5, 3.3), ((100, 300), 0.30, 0.40), ((200, 200), 0.95, 1.05)] {
+            let mut loads = Loads::<2>::NONE;
+            share(&mut loads, speeds, 128, 1000);
+            let (a, b) = share(&mut loads, speeds, 128, 4000);
+            let ratio = a as f64 / b as f64;
+            assert!(ratio > least && ratio < most, "{speeds:?}: {a} and {b}");
+        }
+    }
+
+    #[test]
+    fn a_rail_that_changes_its_speed_is_found_out_and_a_dead_slow_one_is_still_tried() {
+        let mut loads = Loads::<2>::NONE;
+        share(&mut loads, (400, 4), 128, 4000);
+        assert!(loads.cost[1] > 16 * loads.cost[0] && loads.cost[1] <= SLOWEST * UNIT, "{loads:?}");
+        let (_, slow) = share(&mut loads, (400, 4), 128, 4000);
+        assert!(slow > 0);
+        share(&mut loads, (100, 300), 128, 8000);
+        assert!(loads.cost[0] > 2 * loads.cost[1], "{loads:?}");
+    }
+
+    #[test]
+    fn rails_that_run_dry_are_not_compared() {
+        let mut loads = Loads::<2>::NONE;
+        for n in 0..10 * SAMPLE {
+            let rail = (n % 8 == 0) as usize;
+            loads.posted(rail, 8);
+            loads.ended(rail, 1, 8);
+        }
+        assert_eq!(loads.cost, [UNIT; 2]);
+    }
+
+    #[test]
+    fn one_rail_is_not_counted() {
+        let mut loads = Loads::<1>::NONE;
+        loads.ended(0, 1, 100);
+        assert!(loads.has_posts(0));
+    }
+}
