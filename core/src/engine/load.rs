@@ -146,7 +146,9 @@ mod tests {
 
     #[test]
     fn work_is_shared_as_rails_work_it_off() {
-        for (speeds, least, most) in [((300, 100), 2.5, 3.3), ((100, 300), 0.30, 0.40), ((200, 200), 0.95, 1.05)] {
+        for (speeds, least, most) in
+            [((300, 100), 2.5, 3.3), ((100, 300), 0.30, 0.40), ((200, 200), 0.95, 1.05)]
+        {
             let mut loads = Loads::<2>::NONE;
             share(&mut loads, speeds, 128, 1000);
             let (a, b) = share(&mut loads, speeds, 128, 4000);

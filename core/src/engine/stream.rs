@@ -91,7 +91,8 @@ impl Stream {
     /// Nothing stands before a post under the next number but the post itself. Only streams of peers that may be posted to are live.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32) -> bool {
-        self.live && self.unposted == NONE && !self.fence && self.in_flight() < window as u64
+        // Never more than a window is in flight, which fits in 32 bits.
+        self.live && self.unposted == NONE && !self.fence && (self.in_flight() as u32) < window
     }
 
     /// The number before the next is of a silent operation without a slot. Returns how many operations are open more than before.

@@ -239,7 +239,7 @@ impl FabricRail {
         }
         let addr =
             self.endpoint.av.insert(theirs.provider).map_err(|error| AttachError::System(error.code.0))?;
-        self.peers.attach(peer.0, addr, theirs.number);
+        self.peers.attach(peer.0, addr, theirs.number, self.plain_from);
         Ok(())
     }
 

@@ -43,17 +43,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         to: RemoteAddr,
     ) -> bool {
         let (bytes, state) = (len as u64, &self.state);
-        let (Some(remote), Some(local)) =
-            (state.remotes.get(to.region.index as usize), state.locals.get(from.region.index as usize))
-        else {
-            return false;
-        };
+        let Some(remote) = state.remotes.get(to.region.index as usize) else { return false };
         if !remote.mapped.is_null()
             || remote.generation as u32 != to.region.generation
-            || local.generation as u32 != from.region.generation
             || bytes.wrapping_sub(1) >= state.single_max
             || to.offset.checked_add(bytes).is_none_or(|end| end > remote.len)
-            || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
         {
             return false;
         }
@@ -61,6 +55,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
         if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window)) {
+            return false;
+        }
+        let Some(local) = state.locals.get(from.region.index as usize) else { return false };
+        if local.generation as u32 != from.region.generation
+            || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
+        {
             return false;
         }
         // A rail is picked only for what will be posted: its turn is over with that.
@@ -82,16 +82,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // `Region::new`). The remote one was imported on every rail of its peer, of which this is one; no rail takes less than
         // `single_max`.
         match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
-            Ok(Posted::Done) => {}
-            Ok(Posted::Pending) => {
-                s.silent_posts += 1;
-                loads.posted(rail, bytes);
+            Ok(posted) => {
+                let pending = posted == Posted::Pending;
+                s.silent_posts += pending as u32;
+                if RAILS > 1 && pending {
+                    loads.posted(rail, bytes);
+                }
             }
             Err(_) => return false,
         }
         stats.posted += 1;
         s.next = s.next.plus(1);
-        *open += s.silent_until_next();
+        s.silent_end = s.next;
+        if !s.silent {
+            *open += s.silent_until_next();
+        }
         true
     }
 

@@ -25,6 +25,17 @@ fn is_arrival(entry: &Entry) -> bool {
     entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
+/// The context of a write that has ended and of which nothing else is to be done, if that is what an entry says.
+#[inline(always)]
+fn ended_write(entry: &Entry) -> Option<*mut Slot> {
+    if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
+        return None;
+    }
+    let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
+    // SAFETY: contexts that come back are ours and stay where they are.
+    (unsafe { (*slot).kind } == Kind::Write).then_some(slot)
+}
+
 impl FabricRail {
     /// Reads completions, at most `budget`.
     #[inline(always)]
@@ -82,28 +93,35 @@ impl FabricRail {
     /// Handles what was read. Ends of the same word are reported together: those of a stream of posts are.
     #[inline(always)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
-        let mut at = 0;
-        while at < count {
-            let Some(mut slot) = self.ended_write(at) else {
-                self.complete(at, sink);
-                at += 1;
+        let mut next = self.entries.as_ptr();
+        // SAFETY: no more were read than there are places.
+        let end = unsafe { next.add(count) };
+        while next != end {
+            // SAFETY: before the end.
+            let Some(mut slot) = ended_write(unsafe { &*next }) else {
+                // SAFETY: before the end. What is needed of it is read once, before anything is reported.
+                let Entry { op_context, flags, len, data, .. } = unsafe { *next };
+                let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
+                self.complete(entry, next, sink);
+                // SAFETY: before the end.
+                next = unsafe { next.add(1) };
                 continue;
             };
             // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
-            let mut ends = 0;
+            let first = next;
             loop {
-                // SAFETY: as above.
-                unsafe { self.pool.give(slot) };
-                ends += 1;
-                at += 1;
-                if at == count {
+                // SAFETY: the provider is done with it; and `next` was before the end.
+                next = unsafe {
+                    self.pool.give(slot);
+                    next.add(1)
+                };
+                if next == end {
                     break;
                 }
-                match self.ended_write(at) {
-                    Some(next) => slot = next,
-                    None => break,
-                }
+                // SAFETY: before the end.
+                let Some(another) = ended_write(unsafe { &*next }) else { break };
+                slot = another;
                 // SAFETY: as above.
                 if unsafe { (*slot).cx } != cx {
                     break;
@@ -113,35 +131,28 @@ impl FabricRail {
                     break;
                 }
             }
+            // SAFETY: both lie in the array, and `first` was passed.
+            let ends = unsafe { next.offset_from_unsigned(first) } as u32;
             let slot = &mut self.peers.slots[peer as usize];
             slot.ended = slot.ended.wrapping_add(ends);
             sink.done_alike(cx, ends);
         }
     }
 
-    /// The context of a write that has ended and of which nothing else is to be done, if that is what an entry says.
+    /// Where what an entry says came from, as far as the provider tells.
     #[inline(always)]
-    fn ended_write(&self, at: usize) -> Option<*mut Slot> {
-        let entry = self.entries.get(at)?;
-        if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
-            return None;
-        }
-        let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
-        // SAFETY: contexts that come back are ours and stay where they are.
-        (unsafe { (*slot).kind } == Kind::Write).then_some(slot)
+    fn source(&self, place: *const Entry) -> u64 {
+        let at = (place.addr() - self.entries.as_ptr().addr()) / size_of::<Entry>();
+        self.sources[at]
     }
 
-    /// Handles any other entry.
+    /// Handles any other entry, which was read from `place`.
     #[inline(always)]
-    fn complete<S: Sink>(&mut self, at: usize, sink: &mut S) {
-        // What is needed of it is read once, before anything is reported.
-        let Entry { op_context, flags, len, data, .. } = self.entries[at];
-        let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
-        let source = self.sources[at];
+    fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
             let peer = match self.notify {
                 Notify::Word => self.peers.numbers.find(entry.data >> 32),
-                Notify::Source => self.peers.addresses.find(source),
+                Notify::Source => self.peers.addresses.find(self.source(place)),
                 Notify::Message => None,
             };
             if let Some(peer) = self.hears(peer) {
@@ -157,7 +168,7 @@ impl FabricRail {
                 }
             }
         } else if entry.flags & FI_RECV != 0 {
-            self.receive(&entry, source, sink);
+            self.receive(&entry, place, sink);
         } else if !entry.op_context.is_null() {
             self.ended(entry.op_context.cast(), sink);
         }
@@ -179,7 +190,7 @@ impl FabricRail {
 
     /// A message has come.
     #[inline(always)]
-    fn receive<S: Sink>(&mut self, entry: &Entry, source: u64, sink: &mut S) {
+    fn receive<S: Sink>(&mut self, entry: &Entry, place: *const Entry, sink: &mut S) {
         let slot = entry.op_context.cast::<Slot>();
         // SAFETY: contexts that come back with this flag are those of receives.
         let index = unsafe { (*slot).index };
@@ -192,7 +203,7 @@ impl FabricRail {
         let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
         let kind = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
         let peer = match self.notify {
-            Notify::Source => self.peers.addresses.find(source),
+            Notify::Source => self.peers.addresses.find(self.source(place)),
             _ if len >= HEAD => self.peers.numbers.find(number as u64),
             _ => None,
         };

@@ -9,6 +9,8 @@ use alloc::vec;
 pub(super) struct PeerSlot {
     /// Its number in the address vector.
     pub addr: u64,
+    /// Shortest write to it that is just handed over; none is while it is not up.
+    pub plain_from: usize,
     /// Attached, and not known to be gone.
     pub up: bool,
     /// Attached.
@@ -35,6 +37,7 @@ pub(super) struct PeerSlot {
 
 const GONE: PeerSlot = PeerSlot {
     addr: 0,
+    plain_from: usize::MAX,
     up: false,
     attached: false,
     refused: false,
@@ -50,6 +53,12 @@ const GONE: PeerSlot = PeerSlot {
 };
 
 impl PeerSlot {
+    /// It is gone. Whether that is news.
+    pub fn take_down(&mut self) -> bool {
+        self.plain_from = usize::MAX;
+        core::mem::replace(&mut self.up, false)
+    }
+
     /// Posts whose end it owes.
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.ended)
@@ -149,8 +158,8 @@ impl Peers {
     }
 
     /// Attaches a peer to a place that is free.
-    pub fn attach(&mut self, peer: u16, addr: u64, number: u32) {
-        self.slots[peer as usize] = PeerSlot { addr, number, up: true, attached: true, ..GONE };
+    pub fn attach(&mut self, peer: u16, addr: u64, number: u32, plain_from: usize) {
+        self.slots[peer as usize] = PeerSlot { addr, plain_from, number, up: true, attached: true, ..GONE };
         self.rename();
     }
 

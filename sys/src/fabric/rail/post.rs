@@ -105,8 +105,9 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
+        let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
         // SAFETY: handed on to our caller; the rest was checked just now.
-        unsafe { self.write_to(peer, to, local, data, cx) }
+        unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
     /// As [`write`](Self::write), for a target that the caller has checked.
@@ -123,55 +124,71 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         debug_assert!(!matches!(self.target(peer, remote, local.len), Err(PostError::BadKey)));
-        // SAFETY: a peer that is attached has a place, and places stay.
-        let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
-        if !slot.up {
-            return Err(PostError::PeerDown);
-        }
         let addr = remote.key.base.wrapping_add(remote.offset);
-        let to = Target { peer: slot.addr, addr, key: remote.key.key };
+        let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
         // SAFETY: handed on to our caller.
-        unsafe { self.write_to(peer, to, local, Some(data), cx) }
+        unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
+    /// A write whose target was checked.
+    ///
+    /// # Safety
+    /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a structure would be put together in memory whether it is wanted or not"
+    )]
     #[inline(always)]
     unsafe fn write_to(
         &mut self,
         peer: Peer,
-        to: Target,
-        local: Local,
+        ptr: *mut u8,
+        len: usize,
+        desc: *mut c_void,
+        addr: u64,
+        key: u64,
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        // SAFETY: a peer that is attached has a place, and places stay.
+        let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
+        let (number, plain) = (slot.addr, len >= slot.plain_from);
+        if !plain && (self.unusual || !slot.up) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
+        }
         let word = data.map(|data| self.signature | data as u64);
-        let (ptr, len, desc) = (local.ptr.as_ptr(), local.len, local.desc as *mut c_void);
-        if len < self.plain_from {
-            if self.unusual {
-                let (from, Target { peer: number, addr, key }) = (Buffer { ptr, len, desc }, to);
-                // SAFETY: handed on to our caller.
-                return unsafe { self.unusual_write(peer, from, Target { peer: number, addr, key }, data, cx) };
-            }
+        let (from, to) = (Buffer { ptr, len, desc }, Target { peer: number, addr, key });
+        if !plain {
             // SAFETY: readable during the call, by our caller's promise.
-            let result = unsafe { self.endpoint.inject_write(Buffer { ptr, len, desc }, to, word) };
+            let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
         let slot = self.begin(peer, Kind::Write, cx)?;
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
-        let result =
-            unsafe { self.endpoint.write(Buffer { ptr, len, desc }, to, word, Pool::context(slot)) };
+        let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
 
-    /// A write on a rail that holds writes back, says the level with each, or has words in messages.
+    /// A write to a peer that is not up, or on a rail that holds writes back, says the level with each, or has words in messages.
+    #[allow(clippy::too_many_arguments, reason = "as above")]
     #[inline(never)]
     unsafe fn unusual_write(
         &mut self,
         peer: Peer,
-        from: Buffer,
-        to: Target,
+        ptr: *mut u8,
+        len: usize,
+        desc: *mut c_void,
+        addr: u64,
+        key: u64,
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        let slot = &self.peers.slots[peer.0 as usize];
+        if !slot.up {
+            return Err(PostError::PeerDown);
+        }
+        let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         let word = match data {
             Some(data) if self.notify == Notify::Message => {
                 // SAFETY: handed on to our caller.
@@ -180,7 +197,7 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        if from.len <= self.inject {
+        if len <= self.inject {
             if !self.close_batch() {
                 return Err(PostError::Again);
             }

@@ -70,7 +70,7 @@ impl FabricRail {
     #[cold]
     pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
         let slot = &mut self.peers.slots[peer.0 as usize];
-        if mem::replace(&mut slot.up, false) {
+        if slot.take_down() {
             slot.refused = false;
             self.tell(Event::Down(peer, why));
         }
