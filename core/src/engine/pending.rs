@@ -1,10 +1,11 @@
 //! Operations that are not over: a fixed table of slots, and the lists that run through it.
 //!
-//! A slot is on the free list, or open (on the list of its stream until it is acknowledged), or ended and waiting to be
+//! A slot is free, or open (on the list of its stream until it is acknowledged), or ended and waiting to be
 //! taken by its token. Lists are links by index: taking, adding and removing cost a few stores. Nothing allocates.
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
+use crate::sync::pool::FreeList;
 use crate::sync::seq::Seq;
 
 use super::protocol::Form;
@@ -219,7 +220,7 @@ impl List {
 /// The table.
 pub(crate) struct Pending<'m> {
     pub slots: &'m mut [PendingSlot],
-    free: u32,
+    free: FreeList,
     /// Ended and not taken, oldest first.
     pub ended: List,
     /// How many have ended with a report.
@@ -228,30 +229,21 @@ pub(crate) struct Pending<'m> {
 
 impl<'m> Pending<'m> {
     pub(crate) fn new(slots: &'m mut [PendingSlot]) -> Self {
-        slots.fill(PendingSlot::EMPTY);
-        let count = slots.len() as u32;
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
-            slot.generation = 1;
-        }
-        Pending { slots, free: if count == 0 { NONE } else { 0 }, ended: List::EMPTY, ends: 0 }
+        slots.fill(PendingSlot { generation: 1, ..PendingSlot::EMPTY });
+        Pending { slots, free: FreeList::new(), ended: List::EMPTY, ends: 0 }
     }
 
     /// The slot that [`take`](Self::take) would take.
     #[inline(always)]
     pub(crate) fn first_free(&self) -> Option<u32> {
-        (self.free != NONE).then_some(self.free)
+        self.free.first(self.slots.len())
     }
 
     /// Takes a free slot. Its fields are whatever they were: the caller sets them.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
-        let index = self.free;
-        if index == NONE {
-            return None;
-        }
-        self.free = self.slots[index as usize].next;
-        Some(index)
+        let Pending { slots, free, .. } = self;
+        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))
     }
 
     /// An operation is over, and on no list any more: its completion waits to be taken, or nobody wants it.
@@ -274,8 +266,7 @@ impl<'m> Pending<'m> {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free;
-        self.free = index;
+        slot.next = self.free.give(index);
     }
 
     /// The token of the operation in a slot. Never 0: generations start at 1.

@@ -4,6 +4,7 @@ use crate::engine::protocol::{Claimed, Request, Status as Ended};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 use crate::op::{Completion, Outcome};
+use crate::sync::pool::FreeList;
 
 use super::status::{Code, Status2};
 
@@ -110,7 +111,7 @@ impl List {
 /// The table.
 pub(super) struct Requests<'m> {
     pub slots: &'m mut [MqSlot],
-    free: u32,
+    free: FreeList,
     completed: List,
     deferred: List,
 }
@@ -118,17 +119,13 @@ pub(super) struct Requests<'m> {
 impl<'m> Requests<'m> {
     pub(super) fn new(slots: &'m mut [MqSlot]) -> Self {
         slots.fill(MqSlot::EMPTY);
-        let count = slots.len() as u32;
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
-        }
-        Requests { slots, free: 0, completed: List::EMPTY, deferred: List::EMPTY }
+        Requests { slots, free: FreeList::new(), completed: List::EMPTY, deferred: List::EMPTY }
     }
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
-        let index = self.free;
-        let slot = self.slots.get_mut(index as usize)?;
-        self.free = slot.next;
+        let Requests { slots, free, .. } = self;
+        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
+        let slot = &mut slots[index as usize];
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
         slot.status = Status2::EMPTY;
         Some(index)
@@ -138,8 +135,7 @@ impl<'m> Requests<'m> {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free;
-        self.free = index;
+        slot.next = self.free.give(index);
     }
 
     /// What the engine gives back with the end of a request.

@@ -57,6 +57,7 @@ mod block;
 #[cfg(feature = "alloc")]
 mod heap;
 mod lease;
+mod list;
 mod owner;
 #[cfg(test)]
 mod races;
@@ -67,6 +68,8 @@ pub use batch::Batch;
 pub use block::Block;
 pub(crate) use lease::Parcel;
 pub use lease::{Lease, Shared};
+use list::EMPTY;
+pub use list::FreeList;
 pub use owner::{Counts, CreateError, Full, Pool};
 
 /// Slots of a pool for which nobody asked for another number.
@@ -75,8 +78,6 @@ pub const DEFAULT_CAPACITY: usize = 64;
 /// The most slots of a pool: their numbers fit 16 bits.
 pub const MAX_CAPACITY: usize = 1 << 16;
 
-/// The end of a list. A slot's link is its index plus one, so zeroed memory is an empty list.
-const EMPTY: u32 = 0;
 /// The head of a pool whose owner is gone.
 const CLOSED: u32 = u32::MAX;
 

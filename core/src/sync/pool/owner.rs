@@ -7,8 +7,8 @@ use crossbeam_utils::CachePadded;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::{
-    AttachError, CLOSED, EMPTY, GENERATION, Header, ID_OUT, Id, Lease, MAX_CAPACITY, NotSync, OWNER, Reclaim,
-    Shared, Slot, StaleId,
+    AttachError, CLOSED, EMPTY, FreeList, GENERATION, Header, ID_OUT, Id, Lease, MAX_CAPACITY, NotSync,
+    OWNER, Reclaim, Shared, Slot, StaleId,
 };
 use crate::sync::primitive::{Ordering, edge};
 
@@ -40,10 +40,8 @@ pub struct Pool<'m, T> {
 /// The owner's line.
 #[derive(Debug)]
 struct Own<T> {
-    /// Link of the slot given back last by the owner, or taken back from others.
-    local: u32,
-    /// Slots that were ever used. Those beyond are free, and on no list.
-    fresh: u32,
+    /// Slots given back by the owner, or taken back from others.
+    free: FreeList,
     capacity: u32,
     slots: NonNull<Slot<T>>,
     header: NonNull<Header>,
@@ -133,7 +131,7 @@ impl<'m, T> Pool<'m, T> {
                 slot.state.store(redeemed(state), Ordering::Relaxed);
             }
         }
-        let own = Own { local: EMPTY, fresh: 0, capacity, slots, header, counts: Counts::default() };
+        let own = Own { free: FreeList::new(), capacity, slots, header, counts: Counts::default() };
         Self { own: CachePadded::new(own), memory: PhantomData, kind: PhantomData }
     }
 
@@ -145,7 +143,7 @@ impl<'m, T> Pool<'m, T> {
     #[inline(always)]
     pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
         match self.take() {
-            Some(link) => Ok(self.lease(self.slot(link), value)),
+            Some(index) => Ok(self.lease(self.slot(index), value)),
             None => Err(Full(value)),
         }
     }
@@ -160,8 +158,8 @@ impl<'m, T> Pool<'m, T> {
         &mut self,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Lease<'m, T>, CreateError<E>> {
-        let link = self.take().ok_or(CreateError::Full)?;
-        let taken = Taken { slot: self.slot(link), pool: self };
+        let index = self.take().ok_or(CreateError::Full)?;
+        let taken = Taken { slot: self.slot(index), pool: self };
         match make() {
             Ok(value) => {
                 let lease = taken.pool.lease(taken.slot, value);
@@ -271,7 +269,7 @@ impl<'m, T> Pool<'m, T> {
 
     /// What happened so far.
     pub fn counts(&self) -> Counts {
-        Counts { high_water: self.own.fresh.into(), ..self.own.counts }
+        Counts { high_water: self.own.free.used().into(), ..self.own.counts }
     }
 
     /// Number of slots.
@@ -295,11 +293,11 @@ impl<'m, T> Pool<'m, T> {
         unsafe { self.own.header.as_ref() }
     }
 
-    /// The slot with this link.
+    /// The slot with this index.
     #[inline(always)]
-    fn slot(&self, link: u32) -> NonNull<Slot<T>> {
-        // SAFETY: every caller has checked that the link is from 1 to the capacity.
-        unsafe { self.own.slots.add(link as usize - 1) }
+    fn slot(&self, index: u32) -> NonNull<Slot<T>> {
+        // SAFETY: every caller has checked that the index is below the capacity.
+        unsafe { self.own.slots.add(index as usize) }
     }
 
     /// The slot that an id names, and its state as long as that id is out.
@@ -308,21 +306,22 @@ impl<'m, T> Pool<'m, T> {
         if index >= self.own.capacity.into() {
             return Err(StaleId);
         }
-        Ok((self.slot(index as u32 + 1), (id.0 & !(GENERATION - 1)) | ID_OUT))
+        Ok((self.slot(index as u32), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot. Its link, so that the caller's test is that of the list and not of a pointer.
+    /// Takes a free slot. Its index, so that the caller's test is that of the list and not of a pointer.
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
-        let mut link = self.own.local;
+        let mut index = self.own.free.head_index();
         // One comparison for the empty list and for a link that somebody overwrote.
-        if link.wrapping_sub(1) >= self.own.capacity {
-            link = self.refill()?;
+        if index >= self.own.capacity {
+            index = self.refill()?;
         }
         // SAFETY: inside the slots, which the owner keeps. Relaxed: the owner wrote it, or acquired it with its list.
-        self.own.local = unsafe { self.slot(link).as_ref() }.next.load(Ordering::Relaxed);
+        let next = unsafe { self.slot(index).as_ref() }.next.load(Ordering::Relaxed);
+        self.own.free.set_head(next);
         self.own.counts.allocs += 1;
-        Some(link)
+        Some(index)
     }
 
     #[inline(always)]
@@ -335,12 +334,10 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Finds a free slot when the owner's list is empty: what others gave back, or one that was never used. The slot is made
-    /// the head of the owner's list.
+    /// Finds a free slot when the owner's list is empty: the first of what others gave back, or one that was never used.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {
-        self.own.local = EMPTY;
         // Relaxed: only to leave the line alone while there is nothing on it.
         if self.header().line.head.load(Ordering::Relaxed) != EMPTY {
             // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`.
@@ -351,26 +348,26 @@ impl<'m, T> Pool<'m, T> {
             counts.drains += 1;
             counts.max_chain = counts.max_chain.max(taken);
             if taken != 0 {
-                return Some(first);
+                return Some(first - 1);
             }
         }
-        if self.own.fresh == self.own.capacity {
-            self.own.counts.full += 1;
+        let own = &mut *self.own;
+        let Some(index) = own.free.take_fresh(own.capacity as usize) else {
+            own.counts.full += 1;
             return None;
-        }
-        self.own.fresh += 1;
-        // SAFETY: a link from 1 to the capacity. Relaxed: a slot never used is the owner's alone. The word is whatever an
-        // earlier pool in this memory left there.
-        unsafe { self.slot(self.own.fresh).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
-        Some(self.own.fresh)
+        };
+        // SAFETY: below the capacity. Relaxed: a slot never used is the owner's alone. The word is whatever an earlier pool in
+        // this memory left there.
+        unsafe { self.slot(index).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
+        Some(index)
     }
 
     /// Walks a list that is the owner's by now. Bounded by the number of slots, whatever was written there.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {
-            // SAFETY: a link from 1 to the capacity, as just checked. Relaxed: acquired with the head of the list.
-            link = unsafe { self.slot(link).as_ref() }.next.load(Ordering::Relaxed);
+            // SAFETY: inside the slots, as just checked. Relaxed: acquired with the head of the list.
+            link = unsafe { self.slot(link - 1).as_ref() }.next.load(Ordering::Relaxed);
             length += 1;
         }
         length
@@ -407,9 +404,9 @@ impl<T> Drop for Taken<'_, '_, T> {
         // SAFETY: the slot is one of this pool's, which keeps it in place.
         let slot = unsafe { self.slot.as_ref() };
         let own = &mut *self.pool.own;
+        let next = own.free.give(slot.link.get() - 1);
         // Relaxed: from the owner to itself.
-        slot.next.store(own.local, Ordering::Relaxed);
-        own.local = slot.link.get();
+        slot.next.store(next, Ordering::Relaxed);
         own.counts.local_frees += 1;
     }
 }

@@ -1,0 +1,144 @@
+//! The list of free places of a table: the place given back last is taken next, and those never used come last. One owner, no
+//! atomics; never blocks, never allocates. A [`Pool`](super::Pool) keeps its own slots in one, and so does every table whose
+//! places nobody but its owner gives back.
+//!
+//! The list runs through the places themselves: each has a word for the link of the next, which its table reads and writes here.
+//! A link is an index plus one, and 0 the end, so zeroed memory is an empty list. Links are checked as they are followed: one
+//! that somebody overwrote makes the table smaller and leads nowhere else.
+
+/// The end of a list.
+pub(super) const EMPTY: u32 = 0;
+
+/// Free places of a table, by index.
+#[derive(Clone, Debug, Default)]
+pub struct FreeList {
+    /// Link of the place given back last.
+    head: u32,
+    /// Places that were ever used. Those beyond are free, and in no list.
+    fresh: u32,
+}
+
+impl FreeList {
+    /// The list of a table of which no place was used.
+    pub const fn new() -> Self {
+        Self { head: EMPTY, fresh: 0 }
+    }
+
+    /// Takes a place of a table of `len`. `link` reads the link in a place, if its table has that place.
+    #[inline(always)]
+    pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
+        // The table's check stands for the end of the list too.
+        let index = self.head_index();
+        match link(index) {
+            None => self.take_fresh(len),
+            Some(link) => {
+                self.set_head(link);
+                Some(index)
+            }
+        }
+    }
+
+    /// The place given back last. At the end of the list, or behind a link that was overwritten: one that no table has.
+    #[inline(always)]
+    pub(super) fn head_index(&self) -> u32 {
+        self.head.wrapping_sub(1)
+    }
+
+    /// Makes the list that begins with this link its own.
+    #[inline(always)]
+    pub(super) fn set_head(&mut self, link: u32) {
+        self.head = link;
+    }
+
+    /// Takes a place that was never used, when none that was is left.
+    #[cold]
+    pub(super) fn take_fresh(&mut self, len: usize) -> Option<u32> {
+        self.head = EMPTY;
+        let index = self.fresh;
+        ((index as usize) < len).then(|| {
+            self.fresh += 1;
+            index
+        })
+    }
+
+    /// The place that [`take`](Self::take) would take from a table of `len`.
+    #[inline(always)]
+    pub fn first(&self, len: usize) -> Option<u32> {
+        let index = self.head_index();
+        if (index as usize) < len { Some(index) } else { self.first_fresh(len) }
+    }
+
+    #[cold]
+    fn first_fresh(&self, len: usize) -> Option<u32> {
+        ((self.fresh as usize) < len).then_some(self.fresh)
+    }
+
+    /// Gives a place back. The caller writes the link that this returns into it.
+    #[inline(always)]
+    #[must_use = "the link of the place given back"]
+    pub fn give(&mut self, index: u32) -> u32 {
+        core::mem::replace(&mut self.head, index + 1)
+    }
+
+    /// How many places were ever used.
+    #[inline]
+    pub fn used(&self) -> u32 {
+        self.fresh
+    }
+}
+
+#[cfg(all(test, not(fishplate_loom)))]
+mod tests {
+    extern crate std;
+
+    use std::{vec, vec::Vec};
+
+    use super::*;
+    use crate::sync::testing::Random;
+
+    fn link(links: &[u32]) -> impl FnOnce(u32) -> Option<u32> {
+        move |index| links.get(index as usize).copied()
+    }
+
+    #[test]
+    fn the_place_given_back_last_is_taken_next_and_those_never_used_come_last() {
+        let mut random = Random::new("free places");
+        for len in [0usize, 1, 3, 8] {
+            // A place never used holds anything.
+            let (mut list, mut links) = (FreeList::new(), vec![0xdead_beef; len]);
+            let (mut out, mut free, mut used) = (Vec::new(), Vec::new(), 0);
+            for _ in 0..10_000 {
+                if random.within(0..2) == 0 && !out.is_empty() {
+                    let index: u32 = out.swap_remove(random.within(0..out.len()));
+                    links[index as usize] = list.give(index);
+                    free.push(index);
+                    continue;
+                }
+                let want = free.pop().or((used < len as u32).then_some(used));
+                used += u32::from(want == Some(used));
+                assert_eq!(list.first(len), want);
+                assert_eq!(list.take(len, link(&links)), want);
+                assert_eq!(list.used(), used);
+                out.extend(want);
+            }
+        }
+    }
+
+    #[test]
+    fn links_that_somebody_overwrote_lead_nowhere() {
+        for garbage in [5, 6, 1 << 16, u32::MAX] {
+            let (mut list, mut links) = (FreeList::new(), [0; 4]);
+            let taken: Vec<_> = std::iter::from_fn(|| list.take(4, link(&links))).collect();
+            assert_eq!(taken, [0, 1, 2, 3]);
+            for index in [0, 1] {
+                links[index as usize] = list.give(index);
+            }
+            links[1] = garbage;
+            assert_eq!(list.take(4, link(&links)), Some(1));
+            assert_eq!(list.first(4), None);
+            assert_eq!(list.take(4, link(&links)), None);
+            links[1] = list.give(1);
+            assert_eq!(list.take(4, link(&links)), Some(1), "{garbage}");
+        }
+    }
+}
