@@ -1,23 +1,36 @@
-//! The socket after the handshake: blobs of the layer above, announcements of segments, and the good-bye, all in one
-//! order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
+//! The socket after the handshake: blobs of the layer above, announcements of segments, what is said of device memory, and
+//! the good-bye, all in one order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
 //!
 //! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer that exceeds either
 //! breaks the protocol; a correct one is at most one blob ahead.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Instant;
 
 use fishplate_core::error::{PeerError, Violation};
 
-use crate::handshake::HandshakeError;
+use crate::gpu::Handle;
+use crate::gpu::board::Board;
+use crate::handshake::{HandshakeError, Nonce};
 use crate::packet::{Kind, MAX_BLOB, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment, SegmentError};
 use crate::socket::Socket;
 
 /// Blobs that wait here to be asked for.
 const MAX_BLOBS: usize = 8;
+
+/// Packets taken in by one [`pump`](Control::pump); the rest stays in the socket.
+const PASS: usize = 64;
+
+/// Packets about device memory that wait for room in the socket, before their senders are refused.
+const MAX_QUEUED: usize = 1024;
+
+/// Notices that wait for room in the socket, before the peer is given up: it does not read, and makes us answer.
+const MAX_NOTICES: usize = 16 * 1024;
 
 /// A segment that the peer has announced.
 #[derive(Debug)]
@@ -36,6 +49,8 @@ struct Announced {
 enum Notice {
     Announce(Segment),
     Withdraw(u32),
+    /// About device memory, with the handle that goes with it.
+    Memory(Vec<u8>, Option<Arc<Handle>>),
 }
 
 /// One end of the socket, and what came through it.
@@ -47,12 +62,24 @@ pub(crate) struct Control {
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
     max_segments: usize,
+    /// What both have said of device memory.
+    pub(crate) board: Board,
+    /// The peer's nonce: which life of which process this is.
+    incarnation: Nonce,
+    /// Whether the peer is this very process.
+    home: bool,
     /// Why nothing more will come.
     ended: Option<PeerError>,
 }
 
 impl Control {
-    pub(crate) fn new(socket: Socket, buffer: Box<[u8]>, max_segments: u16) -> Self {
+    pub(crate) fn new(
+        socket: Socket,
+        buffer: Box<[u8]>,
+        max_segments: u16,
+        incarnation: Nonce,
+        home: bool,
+    ) -> Self {
         Control {
             socket,
             buffer,
@@ -60,12 +87,25 @@ impl Control {
             notices: VecDeque::new(),
             segments: Vec::new(),
             max_segments: max_segments.into(),
+            board: Board::default(),
+            incarnation,
+            home,
             ended: None,
         }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.fd()
+    }
+
+    /// The peer's nonce.
+    pub(crate) fn incarnation(&self) -> Nonce {
+        self.incarnation
+    }
+
+    /// Whether the peer is this very process.
+    pub(crate) fn home(&self) -> bool {
+        self.home
     }
 
     /// Whether something waits to be said.
@@ -111,6 +151,29 @@ impl Control {
         self.send_notices();
     }
 
+    /// Whether [`tell`](Control::tell) would not make the queue any longer than it may be.
+    pub(crate) fn has_room(&self) -> bool {
+        self.notices.len() < MAX_QUEUED
+    }
+
+    /// Sends a packet about device memory, now or in a later [`pump`](Control::pump).
+    pub(crate) fn tell(&mut self, packet: Vec<u8>, handle: Option<Arc<Handle>>) {
+        if self.ended.is_some() {
+            return;
+        }
+        if self.notices.len() == MAX_NOTICES {
+            self.ended = Some(PeerError::Protocol(Violation::Credit));
+            return self.notices.clear();
+        }
+        self.notices.push_back(Notice::Memory(packet, handle));
+        self.send_notices();
+    }
+
+    /// The peer's process is known to be gone.
+    pub(crate) fn died(&mut self) {
+        self.ended.get_or_insert(PeerError::Died);
+    }
+
     fn send_notices(&mut self) {
         while let Some(notice) = self.notices.front() {
             let (packet, fd) = notice.packet();
@@ -124,10 +187,13 @@ impl Control {
         }
     }
 
-    /// Takes in whatever has arrived and sends what is still to be said, without waiting.
+    /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said, without waiting.
     pub(crate) fn pump(&mut self) {
         self.send_notices();
-        while self.ended.is_none() {
+        for _ in 0..PASS {
+            if self.ended.is_some() {
+                return;
+            }
             match self.socket.try_recv(&mut self.buffer) {
                 Ok(Some((len, fds))) => self.file(len, fds),
                 Ok(None) => return,
@@ -199,6 +265,14 @@ impl Control {
                 body.end()?;
                 self.ended = Some(PeerError::Closed);
             }
+            Kind::Export
+            | Kind::Fetch
+            | Kind::Refuse
+            | Kind::Publish
+            | Kind::Query
+            | Kind::Unpublish
+            | Kind::Revoke
+            | Kind::RevokeAck => self.board.take(kind, body, &mut fds, self.home)?,
             Kind::Blob | Kind::Hello | Kind::Offer | Kind::Ready => return Err(HandshakeError::BadPacket),
         }
         if fds.next().is_some() { Err(HandshakeError::BadPacket) } else { Ok(()) }
@@ -255,17 +329,24 @@ impl Control {
 }
 
 impl Notice {
-    fn packet(&self) -> (Vec<u8>, Option<BorrowedFd<'_>>) {
+    fn packet(&self) -> (Cow<'_, [u8]>, Option<BorrowedFd<'_>>) {
         match self {
             Notice::Announce(segment) => {
                 let mut packet = Writer::new(Kind::Announce);
                 packet.put(segment.number().to_ne_bytes()).put((segment.len() as u64).to_ne_bytes());
-                (packet.finish(), Some(segment.fd()))
+                (packet.finish().into(), Some(segment.fd()))
             }
             Notice::Withdraw(number) => {
                 let mut packet = Writer::new(Kind::Withdraw);
                 packet.put(number.to_ne_bytes());
-                (packet.finish(), None)
+                (packet.finish().into(), None)
+            }
+            Notice::Memory(packet, handle) => {
+                let fd = match handle.as_deref() {
+                    Some(Handle::Descriptor(fd)) => Some(fd.as_fd()),
+                    _ => None,
+                };
+                (packet.into(), fd)
             }
         }
     }

@@ -16,9 +16,25 @@
 //! - **Closing is slow.** It may wait for every stream of the device: never beside a transfer.
 //! - **Close before free.** Memory that is freed while a peer has it mapped is undefined: an exporter revokes first.
 
+pub(crate) mod board;
+mod export;
+mod host;
+mod import;
+mod publish;
+mod revoke;
+mod share;
+mod wire;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+
+pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Registration};
+pub use host::HostDevice;
+pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
+pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
+pub use revoke::RevokeError;
+pub use share::{Line, Links, Published, Sharing, TellError};
 
 /// A place in the address space that the devices of this process share. Not for the processor to touch, unless
 /// [`Device::host_view`] says where.

@@ -17,7 +17,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fishplate_core::error::AttachError;
@@ -268,6 +268,31 @@ fn nonce() -> Result<Nonce, HandshakeError> {
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
+/// The nonces of the handshakes that this process is in: a peer with one of them, and our process number, is ourselves. After a
+/// fork the number alone could be another's.
+struct Mine(Nonce);
+
+static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
+
+impl Mine {
+    /// Notes a nonce for as long as the handshake lasts.
+    fn enter(nonce: Nonce) -> Self {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
+        Mine(nonce)
+    }
+
+    /// Whether a handshake of this process has that nonce. The other end of ours has not left its own before we are ready.
+    fn has(nonce: &Nonce) -> bool {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).retain(|nonce| *nonce != self.0);
+    }
+}
+
 impl Link {
     /// Shakes hands over a SEQPACKET socket that is connected already, such as one end of
     /// [`socket_pair`](crate::socket_pair).
@@ -294,6 +319,7 @@ impl Link {
         let mut buffer = vec![0; MAX_PACKET].into_boxed_slice();
 
         let probe = Box::new(nonce()?);
+        let _mine = Mine::enter(*probe);
         let ours = Hello {
             role,
             cell_size: lane::CELL as u32,
@@ -348,6 +374,9 @@ impl Link {
         // Only a process that is where the kernel says, and that lets us, shows its nonce there.
         let cma = !config.force_staging && cma::read(peer.pid, theirs.probe) == Some(theirs.nonce);
 
+        // SAFETY: the call has no arguments and cannot fail.
+        let home = peer.pid == unsafe { libc::getpid() } && Mine::has(&theirs.nonce);
+
         let mut ready = Writer::new(Kind::Ready);
         ready.put(theirs.nonce);
         socket.send(&ready.finish(), &[], deadline)?;
@@ -355,7 +384,7 @@ impl Link {
         echoes(&buffer[..len], &ours.nonce)?;
 
         Ok(Link {
-            control: Control::new(socket, buffer, config.max_segments),
+            control: Control::new(socket, buffer, config.max_segments, theirs.nonce, home),
             peer,
             pair: Pair { outgoing, incoming },
             doorbell,

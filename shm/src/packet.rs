@@ -47,6 +47,22 @@ pub(crate) enum Kind {
     Withdraw = 6,
     /// I leave in good order.
     Bye = 7,
+    /// An allocation of device memory, with its handle. This and what follows: see `gpu::wire`.
+    Export = 8,
+    /// The handle of an allocation is wanted.
+    Fetch = 9,
+    /// What the sender will not answer otherwise.
+    Refuse = 10,
+    /// A version of a buffer, and where it is.
+    Publish = 11,
+    /// A version of a buffer is wanted, or no longer.
+    Query = 12,
+    /// A buffer is nowhere any more.
+    Unpublish = 13,
+    /// An allocation is to be closed.
+    Revoke = 14,
+    /// It is closed.
+    RevokeAck = 15,
 }
 
 impl Kind {
@@ -59,6 +75,14 @@ impl Kind {
             5 => Kind::Announce,
             6 => Kind::Withdraw,
             7 => Kind::Bye,
+            8 => Kind::Export,
+            9 => Kind::Fetch,
+            10 => Kind::Refuse,
+            11 => Kind::Publish,
+            12 => Kind::Query,
+            13 => Kind::Unpublish,
+            14 => Kind::Revoke,
+            15 => Kind::RevokeAck,
             _ => return None,
         })
     }

@@ -17,7 +17,7 @@ use crate::config::ShmConfig;
 use crate::doorbell::{Bell, Doorbell};
 use crate::handshake::{HandshakeError, Link, Profile};
 use crate::lane::{self, PAYLOAD, cells_for};
-use crate::peer::{Attached, Sizes};
+use crate::peer::{self, Attached, Sizes};
 use crate::record::{self, MESSAGE, STAGED};
 use crate::regions::{Kind, Owner, Regions};
 use crate::segment::Segment;
@@ -147,6 +147,16 @@ impl<H: Host> ShmRail<H> {
         self.peers[place] = Some(attached);
         self.active.push(peer);
         Ok(())
+    }
+
+    /// Peers are numbered below this.
+    pub(crate) fn max_peers(&self) -> u16 {
+        self.config.max_peers
+    }
+
+    /// What there is of an attached peer that is another process, or another rail of this one.
+    pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
+        self.attached(peer)?.remote.as_mut()
     }
 
     /// Makes this process its own peer: no socket, a lane of its own, and memory at its own addresses. Slow path.

@@ -1,0 +1,187 @@
+//! What two processes have said to each other of device memory, at one end of one link. It dies with the link, so nothing of an
+//! earlier life of the peer is ever believed. Slow path: allocates.
+//!
+//! Everything that a peer can make grow is bounded. What exceeds a bound because the peer is entitled to it is forgotten, oldest
+//! first, and asked for again when it is needed: offers that nobody has opened, and old versions of a buffer. What no correct
+//! peer does ends the link.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+
+use super::export::{AllocId, MAX_EXPORTS};
+use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
+use super::wire::{self, Ask, Offer, Said};
+use crate::handshake::HandshakeError;
+use crate::packet::{Kind, Reader};
+
+/// Handles kept that nobody has opened yet. One may be a descriptor.
+pub(crate) const MAX_OFFERS: usize = 64;
+
+/// Questions that this end has open at once.
+const MAX_ASKED: usize = 32;
+
+/// Questions of the peer that stand. More than it has open, for one that was answered before it came may have crossed with the
+/// answer.
+const MAX_QUERIES: usize = 1024;
+
+/// One end's view.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    // What the peer has said.
+    offers: BTreeMap<AllocId, Offer>,
+    buffers: BTreeMap<u64, Versions>,
+    /// Allocations that the peer wants closed, and is owed an acknowledgement for.
+    pub(crate) revokes: VecDeque<(u64, AllocId)>,
+    /// Allocations of ours that it has closed.
+    pub(crate) acks: VecDeque<(u64, AllocId)>,
+    /// Handles that it wants.
+    pub(crate) fetches: BTreeSet<AllocId>,
+    /// Versions that it waits for.
+    pub(crate) queries: Vec<(u64, Wanted)>,
+
+    // What this end has said.
+    /// Open questions, oldest first, and whether they were refused.
+    asked: VecDeque<(Ask, bool)>,
+    /// Allocations that the peer may have open.
+    pub(crate) given: BTreeSet<AllocId>,
+    /// The last version of each buffer that it was told.
+    pub(crate) told: BTreeMap<u64, Binding>,
+}
+
+impl Board {
+    /// Takes a packet in. An error ends the link.
+    pub(crate) fn take(
+        &mut self,
+        kind: Kind,
+        body: Reader<'_>,
+        fds: &mut dyn Iterator<Item = OwnedFd>,
+        home: bool,
+    ) -> Result<(), HandshakeError> {
+        match wire::read(kind, body, fds, home)? {
+            Said::Export(offer) => {
+                self.answered(Ask::Alloc(offer.alloc));
+                if self.offers.len() == MAX_OFFERS && !self.offers.contains_key(&offer.alloc) {
+                    // Numbers grow: the first is the oldest.
+                    self.offers.pop_first();
+                }
+                // Whatever was offered before under this number is dropped here, and its descriptor with it.
+                self.offers.insert(offer.alloc, offer);
+            }
+            Said::Fetch(alloc) if self.fetches.len() < MAX_EXPORTS => drop(self.fetches.insert(alloc)),
+            Said::Refuse(ask) => {
+                let asked = self.asked.iter_mut().find(|(asked, refused)| *asked == ask && !refused);
+                // An answer to a question that was taken back crosses with that.
+                if let Some((_, refused)) = asked {
+                    *refused = true;
+                }
+            }
+            Said::Publish(buffer, binding) => {
+                self.answered(Ask::Buffer(buffer, Wanted::Latest));
+                self.answered(Ask::Buffer(buffer, Wanted::Version(binding.version)));
+                if self.buffers.len() == MAX_BUFFERS && !self.buffers.contains_key(&buffer) {
+                    return Err(HandshakeError::BadPacket);
+                }
+                let versions = self.buffers.entry(buffer).or_default();
+                if !versions.insert(binding) {
+                    return Err(HandshakeError::BadPacket);
+                }
+            }
+            Said::Query { buffer, wanted, on } => {
+                self.queries.retain(|query| *query != (buffer, wanted));
+                if on && self.queries.len() == MAX_QUERIES {
+                    return Err(HandshakeError::BadPacket);
+                }
+                if on {
+                    self.queries.push((buffer, wanted));
+                }
+            }
+            Said::Unpublish(buffer) => drop(self.buffers.remove(&buffer)),
+            Said::Revoke { sequence, alloc } if self.revokes.len() < MAX_EXPORTS => {
+                self.forget(alloc);
+                self.revokes.push_back((sequence, alloc));
+            }
+            Said::RevokeAck { sequence, alloc } if self.acks.len() < MAX_EXPORTS => {
+                self.acks.push_back((sequence, alloc));
+            }
+            Said::Fetch(_) | Said::Revoke { .. } | Said::RevokeAck { .. } => {
+                return Err(HandshakeError::BadPacket);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the handle of an allocation, and the versions that lie in it.
+    fn forget(&mut self, alloc: AllocId) {
+        self.offers.remove(&alloc);
+        self.buffers.retain(|_, versions| versions.forget(alloc));
+    }
+
+    fn answered(&mut self, ask: Ask) {
+        self.asked.retain(|(asked, _)| *asked != ask);
+    }
+
+    /// The size of an allocation whose handle lies here.
+    pub(crate) fn offered(&self, alloc: AllocId) -> Option<u64> {
+        self.offers.get(&alloc).map(|offer| offer.size)
+    }
+
+    /// Takes a handle, to be opened.
+    pub(crate) fn accept(&mut self, alloc: AllocId) -> Option<Offer> {
+        self.offers.remove(&alloc)
+    }
+
+    /// Where a buffer of the peer is.
+    pub(crate) fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
+        self.buffers.get(&buffer)?.find(wanted)
+    }
+
+    /// Notes a question and says what is to be sent for it: nothing if it is open already.
+    pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
+        let mut packets = Vec::new();
+        if self.asked.iter().any(|(asked, _)| *asked == ask) {
+            return packets;
+        }
+        while self.asked.len() >= MAX_ASKED {
+            match self.asked.iter().position(|(asked, refused)| *refused || matches!(asked, Ask::Buffer(..)))
+            {
+                Some(i) => {
+                    packets.extend(self.asked.remove(i).and_then(
+                        |(asked, refused)| {
+                            if refused { None } else { unask(asked) }
+                        },
+                    ))
+                }
+                // As many fetches as may be open: this one comes when one is answered.
+                None => return packets,
+            }
+        }
+        self.asked.push_back((ask, false));
+        packets.push(match ask {
+            Ask::Alloc(alloc) => wire::fetch(alloc),
+            Ask::Buffer(buffer, wanted) => wire::query(buffer, wanted, true),
+        });
+        packets
+    }
+
+    /// Takes a question back, and says what is to be sent for it.
+    pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
+        let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
+        // A fetch is answered soon, whether or not anybody still wants to know.
+        matches!(ask, Ask::Buffer(..)).then(|| self.asked.remove(i))?;
+        unask(ask)
+    }
+
+    /// Whether a question was refused; if so, it may be asked again.
+    pub(crate) fn refused(&mut self, ask: Ask) -> bool {
+        let found = self.asked.iter().position(|(asked, refused)| *asked == ask && *refused);
+        found.and_then(|i| self.asked.remove(i)).is_some()
+    }
+}
+
+/// What tells the peer that a question is no longer open.
+fn unask(ask: Ask) -> Option<Vec<u8>> {
+    match ask {
+        Ask::Alloc(_) => None,
+        Ask::Buffer(buffer, wanted) => Some(wire::query(buffer, wanted, false)),
+    }
+}
