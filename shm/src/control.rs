@@ -108,6 +108,12 @@ impl Control {
         self.home
     }
 
+    /// Whether the peer is this very process, from now on.
+    #[cfg(test)]
+    pub(crate) fn pretend(&mut self, home: bool) {
+        self.home = home;
+    }
+
     /// Whether something waits to be said.
     pub(crate) fn has_notices(&self) -> bool {
         !self.notices.is_empty()

@@ -44,8 +44,8 @@ pub(crate) struct Board {
     asked: VecDeque<(Ask, bool)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
-    /// The last version of each buffer that it was told.
-    pub(crate) told: BTreeMap<u64, Binding>,
+    /// The buffers that it was told of, and the last version, unless that was taken back.
+    pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
 impl Board {
@@ -113,7 +113,9 @@ impl Board {
     /// Drops the handle of an allocation, and the versions that lie in it.
     fn forget(&mut self, alloc: AllocId) {
         self.offers.remove(&alloc);
-        self.buffers.retain(|_, versions| versions.forget(alloc));
+        for versions in self.buffers.values_mut() {
+            versions.forget(alloc);
+        }
     }
 
     fn answered(&mut self, ask: Ask) {

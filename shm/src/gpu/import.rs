@@ -56,6 +56,8 @@ pub enum Fault {
     Incarnation,
     /// This version was followed by others and is not remembered.
     Gone,
+    /// It was revoked, then offered again, and transfers of before are still under way: finish them first.
+    Busy,
     /// The range does not lie inside the allocation, in bytes.
     OutOfBounds {
         /// First byte asked for.
@@ -95,6 +97,7 @@ impl fmt::Display for Fault {
             Fault::Revoked => f.write_str("the peer has taken it back"),
             Fault::Incarnation => f.write_str("it was looked up before the peer was started again"),
             Fault::Gone => f.write_str("the version is too old to be remembered"),
+            Fault::Busy => f.write_str("transfers from before it was revoked are under way"),
             Fault::OutOfBounds { offset, len, size } => {
                 write!(f, "{len} bytes at {offset} are not inside its {size} bytes")
             }
@@ -194,6 +197,8 @@ pub struct Imports {
     free: Vec<u32>,
     /// The open ones.
     by_key: BTreeMap<(Nonce, AllocId), u32>,
+    /// Those that drain.
+    draining: BTreeMap<(Nonce, AllocId), u32>,
     /// The open ones that nobody imports, the one for longest first.
     idle: BTreeMap<u64, u32>,
     clock: u64,
@@ -214,6 +219,7 @@ impl Imports {
             slots: Vec::new(),
             free: Vec::new(),
             by_key: BTreeMap::new(),
+            draining: BTreeMap::new(),
             idle: BTreeMap::new(),
             clock: 0,
             open: 0,
@@ -238,12 +244,12 @@ impl Imports {
     #[inline(always)]
     pub fn begin(&mut self, id: ImportId) -> Result<DevicePtr, Fault> {
         match self.mapping_mut(id) {
-            Some(mapping) if mapping.state == State::Open => {
+            Some(mapping) if mapping.state == State::Open && mapping.uses > 0 => {
                 mapping.flights += 1;
                 Ok(mapping.base)
             }
-            Some(_) => Err(Fault::Revoked),
-            None => Err(Fault::Stale),
+            Some(mapping) if mapping.uses > 0 => Err(Fault::Revoked),
+            _ => Err(Fault::Stale),
         }
     }
 
@@ -312,6 +318,9 @@ impl Imports {
         if let Some(&index) = self.by_key.get(&key) {
             self.retire(index, None);
             self.sweep(device);
+        }
+        if self.draining.contains_key(&key) {
+            return Err(Fault::Busy);
         }
         let (base, opened) = match handle {
             Some(handle) => {
@@ -408,6 +417,7 @@ impl Imports {
             mapping.state = State::Draining;
             mapping.revoke = revoke;
             self.by_key.remove(&mapping.key);
+            self.draining.insert(mapping.key, index);
             if mapping.uses == 0 {
                 self.idle.remove(&mapping.idle_since);
             }
@@ -423,12 +433,14 @@ impl Imports {
             return true;
         }
         // Draining for another reason, or for an earlier revocation.
-        let draining = self
-            .slots
-            .iter_mut()
-            .filter_map(|slot| slot.mapping.as_mut())
-            .find(|mapping| mapping.key == (incarnation, alloc) && mapping.state == State::Draining);
-        draining.map(|mapping| mapping.revoke = Some(sequence)).is_some()
+        let draining = self.draining.get(&(incarnation, alloc)).copied();
+        let mapping = draining.and_then(|index| self.slots[index as usize].mapping.as_mut());
+        mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
+    }
+
+    /// Whether an allocation has transfers under way from before it was given up.
+    pub(crate) fn is_draining(&self, incarnation: Nonce, alloc: AllocId) -> bool {
+        self.draining.contains_key(&(incarnation, alloc))
     }
 
     /// Ends everything of peers that are not among those alive.
@@ -454,13 +466,14 @@ impl Imports {
         if !std::mem::take(&mut self.drained) {
             return;
         }
-        for index in 0..self.slots.len() as u32 {
+        let draining: Vec<_> = self.draining.iter().map(|(&key, &index)| (key, index)).collect();
+        for (key, index) in draining {
             let slot = &mut self.slots[index as usize];
-            let Some(mapping) = &mut slot.mapping else { continue };
-            if mapping.state != State::Draining || mapping.flights > 0 {
+            let Some(mapping) = slot.mapping.as_mut().filter(|mapping| mapping.flights == 0) else {
                 continue;
-            }
+            };
             mapping.state = State::Closed;
+            self.draining.remove(&key);
             if mapping.opened {
                 // SAFETY: no transfer to it is under way, and none begins in this state.
                 self.stats.close_errors += u64::from(unsafe { device.close(mapping.base) }.is_err());
@@ -469,7 +482,7 @@ impl Imports {
                 self.bytes -= mapping.size;
             }
             if let Some(sequence) = mapping.revoke {
-                let (incarnation, alloc) = mapping.key;
+                let (incarnation, alloc) = key;
                 self.closed.push(Closed { peer: mapping.peer, incarnation, alloc, sequence });
             }
             if mapping.uses == 0 {

@@ -100,10 +100,13 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The last versions of one buffer, the greatest at the end.
+/// The last versions of one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
+    /// The greatest at the end.
     kept: VecDeque<Binding>,
+    /// The greatest ever entered. Where it was taken back the buffer is nowhere, even if older ones are remembered.
+    last: u64,
 }
 
 impl Versions {
@@ -116,21 +119,21 @@ impl Versions {
         if self.kept.len() > VERSIONS_KEPT {
             self.kept.pop_front();
         }
+        self.last = self.last.max(binding.version);
         true
     }
 
     pub(crate) fn find(&self, wanted: Wanted) -> Option<Binding> {
         match wanted {
-            Wanted::Latest => self.kept.back(),
+            Wanted::Latest => self.kept.back().filter(|known| known.version == self.last),
             Wanted::Version(version) => self.kept.iter().find(|known| known.version == version),
         }
         .copied()
     }
 
-    /// Forgets what lies in an allocation. Whether anything is left.
-    pub(crate) fn forget(&mut self, alloc: AllocId) -> bool {
+    /// Forgets what lies in an allocation.
+    pub(crate) fn forget(&mut self, alloc: AllocId) {
         self.kept.retain(|known| known.alloc != alloc);
-        !self.kept.is_empty()
     }
 }
 
@@ -144,16 +147,10 @@ pub(crate) enum Found {
     Gone,
 }
 
-#[derive(Debug, Default)]
-struct Record {
-    versions: Versions,
-    last: u64,
-}
-
 /// The buffers that this process has published.
 #[derive(Debug, Default)]
 pub struct Publications {
-    buffers: BTreeMap<u64, Record>,
+    buffers: BTreeMap<u64, Versions>,
 }
 
 /// Versions that the user does not choose: every one greater than all before in this process.
@@ -168,8 +165,7 @@ impl Publications {
         version: Option<u64>,
         at: &Registration,
     ) -> Result<(Binding, bool), PublishError> {
-        if let Some(record) = self.buffers.get(&buffer)
-            && let Some(latest) = record.versions.find(Wanted::Latest)
+        if let Some(latest) = self.find(buffer, Wanted::Latest)
             && latest.says(at)
             && version.is_none_or(|version| version == latest.version)
         {
@@ -178,7 +174,7 @@ impl Publications {
         if self.buffers.len() == MAX_BUFFERS && !self.buffers.contains_key(&buffer) {
             return Err(PublishError::Full(MAX_BUFFERS));
         }
-        let last = self.buffers.get(&buffer).map_or(0, |record| record.last);
+        let last = self.buffers.get(&buffer).map_or(0, |versions| versions.last);
         // Relaxed: only the number's being unique and growing matters.
         let version =
             version.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
@@ -186,9 +182,7 @@ impl Publications {
             return Err(PublishError::Version { last });
         }
         let binding = Binding { version, alloc: at.alloc, offset: at.offset, len: at.len };
-        let record = self.buffers.entry(buffer).or_default();
-        record.last = version;
-        record.versions.insert(binding);
+        self.buffers.entry(buffer).or_default().insert(binding);
         Ok((binding, true))
     }
 
@@ -199,21 +193,21 @@ impl Publications {
 
     /// Where a buffer of this process is.
     pub fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
-        self.buffers.get(&buffer)?.versions.find(wanted)
+        self.buffers.get(&buffer)?.find(wanted)
     }
 
     pub(crate) fn look(&self, buffer: u64, wanted: Wanted) -> Found {
         match (self.find(buffer, wanted), wanted, self.buffers.get(&buffer)) {
             (Some(binding), ..) => Found::Here(binding),
-            (None, Wanted::Version(version), Some(record)) if version <= record.last => Found::Gone,
+            (None, Wanted::Version(version), Some(known)) if version <= known.last => Found::Gone,
             _ => Found::NotYet,
         }
     }
 
     /// Forgets what lies in an allocation; the buffers stay, so that their versions go on growing.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
-        for record in self.buffers.values_mut() {
-            record.versions.forget(alloc);
+        for versions in self.buffers.values_mut() {
+            versions.forget(alloc);
         }
     }
 

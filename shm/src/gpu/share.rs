@@ -205,7 +205,7 @@ impl<D: Device> Sharing<D> {
             return Err(TellError::Peer(fault(peer, Some(at.alloc), Fault::Again)));
         }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
-        let told = line.control.board.told.get(&buffer) != Some(&binding);
+        let told = line.control.board.told.get(&buffer) != Some(&Some(binding));
         if told {
             tell(&self.exports, &self.device, line, buffer, binding);
         }
@@ -265,7 +265,9 @@ impl<D: Device> Sharing<D> {
         for number in 0..links.bound() {
             let peer = Peer(number);
             let Some(line) = links.line(peer) else { continue };
-            line.control.board.told.retain(|_, binding| binding.alloc != alloc);
+            for told in line.control.board.told.values_mut() {
+                *told = told.filter(|binding| binding.alloc != alloc);
+            }
             if line.control.ended().is_none() && line.control.board.given.contains(&alloc) {
                 awaited.push((peer, line.control.incarnation()));
             }
@@ -455,6 +457,9 @@ impl<D: Device> Sharing<D> {
         if let Some(found) = self.imports.find(incarnation, alloc, offset, len) {
             return found.map(Some).map_err(error);
         }
+        if self.imports.is_draining(incarnation, alloc) {
+            return Err(error(Fault::Busy));
+        }
         if let Some(size) = control.board.offered(alloc) {
             within(offset, len, size).map_err(error)?;
         }
@@ -595,9 +600,9 @@ fn tell<D: Device>(exports: &Exports, device: &D, line: Line<'_>, buffer: u64, b
         return;
     }
     control.tell(wire::publish(buffer, &binding), None);
-    let told = control.board.told.entry(buffer).or_insert(binding);
+    let told = control.board.told.entry(buffer).or_default();
     // An older version may have been asked for.
-    if told.version <= binding.version {
-        *told = binding;
+    if told.is_none_or(|told| told.version < binding.version) {
+        *told = Some(binding);
     }
 }
