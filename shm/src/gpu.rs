@@ -24,6 +24,7 @@ mod publish;
 mod revoke;
 mod share;
 mod wire;
+pub mod fake;
 
 use std::fmt;
 use std::os::fd::OwnedFd;

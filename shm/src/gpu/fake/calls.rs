@@ -1,0 +1,532 @@
+//! The calls of a process.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::behaviour::{Call, Kind, Violation};
+use super::handle::Named;
+use super::memory::Memory;
+use super::space::{Range, What};
+use super::stream::{Stream, StreamId, Verb};
+use super::world::{State, start_time};
+use super::{FakeDevice, FakeProcess};
+use crate::gpu::{Allocation, DeviceError, DevicePtr, LEGACY_HANDLE, Share, Unshared, Uuid};
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
+
+/// `CUDA_ERROR_ALREADY_MAPPED`.
+const ALREADY_MAPPED: DeviceError = DeviceError::Driver(208);
+
+impl FakeProcess {
+    /// A device of the process, with streams of its own.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDevice`].
+    pub fn device(&self, ordinal: u32) -> Result<FakeDevice, DeviceError> {
+        FakeDevice::new(self.clone(), ordinal)
+    }
+
+    /// Takes memory of a kind.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`], and what [`FakeProcess::fail`] has ordered.
+    pub fn alloc(&self, ordinal: u32, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Alloc)?;
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let (size, align) = match kind {
+            Kind::Virtual | Kind::VirtualUnshared => {
+                let granule = state.behaviour.granule;
+                (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
+            }
+            _ => (size, 512),
+        };
+        let (limit, id) = (state.behaviour.memory, state.id());
+        let gpu = &mut state.devices[device as usize];
+        if gpu.used.checked_add(size).is_none_or(|used| used > limit) {
+            return Err(DeviceError::Exhausted);
+        }
+        gpu.used += size;
+        let uuid = gpu.uuid;
+        let process = &mut state.processes[self.place];
+        let memory = Arc::new(Memory::create(size, id, process.owner, &uuid)?);
+        let what = What::Own { kind, memory, buffer: process.buffer() };
+        process.counts.allocs += 1;
+        Ok(process.space.map(size, (align, 0), ordinal, what))
+    }
+
+    /// Gives memory back, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if it is not the first byte of such memory.
+    pub fn free(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.check_queue(self.place, base);
+        let device = state.begin(self.place, ordinal, Call::Free)?;
+        let range = state.take(self.place, base, |what| matches!(what, What::Own { .. }))?;
+        if let What::Own { memory, .. } = &range.what {
+            if memory.free(state.behaviour.poison) > 0 {
+                state.violations.push(Violation::FreedWhileOpen);
+            }
+            state.devices[device as usize].used -= memory.size();
+        }
+        state.processes[self.place].counts.frees += 1;
+        Ok(())
+    }
+
+    /// Tells what a place lies in.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`].
+    pub fn allocation(&self, ordinal: u32, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Allocation)?;
+        let (base, range) = state.processes[self.place].space.find(ptr, 0)?;
+        let (buffer, share) = match &range.what {
+            What::Own { kind, buffer, .. } => (*buffer, share(*kind)),
+            What::Opened { buffer, .. } => (*buffer, Share::Never(Unshared::NoHandleType)),
+            What::Pinned { buffer, .. } => (*buffer, Share::Never(Unshared::Host)),
+        };
+        Ok(Allocation { base, size: range.size, buffer, share })
+    }
+
+    /// The device on which a place is, as this process numbers it.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`].
+    pub fn ordinal_of(&self, ptr: DevicePtr) -> Result<u32, DeviceError> {
+        let state = self.driver.state();
+        state.processes[self.place].space.find(ptr, 0).map(|(_, range)| range.ordinal)
+    }
+
+    /// A handle of the allocation in which a place lies.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`].
+    pub fn export_legacy(&self, ordinal: u32, ptr: DevicePtr) -> Result<[u8; LEGACY_HANDLE], DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Export)?;
+        let process = &state.processes[self.place];
+        let (base, range) = process.space.find(ptr, 0)?;
+        let memory = match &range.what {
+            What::Own { kind: Kind::Legacy, memory, .. } => memory,
+            what => return Err(unshared(what)),
+        };
+        let named = Named {
+            owner: process.owner,
+            id: memory.id(),
+            base: base.0,
+            fd: memory.fd().as_raw_fd() as u64,
+            offset: if state.behaviour.handles_differ { ptr.0 - base.0 } else { 0 },
+        };
+        Ok(named.bytes())
+    }
+
+    /// A descriptor of the allocation that begins at a place.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], [`DeviceError::Exhausted`] without descriptors.
+    pub fn export_descriptor(&self, ordinal: u32, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Export)?;
+        let (_, range) = state.processes[self.place].space.find(base, 0)?;
+        match &range.what {
+            What::Own { kind: Kind::Virtual, memory, .. } => {
+                memory.fd().try_clone().map_err(|_| DeviceError::Exhausted)
+            }
+            what => Err(unshared(what)),
+        }
+    }
+
+    /// Opens what another process has exported.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], the driver's code for what is open already.
+    pub fn open_legacy(&self, ordinal: u32, handle: &[u8; LEGACY_HANDLE]) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Open)?;
+        let named = Named::read(handle)?;
+        let process = &state.processes[self.place];
+        if named.owner == process.owner {
+            return Err(DeviceError::SameProcess);
+        }
+        let memory = match state.memory_of(named.owner, named.id) {
+            Some(memory) => memory,
+            None if process.real => Arc::new(from_process(&named)?),
+            None => return Err(DeviceError::BadHandle),
+        };
+        state.open(self.place, ordinal, device, memory)
+    }
+
+    /// Opens what another process has exported as a descriptor, which stays the caller's.
+    ///
+    /// # Errors
+    /// As [`FakeProcess::open_legacy`]; [`DeviceError::BadHandle`] also if the size is another.
+    pub fn open_descriptor(
+        &self,
+        ordinal: u32,
+        fd: BorrowedFd<'_>,
+        size: u64,
+    ) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Open)?;
+        let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
+        let memory = Memory::attach(fd)?;
+        if memory.size() != size {
+            return Err(DeviceError::BadHandle);
+        }
+        if memory.owner() == state.processes[self.place].owner {
+            return Err(DeviceError::SameProcess);
+        }
+        state.open(self.place, ordinal, device, Arc::new(memory))
+    }
+
+    /// Closes what was opened, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if that is not open.
+    pub fn close(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.check_queue(self.place, base);
+        state.begin(self.place, ordinal, Call::Close)?;
+        let process = &mut state.processes[self.place];
+        if let Some(Range { what: What::Opened { memory, times, .. }, .. }) = process.space.at_mut(base)
+            && *times > 1
+        {
+            *times -= 1;
+            memory.closed();
+            process.counts.closes += 1;
+            return Ok(());
+        }
+        let range = state.take(self.place, base, |what| matches!(what, What::Opened { .. }))?;
+        if let Some(memory) = range.memory() {
+            memory.closed();
+        }
+        state.processes[self.place].counts.closes += 1;
+        Ok(())
+    }
+
+    /// Whether a device can be reached from one of this process. No call of a driver.
+    pub fn reaches(&self, ordinal: u32, uuid: &Uuid) -> bool {
+        let state = self.driver.state();
+        match (state.machine_device(self.place, ordinal), state.device_of(uuid)) {
+            (Ok(own), Some(other)) => state.reach(own, other),
+            _ => false,
+        }
+    }
+
+    /// Lets the device use memory of the processor.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if there are no bytes.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until [`FakeProcess::unpin`].
+    pub unsafe fn pin(&self, ordinal: u32, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Pin)?;
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let process = &mut state.processes[self.place];
+        let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
+        process.counts.pins += 1;
+        // As far into its page as the memory itself, so that words are aligned here if they are there.
+        let place = (4096, ptr.as_ptr() as u64 % 4096);
+        Ok(process.space.map(len as u64, place, ordinal, what))
+    }
+
+    /// Ends what [`FakeProcess::pin`] began, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if that is not pinned.
+    pub fn unpin(&self, ordinal: u32, ptr: NonNull<u8>) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == ptr.as_ptr() as usize);
+        let pinned = state.processes[self.place].space.all().find(|(_, range)| is(&range.what));
+        let base = pinned.map_or(DevicePtr(0), |(base, _)| base);
+        state.check_queue(self.place, base);
+        state.begin(self.place, ordinal, Call::Unpin)?;
+        state.take(self.place, base, is)?;
+        state.processes[self.place].counts.unpins += 1;
+        Ok(())
+    }
+
+    /// Where the processor sees some bytes, if it does. No call of a driver.
+    pub fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
+        let state = self.driver.state();
+        let (base, range) = state.processes[self.place].space.find(ptr, len).ok()?;
+        let seen = state.behaviour.host_view || matches!(range.what, What::Pinned { .. });
+        // SAFETY: the offset lies within the range.
+        let at = unsafe { range.data().add((ptr.0 - base.0) as usize) };
+        NonNull::new(at).filter(|_| seen)
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDevice`].
+    pub fn stream(&self, ordinal: u32) -> Result<StreamId, DeviceError> {
+        let mut state = self.driver.state();
+        state.machine_device(self.place, ordinal)?;
+        let streams = &mut state.processes[self.place].streams;
+        let fresh = Stream { ordinal, open: true, queue: Default::default(), queued: 0, done: 0 };
+        streams.push(fresh);
+        Ok(StreamId(streams.len() as u32 - 1))
+    }
+
+    /// Ends a stream when everything queued on it has ended.
+    pub fn end_stream(&self, stream: StreamId) {
+        let mut state = self.driver.state();
+        while !state.processes[self.place].streams[stream.0 as usize].queue.is_empty() {
+            state.advance(1);
+        }
+        state.processes[self.place].streams[stream.0 as usize].open = false;
+    }
+
+    /// Waits until everything queued on a stream has ended.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn wait(&self, stream: StreamId) -> Result<(), DeviceError> {
+        loop {
+            let mut state = self.driver.state();
+            state.advance(1);
+            let Stream { ordinal, queued, .. } = state.processes[self.place].streams[stream.0 as usize];
+            state.begin(self.place, ordinal, Call::Reached)?;
+            if state.processes[self.place].streams[stream.0 as usize].done >= queued {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Queues a copy.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation.
+    ///
+    /// # Safety
+    /// Pinned memory among them stays mapped until the copy has ended.
+    pub unsafe fn copy(
+        &self,
+        stream: StreamId,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Copy)?;
+        let space = &state.processes[self.place].space;
+        let (Ok(target), Ok(source)) = (space.place(to, len), space.place(from, len)) else {
+            state.violations.push(Violation::OutOfRange);
+            return Err(DeviceError::NotDeviceMemory);
+        };
+        if target.base == source.base && to.0 < from.0 + len && from.0 < to.0 + len {
+            state.violations.push(Violation::Overlap);
+            return Err(INVALID_VALUE);
+        }
+        for place in [target, source] {
+            let range = state.processes[self.place].space.range(place);
+            let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+            state.processes[self.place].counts.orphans_touched += u64::from(orphan);
+        }
+        let pieces = 1 + state.random() % u64::from(state.behaviour.pieces.max(1));
+        let (piece, backwards) = (len.div_ceil(pieces).max(1), state.random() & 1 == 1);
+        let verb = Verb::Copy { to: target, from: source, len, piece, moved: 0, backwards };
+        state.queue(self.place, stream, verb);
+        Ok(())
+    }
+
+    /// Queues the store of a word.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes lie within an allocation, aligned.
+    ///
+    /// # Safety
+    /// As for [`FakeProcess::copy`].
+    pub unsafe fn write_word(
+        &self,
+        stream: StreamId,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::WriteWord)?;
+        if !state.behaviour.write_word {
+            return Err(DeviceError::Driver(801));
+        }
+        let Ok(at) = state.processes[self.place].space.place(word, 8) else {
+            state.violations.push(Violation::OutOfRange);
+            return Err(DeviceError::NotDeviceMemory);
+        };
+        if !word.0.is_multiple_of(8) {
+            state.violations.push(Violation::Misaligned);
+            return Err(INVALID_VALUE);
+        }
+        let range = state.processes[self.place].space.range(at);
+        let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+        state.processes[self.place].counts.orphans_touched += u64::from(orphan);
+        state.queue(self.place, stream, Verb::Word { at, value });
+        Ok(())
+    }
+
+    /// Marks the end of what is queued on a stream: how many copies and words that are.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn mark(&self, stream: StreamId) -> Result<u64, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Mark)?;
+        let process = &mut state.processes[self.place];
+        process.counts.marks += 1;
+        Ok(process.streams[stream.0 as usize].queued)
+    }
+
+    /// Whether everything before a mark has ended.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn reached(&self, stream: StreamId, mark: u64) -> Result<bool, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Reached)?;
+        Ok(state.processes[self.place].streams[stream.0 as usize].done >= mark)
+    }
+
+    /// Gives a mark back. No call of a driver.
+    pub fn unmark(&self) {
+        self.driver.state().processes[self.place].counts.marks_back += 1;
+    }
+
+    /// Makes what NICs wrote visible.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn flush(&self, ordinal: u32) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Flush)?;
+        state.flush(self.place);
+        Ok(())
+    }
+
+    pub(super) fn count_violation(&self, violation: Violation) {
+        self.driver.state().violations.push(violation);
+    }
+
+    pub(super) fn behaviour(&self) -> super::Behaviour {
+        self.driver.state().behaviour
+    }
+}
+
+impl State {
+    fn begin_queue(&mut self, place: usize, stream: StreamId, call: Call) -> Result<(), DeviceError> {
+        let there = self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
+        let Some(ordinal) = there.map(|stream| stream.ordinal) else {
+            self.violations.push(Violation::UnknownStream);
+            return Err(INVALID_VALUE);
+        };
+        self.begin(place, ordinal, call).map(|_| ())
+    }
+
+    /// Notices that something queued, as the queue is before the call, uses what is about to be taken away.
+    fn check_queue(&mut self, place: usize, base: DevicePtr) {
+        let there = self.processes[place].space.at(base).map(|range| range.serial);
+        if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
+            self.violations.push(Violation::TakenFromQueue);
+        }
+    }
+
+    /// Takes a range away, when the device has nothing to do any more.
+    fn take(
+        &mut self,
+        place: usize,
+        base: DevicePtr,
+        is: impl Fn(&What) -> bool,
+    ) -> Result<Range, DeviceError> {
+        let there = self.processes[place].space.at(base).filter(|range| is(&range.what));
+        let Some(ordinal) = there.map(|range| range.ordinal) else {
+            self.violations.push(Violation::NotTaken);
+            return Err(INVALID_VALUE);
+        };
+        self.wait_for_device(place, ordinal);
+        self.processes[place].space.unmap(base).ok_or(INVALID_VALUE)
+    }
+
+    fn open(
+        &mut self,
+        place: usize,
+        ordinal: u32,
+        device: u32,
+        memory: Arc<Memory>,
+    ) -> Result<DevicePtr, DeviceError> {
+        let home = self.device_of(&memory.uuid()).ok_or(DeviceError::BadHandle)?;
+        if !memory.lives() {
+            return Err(DeviceError::BadHandle);
+        }
+        if !self.reach(device, home) {
+            return Err(DeviceError::NoPeerAccess);
+        }
+        let (reopen, granule) = (self.behaviour.reopen, self.behaviour.granule);
+        let process = &mut self.processes[place];
+        let is =
+            |range: &Range| matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
+        let open = process.space.all().find(|(_, range)| is(range)).map(|(base, _)| base);
+        if let Some(base) = open {
+            if let Some(Range { what: What::Opened { times, .. }, .. }) =
+                process.space.at_mut(base).filter(|_| reopen)
+            {
+                *times += 1;
+                memory.opened();
+                process.counts.opens += 1;
+                return Ok(base);
+            }
+            return Err(ALREADY_MAPPED);
+        }
+        memory.opened();
+        process.counts.opens += 1;
+        let (size, buffer) = (memory.size(), process.buffer());
+        let what = What::Opened { memory, times: 1, buffer };
+        Ok(process.space.map(size, (granule, 0), ordinal, what))
+    }
+}
+
+/// Memory of another real process, through its descriptor.
+fn from_process(named: &Named) -> Result<Memory, DeviceError> {
+    if start_time(named.owner.pid) != Some(named.owner.start) {
+        return Err(DeviceError::BadHandle);
+    }
+    let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
+    let memory = Memory::attach(file.into())?;
+    // The number may have become another's.
+    if memory.id() != named.id || memory.owner() != named.owner {
+        return Err(DeviceError::BadHandle);
+    }
+    Ok(memory)
+}
+
+fn share(kind: Kind) -> Share {
+    match kind {
+        Kind::Legacy => Share::Legacy,
+        Kind::Virtual => Share::Descriptor,
+        Kind::VirtualUnshared => Share::Never(Unshared::NoHandleType),
+        Kind::Pool => Share::Never(Unshared::Pool),
+        Kind::Managed => Share::Never(Unshared::Managed),
+    }
+}
+
+/// Why that cannot be exported in the way that was asked for.
+fn unshared(what: &What) -> DeviceError {
+    match what {
+        What::Own { kind, .. } => match share(*kind) {
+            Share::Never(why) => DeviceError::NotExportable(why),
+            _ => INVALID_VALUE,
+        },
+        What::Opened { .. } => DeviceError::NotExportable(Unshared::NoHandleType),
+        What::Pinned { .. } => DeviceError::NotExportable(Unshared::Host),
+    }
+}
