@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fishplate_core::mem::copy_bytes;
 
-use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
+use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
 
 /// Names the memory of the processors of this machine: no handle of another gets here.
@@ -66,13 +66,26 @@ impl Drop for Made {
     }
 }
 
+#[derive(Debug)]
+struct Opened {
+    mapping: Mapping,
+    buffer: u64,
+}
+
+/// The next buffer id.
+fn buffer() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: only the number's being unique matters.
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Memory of the processor, shared by descriptors.
 #[derive(Debug, Default)]
 pub struct HostDevice {
     /// What was allocated here, by first byte.
     allocations: BTreeMap<DevicePtr, Made>,
     /// What peers allocated and is open here, by first byte.
-    opened: BTreeMap<DevicePtr, Mapping>,
+    opened: BTreeMap<DevicePtr, Opened>,
     /// What is pinned: first byte and size.
     pinned: BTreeMap<DevicePtr, usize>,
 }
@@ -108,7 +121,6 @@ impl Device for HostDevice {
     }
 
     fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let len = usize::try_from(size).ok().and_then(|size| size.checked_next_multiple_of(PAGE));
         let len = len.filter(|len| *len > 0).ok_or(DeviceError::Exhausted)?;
         let fd = segment::create(len)?;
@@ -117,9 +129,7 @@ impl Device for HostDevice {
         let identity = identity(fd.as_fd())?;
         made().insert(identity);
         let base = DevicePtr(mapping.ptr().as_ptr() as u64);
-        // Relaxed: only the number's being unique matters.
-        let buffer = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.allocations.insert(base, Made { mapping, fd, identity, buffer });
+        self.allocations.insert(base, Made { mapping, fd, identity, buffer: buffer() });
         Ok(base)
     }
 
@@ -128,12 +138,16 @@ impl Device for HostDevice {
     }
 
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
-        let (base, made) = self.allocations.range(..=ptr).next_back().ok_or(DeviceError::NotDeviceMemory)?;
-        let size = made.mapping.len() as u64;
-        if ptr.0 - base.0 >= size {
-            return Err(DeviceError::NotDeviceMemory);
+        let own = self.allocations.range(..=ptr).next_back();
+        if let Some((base, made)) = own.filter(|(base, made)| ptr.0 - base.0 < made.mapping.len() as u64) {
+            let size = made.mapping.len() as u64;
+            return Ok(Allocation { base: *base, size, buffer: made.buffer, share: Share::Descriptor });
         }
-        Ok(Allocation { base: *base, size, buffer: made.buffer, share: Share::Descriptor })
+        let opened = self.opened.range(..=ptr).next_back();
+        let opened = opened.filter(|(base, opened)| ptr.0 - base.0 < opened.mapping.len() as u64);
+        let (base, opened) = opened.ok_or(DeviceError::NotDeviceMemory)?;
+        let (size, share) = (opened.mapping.len() as u64, Share::Never(Unshared::NoHandleType));
+        Ok(Allocation { base: *base, size, buffer: opened.buffer, share })
     }
 
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
@@ -151,7 +165,7 @@ impl Device for HostDevice {
         let len = segment::verify(fd.as_fd(), size)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
         let base = DevicePtr(mapping.ptr().as_ptr() as u64);
-        self.opened.insert(base, mapping);
+        self.opened.insert(base, Opened { mapping, buffer: buffer() });
         Ok(base)
     }
 
@@ -177,7 +191,7 @@ impl Device for HostDevice {
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let known = [
             self.allocations.range(..=ptr).next_back().map(|(base, made)| (base, made.mapping.len())),
-            self.opened.range(..=ptr).next_back().map(|(base, mapping)| (base, mapping.len())),
+            self.opened.range(..=ptr).next_back().map(|(base, opened)| (base, opened.mapping.len())),
             self.pinned.range(..=ptr).next_back().map(|(base, len)| (base, *len)),
         ];
         let inside = known.into_iter().any(|range| rest(range, ptr).is_some_and(|rest| len <= rest));

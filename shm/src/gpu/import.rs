@@ -67,6 +67,13 @@ pub enum Fault {
         /// Size of the allocation.
         size: u64,
     },
+    /// The peer said another size than the allocation has, in bytes.
+    Size {
+        /// What it said.
+        told: u64,
+        /// What there is.
+        actual: u64,
+    },
     /// More is in use than may be open at once.
     Full,
     /// So much waits to be said to the peer that no more is taken for now.
@@ -100,6 +107,9 @@ impl fmt::Display for Fault {
             Fault::Busy => f.write_str("transfers from before it was revoked are under way"),
             Fault::OutOfBounds { offset, len, size } => {
                 write!(f, "{len} bytes at {offset} are not inside its {size} bytes")
+            }
+            Fault::Size { told, actual } => {
+                write!(f, "it has {actual} bytes, and the peer said {told}")
             }
             Fault::Full => f.write_str("too much is imported and in use"),
             Fault::Again => f.write_str("too much waits to be said to the peer"),
@@ -332,6 +342,12 @@ impl Imports {
                 // does not can harm only what is read there. A handle that names nothing is the device's to refuse.
                 let base = unsafe { device.open(&handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
+                if let Err(why) = verify(device, base, size) {
+                    self.stats.closes += 1;
+                    // SAFETY: just opened, and known to nobody.
+                    self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());
+                    return Err(why);
+                }
                 self.open += 1;
                 self.bytes += size;
                 (base, true)
@@ -499,6 +515,15 @@ impl Imports {
             slot.generation = generation;
             self.free.push(index);
         }
+    }
+}
+
+/// Checks that what was opened at a place is what the peer said it was: not all drivers look at the size.
+fn verify<D: Device>(device: &D, base: DevicePtr, told: u64) -> Result<(), Fault> {
+    let opened = device.allocation(base).map_err(Fault::Device)?;
+    match opened.base == base && opened.size == told {
+        true => Ok(()),
+        false => Err(Fault::Size { told, actual: opened.size }),
     }
 }
 
