@@ -18,11 +18,14 @@
 
 pub(crate) mod board;
 mod export;
+pub mod fake;
 mod host;
 mod import;
 mod publish;
 mod revoke;
 mod share;
+#[cfg(test)]
+mod tests;
 mod wire;
 pub mod fake;
 
