@@ -17,7 +17,7 @@
 //! A lock makes all of it safe to call from several threads. It allocates wherever it likes: do not measure with it.
 //!
 //! `behaviour` says what can be chosen and what is counted, `memory` holds bytes that processes share, `space` maps them to addresses,
-//! `handle` names them, `world` has the state of all, `calls` are the calls of a process, `stream` carries out what is queued, `device`
+//! `handle` names them, `world` has the state of all, `calls` and `physical` are the calls of a process, `stream` carries out what is queued, `device`
 //! puts the trait over it.
 
 mod behaviour;
@@ -25,6 +25,7 @@ mod calls;
 mod device;
 mod handle;
 mod memory;
+mod physical;
 mod space;
 mod stream;
 #[cfg(test)]
@@ -33,6 +34,7 @@ mod world;
 
 pub use behaviour::{Behaviour, Call, Calls, Counts, Kind, Violation};
 pub use device::FakeDevice;
+pub use physical::FakePhysical;
 pub use stream::StreamId;
 
 use std::fmt;

@@ -15,7 +15,7 @@ use super::{FakeDevice, FakeProcess};
 use crate::gpu::{Allocation, DeviceError, DevicePtr, LEGACY_HANDLE, Share, Unshared, Uuid};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
-const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
+pub(super) const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
 
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: DeviceError = DeviceError::Driver(208);
@@ -36,25 +36,10 @@ impl FakeProcess {
     pub fn alloc(&self, ordinal: u32, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Alloc)?;
-        if size == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let (size, align) = match kind {
-            Kind::Virtual | Kind::VirtualUnshared => {
-                let granule = state.behaviour.granule;
-                (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
-            }
-            _ => (size, 512),
-        };
-        let (limit, id) = (state.behaviour.memory, state.id());
-        let gpu = &mut state.devices[device as usize];
-        if gpu.used.checked_add(size).is_none_or(|used| used > limit) {
-            return Err(DeviceError::Exhausted);
-        }
-        gpu.used += size;
-        let uuid = gpu.uuid;
+        let (memory, align) = state.create(self.place, device, kind, size)?;
+        state.devices[device as usize].used += memory.size();
         let process = &mut state.processes[self.place];
-        let memory = Arc::new(Memory::create(size, id, process.owner, &uuid)?);
+        let size = memory.size();
         let what = What::Own { kind, memory, buffer: process.buffer() };
         process.counts.allocs += 1;
         Ok(process.space.map(size, (align, 0), ordinal, what))
@@ -160,7 +145,7 @@ impl FakeProcess {
             None if process.real => Arc::new(from_process(&named)?),
             None => return Err(DeviceError::BadHandle),
         };
-        state.open(self.place, ordinal, device, memory)
+        state.open(self.place, ordinal, device, memory, None)
     }
 
     /// Opens what another process has exported as a descriptor, which stays the caller's.
@@ -175,15 +160,11 @@ impl FakeProcess {
     ) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Open)?;
-        let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
-        let memory = Memory::attach(fd)?;
+        let memory = state.import(self.place, fd)?;
         if memory.size() != size {
             return Err(DeviceError::BadHandle);
         }
-        if memory.owner() == state.processes[self.place].owner {
-            return Err(DeviceError::SameProcess);
-        }
-        state.open(self.place, ordinal, device, Arc::new(memory))
+        state.open(self.place, ordinal, device, memory, None)
     }
 
     /// Closes what was opened, and waits for the device.
@@ -423,6 +404,33 @@ impl FakeProcess {
 }
 
 impl State {
+    /// Makes memory without a place, and tells what its address is to be a multiple of.
+    pub(super) fn create(
+        &mut self,
+        place: usize,
+        device: u32,
+        kind: Kind,
+        size: u64,
+    ) -> Result<(Arc<Memory>, u64), DeviceError> {
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let (size, align) = match kind {
+            Kind::Virtual | Kind::VirtualUnshared => {
+                let granule = self.behaviour.granule;
+                (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
+            }
+            _ => (size, 512),
+        };
+        let id = self.id();
+        let gpu = &self.devices[device as usize];
+        if gpu.used.checked_add(size).is_none_or(|used| used > self.behaviour.memory) {
+            return Err(DeviceError::Exhausted);
+        }
+        let owner = self.processes[place].owner;
+        Ok((Arc::new(Memory::create(size, id, owner, &gpu.uuid)?), align))
+    }
+
     fn begin_queue(&mut self, place: usize, stream: StreamId, call: Call) -> Result<(), DeviceError> {
         let there = self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
         let Some(ordinal) = there.map(|stream| stream.ordinal) else {
@@ -456,12 +464,23 @@ impl State {
         self.processes[place].space.unmap(base).ok_or(INVALID_VALUE)
     }
 
-    fn open(
+    pub(super) fn import(&self, place: usize, fd: BorrowedFd<'_>) -> Result<Arc<Memory>, DeviceError> {
+        let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
+        let memory = Memory::attach(fd)?;
+        match memory.owner() == self.processes[place].owner {
+            true => Err(DeviceError::SameProcess),
+            false => Ok(Arc::new(memory)),
+        }
+    }
+
+    /// Maps memory of another process, at addresses that were reserved if there are some.
+    pub(super) fn open(
         &mut self,
         place: usize,
         ordinal: u32,
         device: u32,
         memory: Arc<Memory>,
+        at: Option<DevicePtr>,
     ) -> Result<DevicePtr, DeviceError> {
         let home = self.device_of(&memory.uuid()).ok_or(DeviceError::BadHandle)?;
         if !memory.lives() {
@@ -490,7 +509,9 @@ impl State {
         process.counts.opens += 1;
         let (size, buffer) = (memory.size(), process.buffer());
         let what = What::Opened { memory, times: 1, buffer };
-        Ok(process.space.map(size, (granule, 0), ordinal, what))
+        let base = at.unwrap_or_else(|| process.space.reserve(size, (granule, 0)));
+        process.space.map_at(base, size, at.is_some(), ordinal, what);
+        Ok(base)
     }
 }
 

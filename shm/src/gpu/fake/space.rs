@@ -42,6 +42,8 @@ pub(super) struct Range {
     pub serial: u64,
     /// Of the process.
     pub ordinal: u32,
+    /// Its addresses were reserved, and stay so when it is unmapped.
+    pub reserved: bool,
     pub what: What,
 }
 
@@ -89,26 +91,43 @@ impl Space {
         Space { ranges: BTreeMap::new(), next, next_serial: 1, recycle: true, free: vec![] }
     }
 
-    /// Gives a range a place: `into` bytes behind a multiple of `align`.
-    pub fn map(&mut self, size: u64, (align, into): (u64, u64), ordinal: u32, what: What) -> DevicePtr {
+    /// Takes addresses: from `into` bytes behind a multiple of `align` on.
+    pub fn reserve(&mut self, size: u64, (align, into): (u64, u64)) -> DevicePtr {
         let fits = |&(base, len): &(u64, u64)| len == size && base % align == into;
-        let base = match self.free.iter().rposition(fits).filter(|_| self.recycle) {
+        DevicePtr(match self.free.iter().rposition(fits).filter(|_| self.recycle) {
             Some(at) => self.free.remove(at).0,
             None => {
                 let base = self.next.next_multiple_of(align) + into;
                 self.next = base + size.next_multiple_of(GAP) + GAP;
                 base
             }
-        };
+        })
+    }
+
+    /// Gives back what [`reserve`](Self::reserve) took.
+    pub fn release(&mut self, base: DevicePtr, size: u64) {
+        self.free.push((base.0, size));
+    }
+
+    /// Puts something at addresses of its own.
+    pub fn map(&mut self, size: u64, place: (u64, u64), ordinal: u32, what: What) -> DevicePtr {
+        let base = self.reserve(size, place);
+        self.map_at(base, size, false, ordinal, what);
+        base
+    }
+
+    /// Puts something at addresses that were reserved.
+    pub fn map_at(&mut self, base: DevicePtr, size: u64, reserved: bool, ordinal: u32, what: What) {
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.ranges.insert(base, Range { size, serial, ordinal, what });
-        DevicePtr(base)
+        self.ranges.insert(base.0, Range { size, serial, ordinal, reserved, what });
     }
 
     pub fn unmap(&mut self, base: DevicePtr) -> Option<Range> {
         let range = self.ranges.remove(&base.0)?;
-        self.free.push((base.0, range.size));
+        if !range.reserved {
+            self.release(base, range.size);
+        }
         Some(range)
     }
 
