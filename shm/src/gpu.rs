@@ -27,6 +27,8 @@ mod share;
 #[cfg(test)]
 mod tests;
 mod wire;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod fake;
 
 use std::fmt;

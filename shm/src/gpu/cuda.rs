@@ -1,0 +1,263 @@
+//! NVIDIA GPUs through their driver's library, which is found when the program runs: without it there is [`Absent`], and no panic.
+//!
+//! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events, and may be moved between threads. Each call
+//! makes the context current in the calling thread for as long as it lasts. Memory is `cuMemAlloc` memory, which is exported by
+//! handles of 64 bytes, or virtual memory, which is exported by descriptors ([`CudaMemory`]); memory that the program has from elsewhere
+//! (a framework's allocator) is told apart by its attributes.
+//!
+//! The library is cudarc's: it looks for the file, and declares functions and structures. Functions are called through addresses that
+//! are looked up once, all of them, before the first call: cudarc would panic in the middle of a transfer for one that is missing. And they
+//! return a number: cudarc's enumeration of errors has no room for codes of drivers that are newer than it.
+//!
+//! - A handle of this process is refused by the driver as it refuses garbage. The last [`REMEMBERED`] handles that a device exported are told
+//!   apart ([`DeviceError::SameProcess`]); others are [`DeviceError::BadHandle`].
+//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable all the same: [`Device::reaches`] says yes, and it
+//!   is opening that tells.
+//! - Memory that was opened cannot be exported again: it says [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
+//! - Pool and managed memory are there for tests ([`CudaDevice::alloc_as`]).
+//!
+//! AMD's driver offers the same calls under other names (`hipIpcOpenMemHandle` and so on), and differs in what the module above says that
+//! drivers differ in: a HIP backend is one more implementation of [`Device`] beside this one.
+
+mod driver;
+mod memory;
+mod stream;
+mod vmm;
+
+pub use driver::{Absent, CudaInfo, devices, version};
+pub use memory::CudaMemory;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ptr::NonNull;
+
+use cudarc::driver::sys;
+
+use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid};
+use driver::Driver;
+use memory::{Opened, Owned, Pinned};
+use stream::Marks;
+
+/// Handles that a device exported last, by which it recognizes its own.
+pub const REMEMBERED: usize = 64;
+
+/// What a device is opened with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// Streams.
+    pub streams: u8,
+    /// Marks that can be outstanding at once, up to 65,536: each is an event.
+    pub marks: u32,
+    /// What [`Device::alloc`] takes.
+    pub memory: CudaMemory,
+}
+
+impl Default for CudaConfig {
+    fn default() -> Self {
+        CudaConfig { streams: 4, marks: 256, memory: CudaMemory::Legacy }
+    }
+}
+
+/// One GPU as one thread uses it. When it is dropped, everything queued on its streams ends first; memory that was taken, opened or
+/// pinned through it and not given back is given back.
+pub struct CudaDevice {
+    driver: &'static Driver,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    config: CudaConfig,
+    caps: DeviceCaps,
+    streams: Vec<sys::CUstream>,
+    marks: Marks,
+    owned: Vec<Owned>,
+    opened: Vec<Opened>,
+    pinned: Vec<Pinned>,
+    /// Devices of this process, and whether this one reaches them.
+    peers: Vec<(Uuid, bool)>,
+    exported: VecDeque<[u8; LEGACY_HANDLE]>,
+}
+
+// SAFETY: contexts, streams and events belong to the process. Every call makes the context current in the thread that makes the call.
+unsafe impl Send for CudaDevice {}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("caps", &self.caps).finish_non_exhaustive()
+    }
+}
+
+/// The context is current in this thread while this is there.
+struct Entered {
+    driver: &'static Driver,
+    pushed: bool,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut context = std::ptr::null_mut();
+            // SAFETY: pops what `enter` has pushed in this thread: the value cannot be sent, and calls nest.
+            unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut context) };
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Opens a device of this process.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDriver`]: [`devices`] tells more. [`DeviceError::NoDevice`] with the number of devices that there are.
+    pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
+        let driver = driver::get().map_err(DeviceError::from)?;
+        let device = driver.device(ordinal)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a device of the driver, and a place for the result.
+        driver::check(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
+        let caps = DeviceCaps {
+            uuid: driver.uuid(device)?,
+            ordinal,
+            streams: config.streams,
+            marks: config.marks.min(1 << 16),
+            write_word: driver.writes_words(device),
+            must_flush: driver.must_flush(device),
+        };
+        let mut opened = CudaDevice {
+            driver,
+            device,
+            context,
+            config,
+            caps,
+            streams: vec![],
+            marks: Marks::default(),
+            owned: vec![],
+            opened: vec![],
+            pinned: vec![],
+            peers: driver.peers(device)?,
+            exported: VecDeque::new(),
+        };
+        // From here on, drop gives back what was taken.
+        opened.make_streams()?;
+        Ok(opened)
+    }
+
+    /// Makes the context current in this thread.
+    #[inline]
+    fn enter(&self) -> Result<Entered, DeviceError> {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: a place for the result.
+        driver::check(unsafe { (self.driver.cuCtxGetCurrent)(&raw mut now) })?;
+        let pushed = now != self.context;
+        if pushed {
+            // SAFETY: retained until this is dropped.
+            driver::check(unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) })?;
+        }
+        Ok(Entered { driver: self.driver, pushed })
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.enter() {
+            self.end_streams();
+            self.give_all_back();
+        }
+        // SAFETY: retained once, by `open`.
+        unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+impl Device for CudaDevice {
+    fn caps(&self) -> DeviceCaps {
+        self.caps
+    }
+
+    fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
+        self.alloc_as(self.config.memory, size)
+    }
+
+    unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.free_owned(base) }
+    }
+
+    fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
+        self.attributes(ptr)
+    }
+
+    fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
+        self.export_allocation(allocation)
+    }
+
+    unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.open_handle(handle, size) }
+    }
+
+    unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.close_opened(base) }
+    }
+
+    fn reaches(&self, uuid: &Uuid) -> bool {
+        self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
+    }
+
+    unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.register(ptr, len) }
+    }
+
+    unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.unregister(ptr) }
+    }
+
+    fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
+        self.pinned.iter().find_map(|pinned| pinned.view(ptr, len))
+    }
+
+    #[inline]
+    unsafe fn copy(
+        &mut self,
+        stream: u8,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let _entered = self.enter()?;
+        let stream = self.stream(stream)?;
+        // SAFETY: the ranges are our caller's promise; the stream lives until this is dropped.
+        driver::check(unsafe { (self.driver.cuMemcpyAsync)(to.0, from.0, len as usize, stream) })
+    }
+
+    #[inline]
+    unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
+        let _entered = self.enter()?;
+        let stream = self.stream(stream)?;
+        // With this flag, everything before is visible before the word is.
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: the word is our caller's promise; the stream lives until this is dropped.
+        driver::check(unsafe { (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags) })
+    }
+
+    #[inline]
+    fn mark(&mut self, stream: u8) -> Result<Mark, DeviceError> {
+        self.record(stream)
+    }
+
+    #[inline]
+    fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError> {
+        self.query(mark)
+    }
+
+    fn flush_remote_writes(&mut self) -> Result<(), DeviceError> {
+        if !self.caps.must_flush {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        let target =
+            sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: two choices that the driver knows.
+        driver::check(unsafe { (self.driver.cuFlushGPUDirectRDMAWrites)(target, scope) })
+    }
+}
