@@ -3,6 +3,7 @@
 
 mod bugs;
 mod hostile;
+mod model;
 mod revoking;
 mod rows;
 
