@@ -92,6 +92,11 @@ impl FakeDriver {
         state.behaviour.devices = devices;
     }
 
+    /// How the driver behaves now.
+    pub fn behaviour(&self) -> Behaviour {
+        self.state().behaviour
+    }
+
     /// Lets time pass: `steps` steps of everything that is queued.
     pub fn advance(&self, steps: u64) {
         self.state().advance(steps);

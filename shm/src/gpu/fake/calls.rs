@@ -80,6 +80,13 @@ impl FakeProcess {
         Ok(Allocation { base, size: range.size, buffer, share })
     }
 
+    /// Whether memory of another process begins there. No call of a driver.
+    pub fn is_opened(&self, base: DevicePtr) -> bool {
+        let state = self.driver.state();
+        let there = state.processes[self.place].space.at(base);
+        there.is_some_and(|range| matches!(range.what, What::Opened { .. }))
+    }
+
     /// The device on which a place is, as this process numbers it.
     ///
     /// # Errors
@@ -397,10 +404,6 @@ impl FakeProcess {
     pub(super) fn count_violation(&self, violation: Violation) {
         self.driver.state().violations.push(violation);
     }
-
-    pub(super) fn behaviour(&self) -> super::Behaviour {
-        self.driver.state().behaviour
-    }
 }
 
 impl State {
@@ -493,7 +496,8 @@ impl State {
         let process = &mut self.processes[place];
         let is =
             |range: &Range| matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
-        let open = process.space.all().find(|(_, range)| is(range)).map(|(base, _)| base);
+        // What is mapped where the caller wants it may be mapped any number of times.
+        let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =
                 process.space.at_mut(base).filter(|_| reopen)

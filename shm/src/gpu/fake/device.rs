@@ -22,7 +22,7 @@ pub struct FakeDevice {
 
 impl FakeDevice {
     pub(super) fn new(process: FakeProcess, ordinal: u32) -> Result<FakeDevice, DeviceError> {
-        let behaviour = process.behaviour();
+        let behaviour = process.driver().behaviour();
         let marks = behaviour.marks.min(1 << 16);
         let caps = DeviceCaps {
             uuid: process.uuid(ordinal)?,
@@ -72,7 +72,7 @@ impl Device for FakeDevice {
     }
 
     fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
-        self.alloc_as(self.process.behaviour().kind, size)
+        self.alloc_as(self.process.driver().behaviour().kind, size)
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {

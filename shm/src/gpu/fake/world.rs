@@ -15,7 +15,7 @@ const UNAVAILABLE: i32 = 46;
 /// `CUDA_ERROR_DEINITIALIZED`, for a process that was killed.
 const DEINITIALIZED: i32 = 4;
 
-/// Numbers machines and processes of this real process.
+/// Numbers machines, processes and allocations of this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// An error to come.
@@ -71,7 +71,6 @@ pub(super) struct State {
     pub pending: u64,
     machine: u64,
     random: u64,
-    next_id: u64,
 }
 
 impl State {
@@ -87,7 +86,6 @@ impl State {
             // Relaxed: only the number's being unique matters.
             machine: NEXT.fetch_add(1, Ordering::Relaxed),
             random: seed | 1 << 63,
-            next_id: 0,
         }
         .with_devices()
     }
@@ -120,7 +118,6 @@ impl State {
             gpu.uuid[12..].copy_from_slice(&(at as u32).to_le_bytes());
         }
         let pid = u64::from(std::process::id());
-        self.next_id = pid << 32;
         let owner = Owner { pid, start: start_time(pid).unwrap_or(0) };
         let visible = (0..self.devices.len() as u32).collect();
         self.join(owner, true, visible)
@@ -145,10 +142,10 @@ impl State {
         place
     }
 
-    /// Number of the next allocation: unique on the machine.
-    pub fn id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
+    /// Number of the next allocation: unique among processes that can see it.
+    pub fn id(&self) -> u64 {
+        // Relaxed: only the number's being unique matters.
+        (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
     pub fn random(&mut self) -> u64 {

@@ -1,0 +1,364 @@
+//! Memory: of devices in all kinds, of other processes, and of the processor.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::ptr::NonNull;
+
+use fishplate_shm::gpu::fake::{FakePhysical, Kind};
+use fishplate_shm::gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
+
+use crate::{Code, INVALID_HANDLE, INVALID_VALUE, add, answer, code, current, find, library, ordinal, put};
+
+/// What virtual memory comes in multiples of.
+const GRANULE: usize = 1 << 16;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: c_uint = 1;
+
+/// `CUmemLocation`.
+#[repr(C)]
+struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct Asked {
+    kind: c_uint,
+    handles: c_uint,
+    location: Location,
+    windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: c_uint,
+}
+
+/// Takes memory of a kind.
+///
+/// # Safety
+/// There is a place for the result.
+unsafe fn alloc(place: *mut u64, kind: Kind, size: usize) -> Code {
+    let taken = current()
+        .and_then(|(library, ordinal)| library.process.alloc(ordinal, kind, size as u64).map_err(code));
+    // SAFETY: our caller's promise.
+    answer(taken.and_then(|base| unsafe { put(place, base.0) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, size: usize) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { alloc(place, Kind::Legacy, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocManaged(place: *mut u64, size: usize, _flags: c_uint) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { alloc(place, Kind::Managed, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocAsync(place: *mut u64, size: usize, _stream: *mut c_void) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { alloc(place, Kind::Pool, size) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(base: u64) -> Code {
+    answer(
+        current().and_then(|(library, ordinal)| library.process.free(ordinal, DevicePtr(base)).map_err(code)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerGetAttributes(
+    count: c_uint,
+    names: *const c_uint,
+    places: *const *mut c_void,
+    ptr: u64,
+) -> Code {
+    answer(library().and_then(|library| {
+        let found = library.process.ordinal_of(DevicePtr(ptr));
+        let found = found.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
+        let is = |share| found.is_some_and(|found| found.share == share);
+        for at in 0..count as usize {
+            // SAFETY: the caller has as many of both.
+            let (name, place) = unsafe { (*names.add(at), *places.add(at)) };
+            // SAFETY: the caller has a place for what cuda.h says of each attribute; of what is no memory of the driver's, all are zero.
+            unsafe {
+                match name {
+                    2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,
+                    2 => put(place.cast(), if found.is_some() { 2u32 } else { 0 })?,
+                    7 => put(place.cast(), found.map_or(0, |found| found.buffer))?,
+                    8 => put(place.cast(), u8::from(is(Share::Never(Unshared::Managed))))?,
+                    10 => put(place.cast(), u8::from(is(Share::Legacy)))?,
+                    11 => put(place.cast(), found.map_or(0, |found| found.base.0))?,
+                    12 => put(place.cast(), found.map_or(0, |found| found.size))?,
+                    14 => put(place.cast(), u64::from(is(Share::Descriptor)))?,
+                    17 => put(place.cast(), u64::from(is(Share::Never(Unshared::Pool))))?,
+                    _ => return Err(INVALID_VALUE),
+                }
+            }
+        }
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcGetMemHandle(place: *mut [u8; LEGACY_HANDLE], ptr: u64) -> Code {
+    let made = current()
+        .and_then(|(library, ordinal)| library.process.export_legacy(ordinal, DevicePtr(ptr)).map_err(code));
+    // SAFETY: the caller's promise.
+    answer(made.and_then(|handle| unsafe { put(place, handle) }))
+}
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+struct IpcHandle([u8; LEGACY_HANDLE]);
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, flags: c_uint) -> Code {
+    let opened = current().and_then(|(library, ordinal)| match flags {
+        1 => library.process.open_legacy(ordinal, &handle.0).map_err(code),
+        _ => Err(INVALID_VALUE),
+    });
+    // SAFETY: the caller's promise.
+    answer(opened.and_then(|base| unsafe { put(place, base.0) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
+    answer(
+        current()
+            .and_then(|(library, ordinal)| library.process.close(ordinal, DevicePtr(base)).map_err(code)),
+    )
+}
+
+/// Checks what is asked for.
+///
+/// # Safety
+/// It is whole, or null.
+unsafe fn asked(asked: *const Asked) -> Result<(u32, Kind), Code> {
+    // SAFETY: our caller's promise.
+    let asked = unsafe { asked.as_ref() }.ok_or(INVALID_VALUE)?;
+    // Pinned memory, of a device.
+    if asked.kind != 1 || asked.location.kind != 1 {
+        return Err(INVALID_VALUE);
+    }
+    let kind = match asked.handles {
+        0 => Kind::VirtualUnshared,
+        DESCRIPTOR => Kind::Virtual,
+        _ => return Err(INVALID_VALUE),
+    };
+    Ok((ordinal(library()?, asked.location.id)?, kind))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAllocationGranularity(
+    place: *mut usize,
+    what: *const Asked,
+    _option: c_uint,
+) -> Code {
+    // SAFETY: the caller's promise.
+    answer(unsafe { asked(what).and_then(|_| put(place, GRANULE)) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemCreate(
+    place: *mut u64,
+    size: usize,
+    what: *const Asked,
+    flags: c_ulonglong,
+) -> Code {
+    // SAFETY: the caller's promise.
+    let made = unsafe { asked(what) }.and_then(|(ordinal, kind)| {
+        if size == 0 || !size.is_multiple_of(GRANULE) || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        library()?.process.create(ordinal, kind, size as u64).map_err(code)
+    });
+    // SAFETY: the caller's promise.
+    unsafe { put_physical(place, made) }
+}
+
+/// Gives a handle of memory.
+///
+/// # Safety
+/// There is a place for it.
+unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {
+    let handle = physical.and_then(|physical| Ok(add(&mut library()?.handles().physical, physical)));
+    // SAFETY: our caller's promise.
+    answer(handle.and_then(|handle| unsafe { put(place, handle as u64) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemRetainAllocationHandle(place: *mut u64, at: *mut c_void) -> Code {
+    let found = library().and_then(|library| {
+        let ptr = DevicePtr(at as usize as u64);
+        let ordinal = library.process.ordinal_of(ptr).map_err(code)?;
+        let share = library.process.allocation(ordinal, ptr).map_err(code)?.share;
+        match share {
+            Share::Descriptor | Share::Never(Unshared::NoHandleType) => {
+                library.process.physical(ptr).map_err(code)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    });
+    // SAFETY: the caller's promise.
+    unsafe { put_physical(place, found) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemExportToShareableHandle(
+    place: *mut c_int,
+    handle: u64,
+    kind: c_uint,
+    flags: c_ulonglong,
+) -> Code {
+    let made = library().and_then(|library| {
+        if kind != DESCRIPTOR || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let physical = find(&mut library.handles().physical, handle as usize)?.clone();
+        physical.ok_or(INVALID_HANDLE)?.export().map_err(code)
+    });
+    // SAFETY: the caller's promise; the descriptor is his now.
+    answer(made.and_then(|fd| unsafe { put(place, fd.into_raw_fd()) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemImportFromShareableHandle(place: *mut u64, fd: *mut c_void, kind: c_uint) -> Code {
+    let found = library().and_then(|library| {
+        let fd = c_int::try_from(fd as usize).ok().filter(|_| kind == DESCRIPTOR).ok_or(INVALID_VALUE)?;
+        // SAFETY: the caller's, and open as long as the call lasts.
+        library.process.import(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(code)
+    });
+    // SAFETY: the caller's promise.
+    unsafe { put_physical(place, found) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAddressReserve(
+    place: *mut u64,
+    size: usize,
+    _align: usize,
+    _wish: u64,
+    _flags: c_ulonglong,
+) -> Code {
+    let taken = library().and_then(|library| match size > 0 && size.is_multiple_of(GRANULE) {
+        true => Ok(library.process.reserve(size as u64)),
+        false => Err(INVALID_VALUE),
+    });
+    // SAFETY: the caller's promise.
+    answer(taken.and_then(|base| unsafe { put(place, base.0) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAddressFree(base: u64, size: usize) -> Code {
+    answer(library().map(|library| library.process.release(DevicePtr(base), size as u64)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemMap(base: u64, size: usize, offset: usize, handle: u64, _flags: c_ulonglong) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        if offset != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let physical =
+            find(&mut library.handles().physical, handle as usize)?.clone().ok_or(INVALID_HANDLE)?;
+        library.process.map(ordinal, DevicePtr(base), size as u64, &physical).map_err(code)
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemUnmap(base: u64, size: usize) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        let base = DevicePtr(base);
+        let there = library.process.allocation(ordinal, base).map_err(code)?;
+        if there.base != base || there.size != size as u64 {
+            return Err(INVALID_VALUE);
+        }
+        match library.process.is_opened(base) {
+            true => library.process.close(ordinal, base).map_err(code),
+            false => library.process.free(ordinal, base).map_err(code),
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const Access, count: usize) -> Code {
+    answer(library().and_then(|library| {
+        // SAFETY: the caller has as many as he says, and we look at one.
+        let access = unsafe { access.as_ref() }.filter(|_| count == 1).ok_or(INVALID_VALUE)?;
+        let ordinal = ordinal(library, access.location.id)?;
+        let there = library.process.allocation(ordinal, DevicePtr(base)).map_err(code)?;
+        // Reading and writing, all of it.
+        match access.flags == 3 && there.base.0 == base && there.size == size as u64 {
+            true => Ok(()),
+            false => Err(INVALID_VALUE),
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemRelease(handle: u64) -> Code {
+    answer(library().and_then(|library| {
+        *find(&mut library.handles().physical, handle as usize)? = None;
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostRegister_v2(ptr: *mut c_void, size: usize, _flags: c_uint) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        let host = NonNull::new(ptr.cast::<u8>()).ok_or(INVALID_VALUE)?;
+        let start = ptr as usize;
+        let mut handles = library.handles();
+        if handles.pins.iter().any(|&(at, len, _)| start < at + len && at < start + size) {
+            // `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+            return Err(712);
+        }
+        // SAFETY: the caller's promise.
+        let seen = unsafe { library.process.pin(ordinal, host, size) }.map_err(code)?;
+        handles.pins.push((start, size, seen.0));
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostUnregister(ptr: *mut c_void) -> Code {
+    answer(current().and_then(|(library, ordinal)| {
+        let host = NonNull::new(ptr.cast::<u8>()).ok_or(INVALID_VALUE)?;
+        let mut handles = library.handles();
+        let at = handles.pins.iter().position(|&(at, ..)| at == ptr as usize);
+        // `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+        handles.pins.swap_remove(at.ok_or(713u32)?);
+        library.process.unpin(ordinal, host).map_err(code)
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, ptr: *mut c_void, _flags: c_uint) -> Code {
+    let found = library().and_then(|library| {
+        let wanted = ptr as usize;
+        let handles = library.handles();
+        let inside = |&&(at, len, _): &&crate::Pin| at <= wanted && wanted < at + len;
+        let (at, _, seen) = handles.pins.iter().find(inside).ok_or(INVALID_VALUE)?;
+        Ok(seen + (wanted - at) as u64)
+    });
+    // SAFETY: the caller's promise.
+    answer(found.and_then(|seen| unsafe { put(place, seen) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuFlushGPUDirectRDMAWrites(_target: c_uint, scope: c_uint) -> Code {
+    answer(current().and_then(|(library, ordinal)| match scope {
+        100 | 200 => library.process.flush(ordinal).map_err(code),
+        _ => Err(INVALID_VALUE),
+    }))
+}
