@@ -49,6 +49,8 @@ fi
 
 part "no_std, no main, no allocator" tests/no-std/run.sh
 part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
+part "CUDA over a driver without a GPU" tests/cuda-fake.sh
+part "CUDA on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "instruction budgets" benches/budgets.sh
 

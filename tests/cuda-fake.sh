@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# The CUDA backend over a libcuda.so without a GPU: its functions, the way in which the library is found and loaded, and memory that two
+# processes share. In several moods of that driver; and what is said where there is no driver, or none that will do.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+target=${CARGO_TARGET_DIR:-target}
+place=$(mktemp -d)
+trap 'rm -r "$place"' EXIT
+failed=0
+
+# say NAME COMMAND...: one line for one check
+say() {
+    local name=$1
+    shift
+    if "$@" >"$place/log" 2>&1; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "FAILED $name"
+        tail -n 40 "$place/log"
+    fi
+}
+
+cargo build --locked --quiet -p fishplate-fake-cuda || exit
+tests=$(cargo test --locked --quiet -p fishplate-shm --features cuda --test device --no-run --message-format=json |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
+mkdir "$place/fake" "$place/old" "$place/none"
+cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
+
+# suite MOOD: the tests of a device, over that driver; nothing may be skipped, left open, or done that must not be
+suite() {
+    rm -f "$place/report"
+    env LD_LIBRARY_PATH="$place/fake" FISHPLATE_FAKE_CUDA="$1" FISHPLATE_FAKE_CUDA_REPORT="$place/report" \
+        timeout 120 "$tests" cuda --nocapture || return
+    ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" cuda --show-output | grep SKIPPED || return
+    # The tests and two children each for two kinds of memory.
+    cat "$place/report"
+    [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
+}
+for mood in "" late late,differ,reopen flush,nowords,devices=1; do
+    say "the suite over a fake driver${mood:+: $mood}" suite "$mood"
+done
+
+# none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.
+none() {
+    env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
+    cat "$place/seen"
+    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no CUDA driver: libcuda is not on this machine' "$place/seen"
+}
+if ldconfig -p 2>/dev/null | grep -q 'libcuda\.so'; then
+    echo "SKIPPED no driver: this machine has one"
+else
+    say "no driver" none
+fi
+
+# old: a library that lacks what is needed
+old() {
+    env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
+    cat "$place/seen"
+    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no usable CUDA driver: libcuda has no cuInit' "$place/seen"
+}
+echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/libcuda.so" && say "a driver that is too old" old
+
+exit "$failed"
