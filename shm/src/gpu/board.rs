@@ -24,6 +24,17 @@ const MAX_ASKED: usize = 32;
 /// answer.
 const MAX_QUERIES: usize = 1024;
 
+/// What became of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// It is open.
+    None,
+    /// It is open, and nobody waits for the answer any more.
+    Unwanted,
+    /// It was refused.
+    Refused,
+}
+
 /// One end's view.
 #[derive(Debug, Default)]
 pub(crate) struct Board {
@@ -40,8 +51,8 @@ pub(crate) struct Board {
     pub(crate) queries: Vec<(u64, Wanted)>,
 
     // What this end has said.
-    /// Open questions, oldest first, and whether they were refused.
-    asked: VecDeque<(Ask, bool)>,
+    /// Questions, oldest first.
+    asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
     /// The buffers that it was told of, and the last version, unless that was taken back.
@@ -69,10 +80,13 @@ impl Board {
             }
             Said::Fetch(alloc) if self.fetches.len() < MAX_EXPORTS => drop(self.fetches.insert(alloc)),
             Said::Refuse(ask) => {
-                let asked = self.asked.iter_mut().find(|(asked, refused)| *asked == ask && !refused);
                 // An answer to a question that was taken back crosses with that.
-                if let Some((_, refused)) = asked {
-                    *refused = true;
+                if let Some(i) = self.asked.iter().position(|(asked, _)| *asked == ask) {
+                    match self.asked[i].1 {
+                        // A refusal that is kept would be believed when it is long out of date.
+                        Answer::Unwanted => drop(self.asked.remove(i)),
+                        _ => self.asked[i].1 = Answer::Refused,
+                    }
                 }
             }
             Said::Publish(buffer, binding) => {
@@ -140,24 +154,22 @@ impl Board {
     /// Notes a question and says what is to be sent for it: nothing if it is open already.
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
-        if self.asked.iter().any(|(asked, _)| *asked == ask) {
+        if let Some((_, answer)) = self.asked.iter_mut().find(|(asked, _)| *asked == ask) {
+            *answer = Answer::None;
             return packets;
         }
         while self.asked.len() >= MAX_ASKED {
-            match self.asked.iter().position(|(asked, refused)| *refused || matches!(asked, Ask::Buffer(..)))
-            {
-                Some(i) => {
-                    packets.extend(self.asked.remove(i).and_then(
-                        |(asked, refused)| {
-                            if refused { None } else { unask(asked) }
-                        },
-                    ))
-                }
+            let idle = |(asked, answer): &(Ask, Answer)| {
+                *answer == Answer::Refused || matches!(asked, Ask::Buffer(..))
+            };
+            match self.asked.iter().position(idle).and_then(|i| self.asked.remove(i)) {
+                Some((_, Answer::Refused)) => {}
+                Some((asked, _)) => packets.extend(unask(asked)),
                 // As many fetches as may be open: this one comes when one is answered.
                 None => return packets,
             }
         }
-        self.asked.push_back((ask, false));
+        self.asked.push_back((ask, Answer::None));
         packets.push(match ask {
             Ask::Alloc(alloc) => wire::fetch(alloc),
             Ask::Buffer(buffer, wanted) => wire::query(buffer, wanted, true),
@@ -165,17 +177,20 @@ impl Board {
         packets
     }
 
-    /// Takes a question back, and says what is to be sent for it.
+    /// Nobody waits for the answer any more: says what is to be sent for it.
     pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
         let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
-        // A fetch is answered soon, whether or not anybody still wants to know.
-        matches!(ask, Ask::Buffer(..)).then(|| self.asked.remove(i))?;
+        match ask {
+            // Answered soon, whether or not anybody still wants to know.
+            Ask::Alloc(_) => self.asked[i].1 = Answer::Unwanted,
+            Ask::Buffer(..) => drop(self.asked.remove(i)),
+        }
         unask(ask)
     }
 
     /// Whether a question was refused; if so, it may be asked again.
     pub(crate) fn refused(&mut self, ask: Ask) -> bool {
-        let found = self.asked.iter().position(|(asked, refused)| *asked == ask && *refused);
+        let found = self.asked.iter().position(|asked| *asked == (ask, Answer::Refused));
         found.and_then(|i| self.asked.remove(i)).is_some()
     }
 }

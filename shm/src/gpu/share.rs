@@ -377,11 +377,7 @@ impl<D: Device> Sharing<D> {
                 return Ok(found);
             }
             if !self.sleep(links, deadline) {
-                if let Some(line) = links.line(peer)
-                    && let Some(packet) = line.control.board.give_up(Ask::Buffer(buffer, wanted))
-                {
-                    line.control.tell(packet, None);
-                }
+                self.give_up(links, peer, Ask::Buffer(buffer, wanted));
                 return Err(fault(peer, None, Fault::Deadline));
             }
         }
@@ -433,8 +429,17 @@ impl<D: Device> Sharing<D> {
                 return Ok(imported);
             }
             if !self.sleep(links, deadline) {
+                self.give_up(links, peer, Ask::Alloc(alloc));
                 return Err(fault(peer, Some(alloc), Fault::Deadline));
             }
+        }
+    }
+
+    fn give_up<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer, ask: Ask) {
+        if let Some(line) = links.line(peer)
+            && let Some(packet) = line.control.board.give_up(ask)
+        {
+            line.control.tell(packet, None);
         }
     }
 

@@ -181,3 +181,20 @@ fn three_that_wait_for_each_other_in_a_circle_are_all_served() {
         thread.join().unwrap();
     }
 }
+
+#[test]
+fn a_refusal_that_nobody_waited_for_is_not_believed_later() {
+    let (_, mut a, mut b, _, at, imported) = shared();
+    b.sharing.release(imported.id);
+    a.revoke(at.alloc).unwrap();
+    // The acknowledgement is kept back, so that it can be called off.
+    b.turn();
+    let error = b.import(PEER, at.alloc, 0, 8).unwrap_err();
+    assert_eq!(error.why, Fault::Deadline);
+    a.control(PEER).pump();
+    a.control(PEER).board.acks.clear();
+    a.turn();
+    b.turn();
+    a.sharing.call_off(at.alloc).unwrap();
+    assert!(import_from(&mut b, &mut a, &at).is_ok());
+}
