@@ -174,12 +174,8 @@ check "two equal rails carry 1.9 times what one carries" together 0.95
 
 shape 0 600
 shape 1 200
-# Rails hold equal backlogs, so while the slow one works its own off, the window must leave the fast one enough to do: with the default
-# of 128 pieces the fast rail waits. Pieces are small, since the slow one's backlog is also what is waited for at the end.
-echo "# rails of 600 and 200 Mbit/s, window of 1024 pieces of 16 KiB"
-export FISHPLATE_WINDOW=1024 FISHPLATE_STRIPE_CHUNK=16K
+echo "# rails of 600 and 200 Mbit/s"
 check "two rails of 3:1 carry 0.9 of their sum" together 0.9
-unset FISHPLATE_WINDOW FISHPLATE_STRIPE_CHUNK
 
 shape 0 1000
 shape 1 20

@@ -2,24 +2,26 @@
 //!
 //! Counting is a few additions per post and per end, and nothing at all where there is one rail. There is no clock: rails that were
 //! all busy while a number of posts ended worked for the same time, so what each of them moved meanwhile is its speed against the
-//! others'. Every [`SAMPLE`] ends this is taken into an average; a rail that ran dry meanwhile is left out of it, since it could have
-//! moved more. Averages drift back to equal: where rails are not what limits, what they move is only what they were given.
+//! others'. Every [`SAMPLE`] ends this is taken into an average; of a rail that ran dry meanwhile only if it is more than the average,
+//! since it could have moved more still. Averages drift back to equal: where rails are not what limits, what they move is only what they were given.
 
 use core::array;
 
 /// Ends of posts, of all rails, between two looks at who moved how much.
 const SAMPLE: u32 = 64;
 
-/// What a byte on the fastest rail costs; and how many times as much it costs at most on the slowest.
+/// What a byte on the fastest rail costs, and how many times as much at most on the slowest. What is this near to the fastest passes
+/// for as fast: rails of one kind take turns.
 const UNIT: u64 = 64;
 const SLOWEST: u64 = 64;
+const NEAR: u64 = UNIT + UNIT / 8;
 
 /// Speed of a rail of which nothing is known yet.
 const SPEED: u64 = 1 << 16;
 
 /// The part of the average that a sample is, and the part that is pulled back to equal: one of so many.
 const NEW: u64 = 4;
-const FORGET: u64 = 64;
+const FORGET: u64 = 256;
 
 /// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
 #[derive(Clone, Copy, Debug)]
@@ -74,10 +76,11 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// How long it takes until what is outstanding on a rail is over, against the others. Meaningless where there is one.
+    /// How long it takes until what is outstanding on a rail is over, and `more` bytes with it, against the others. Meaningless
+    /// where there is one.
     #[inline(always)]
-    pub(crate) fn time(&self, rail: usize) -> u64 {
-        self.bytes[rail] * self.cost[rail]
+    pub(crate) fn time(&self, rail: usize, more: u64) -> u64 {
+        (self.bytes[rail] + more) * self.cost[rail]
     }
 
     /// Whether anything may be outstanding on a rail: of a single one that is not counted.
@@ -85,19 +88,19 @@ impl<const RAILS: usize> Loads<RAILS> {
         RAILS == 1 || self.posts[rail] != 0
     }
 
-    /// Takes in what was moved by the rails that had something to do all the while.
+    /// Takes in what was moved.
     #[cold]
     fn look(&mut self) {
         let busy = |rail: &usize| self.dry & (1 << rail) == 0;
-        let (mut count, mut moved, mut speed) = (0, 0u64, 0u64);
-        for rail in (0..RAILS).filter(busy) {
-            (count, moved, speed) = (count + 1, moved + (self.moved[rail] >> 8), speed + self.speed[rail]);
-        }
-        if count >= 2 && moved != 0 {
-            let samples: [u64; RAILS] = array::from_fn(|rail| match busy(&rail) {
-                // They keep the sum of their speeds; what counts is how it is shared.
-                true => ((self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128) as u64,
-                false => self.speed[rail],
+        // What rails that had something to do all the while moved together, in units of which there are not too many; and how fast
+        // they are together.
+        let (moved, speed) = (0..RAILS).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
+            (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
+        });
+        if moved != 0 {
+            let samples: [u64; RAILS] = array::from_fn(|rail| {
+                let now = ((self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128) as u64;
+                if busy(&rail) { now } else { now.max(self.speed[rail]) }
             });
             let mean = samples.iter().sum::<u64>() / RAILS as u64;
             for (speed, sample) in self.speed.iter_mut().zip(samples) {
@@ -106,7 +109,8 @@ impl<const RAILS: usize> Loads<RAILS> {
             }
             let fastest = self.speed.iter().fold(1, |most, &speed| most.max(speed));
             for (cost, &speed) in self.cost.iter_mut().zip(&self.speed) {
-                *cost = (UNIT * fastest / speed.max(1)).min(UNIT * SLOWEST);
+                let exact = (UNIT * fastest / speed.max(1)).min(UNIT * SLOWEST);
+                *cost = if exact <= NEAR { UNIT } else { exact };
             }
         }
         (self.ends, self.dry) = (0, 0);
@@ -129,7 +133,7 @@ mod tests {
         let mut posted = 0;
         while posted < pieces {
             while loads.posts[0] + loads.posts[1] < depth {
-                let rail = (loads.time(1) < loads.time(0)) as usize;
+                let rail = (loads.time(1, PIECE) < loads.time(0, PIECE)) as usize;
                 loads.posted(rail, PIECE);
                 given[rail] += 1;
                 posted += 1;

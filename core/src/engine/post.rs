@@ -122,10 +122,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &state.pending.slots[index as usize];
         let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
-        let mut tried = 0;
+        let (mut tried, whole) = (0, state.piece(left, local_region == u16::MAX));
         let (rail, len, posted) = loop {
-            let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
-            let len = state.piece(left, rail, local_region == u16::MAX);
+            let Some(rail) = state.pick(peer, tried, whole) else { return Err(state.no_room()) };
+            let len = whole.min(state.max_rma[rail]);
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
@@ -276,7 +276,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let bytes = (head.len() + payload.len()) as u32;
         let mut tried = 0;
         loop {
-            let Some(rail) = state.pick(peer, tried) else { return Err(state.no_room()) };
+            let Some(rail) = state.pick(peer, tried, bytes as u64) else { return Err(state.no_room()) };
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
@@ -295,9 +295,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The rail for the next post to a peer, none of those in `exclude`.
+    /// The rail for the next post to a peer, of so many bytes, none of those in `exclude`.
     #[inline]
-    pub(super) fn pick(&mut self, peer: u16, exclude: u16) -> Option<usize> {
+    pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
             // A connected peer is reached by at least one rail.
             return (exclude == 0).then_some(0);
@@ -320,7 +320,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             RailPolicy::LeastOutstanding => {
                 let (mut best, mut least) = (0, u64::MAX);
                 for rail in (0..RAILS as u32).filter(|n| ahead & (1 << n) != 0).map(nth) {
-                    let time = self.loads.time(rail);
+                    let time = self.loads.time(rail, bytes);
                     if time < least {
                         (best, least) = (rail, time);
                     }
@@ -332,12 +332,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// How much of `left` bytes goes into one post on `rail`. An inject goes whole: it is posted at once or not at all.
+    /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes whole: it is posted at once or not
+    /// at all.
     #[inline(always)]
-    pub(super) fn piece(&self, left: u64, rail: usize, inject: bool) -> u64 {
+    fn piece(&self, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
-        let cut = if stripe { self.config.stripe_chunk } else { left };
-        left.min(cut).min(self.max_rma[rail])
+        if stripe { left.min(self.config.stripe_chunk) } else { left }
     }
 
     #[inline]

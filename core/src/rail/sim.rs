@@ -46,14 +46,17 @@ pub struct Dials {
     pub idle: u16,
     /// Whether what is posted to one peer arrives in the order posted.
     pub ordered: bool,
+    /// Bytes that reach one node per poll of any endpoint, one post after the other; 0: as many as there are. The delay comes on top.
+    pub rate: u32,
 }
 
 impl Dials {
     /// Prompt, in order, never full.
-    pub const CALM: Dials = Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true };
+    pub const CALM: Dials = Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true, rate: 0 };
 
     /// Late, out of order, now and then full.
-    pub const WILD: Dials = Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false };
+    pub const WILD: Dials =
+        Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false, rate: 0 };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +109,8 @@ struct World<'m> {
     heads: [u16; ENDPOINTS],
     regions: [Registered; REGIONS],
     dials: [Dials; 16],
+    /// When the way to each endpoint is free again, in polls times its rate.
+    busy: [u64; ENDPOINTS],
     dead: u64,
     rails: u16,
     now: u64,
@@ -170,6 +175,7 @@ impl<'m> Sim<'m> {
                 heads: [NONE; ENDPOINTS],
                 regions: [Registered { memory: None, uses: 0 }; REGIONS],
                 dials: [dials; 16],
+                busy: [0; ENDPOINTS],
                 dead: 0,
                 rails,
                 now: 0,
@@ -186,14 +192,27 @@ impl<'m> Sim<'m> {
 
     /// Changes how one rail behaves.
     pub fn set_dials(&self, rail: u16, dials: Dials) {
-        if let Some(slot) = self.world.borrow_mut().dials.get_mut(rail as usize) {
+        let world = &mut *self.world.borrow_mut();
+        if let Some(slot) = world.dials.get_mut(rail as usize) {
             *slot = dials;
+            // It is told in polls of the rate from before.
+            world
+                .busy
+                .iter_mut()
+                .skip(rail as usize)
+                .step_by(world.rails as usize)
+                .for_each(|busy| *busy = 0);
         }
     }
 
     /// Ends a node as if its process had died: its peers are told, what is in flight to it comes back as failed.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
+    }
+
+    /// Polls of any endpoint so far: the time.
+    pub fn now(&self) -> u64 {
+        self.world.borrow().now
     }
 
     /// A number that stands for everything that has happened: equal for equal seeds and equal use.
@@ -212,9 +231,20 @@ impl World<'_> {
         min_delay as u64 + self.random.below(max_delay.saturating_sub(min_delay) as u64 + 1)
     }
 
-    /// Puts a packet before an endpoint, and in its order if the rail keeps one.
-    fn schedule(&mut self, index: u16, node: u16, rail: u16) {
-        let mut at = self.now + self.delay(rail);
+    /// Polls until `len` more bytes have come through to an endpoint.
+    fn carry(&mut self, node: u16, rail: u16, len: usize) -> u64 {
+        let rate = self.dials[rail as usize].rate as u64;
+        if rate == 0 {
+            return 0;
+        }
+        let (busy, now) = (&mut self.busy[(node * self.rails + rail) as usize], self.now * rate);
+        *busy = now.max(*busy) + len as u64;
+        (*busy - now).div_ceil(rate)
+    }
+
+    /// Puts a packet of `len` bytes before an endpoint, and in its order if the rail keeps one.
+    fn schedule(&mut self, index: u16, node: u16, rail: u16, len: usize) {
+        let mut at = self.now + self.carry(node, rail, len) + self.delay(rail);
         let endpoint = (node * self.rails + rail) as usize;
         let mut link = self.heads[endpoint];
         if self.dials[rail as usize].ordered {
@@ -317,8 +347,13 @@ impl SimRail<'_, '_> {
         (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
         packet.from = self.node * world.rails + self.rail;
         fill(&mut packet.bytes);
-        let place = if matches!(kind, Kind::Read { .. }) { self.node } else { node };
-        world.schedule(index, place, self.rail);
+        let (place, len) = match kind {
+            Kind::Read { len, .. } => (self.node, len),
+            Kind::Write { len, .. } => (node, len),
+            Kind::Message { len } => (node, len as usize),
+            Kind::Free | Kind::Done(_) => (node, 0),
+        };
+        world.schedule(index, place, self.rail, len);
         Ok(Posted::Pending)
     }
 
@@ -350,7 +385,7 @@ impl SimRail<'_, '_> {
         packet.kind = Kind::Done(result);
         let from = packet.from;
         let (node, rail) = (from / world.rails, from % world.rails);
-        world.schedule(index, node, rail);
+        world.schedule(index, node, rail, 0);
     }
 
     fn free(&self, index: u16) {
@@ -383,7 +418,7 @@ impl SimRail<'_, '_> {
                         world.release(link);
                     } else {
                         world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
-                        world.schedule(link, origin, from % rails);
+                        world.schedule(link, origin, from % rails, 0);
                     }
                     link = next;
                 }
@@ -461,7 +496,7 @@ impl Rail for SimRail<'_, '_> {
                     last => world.packets[last as usize].next = next,
                 }
                 world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
-                world.schedule(link, self.node, self.rail);
+                world.schedule(link, self.node, self.rail, 0);
                 // Unordered, it was put first; ordered, last: the walk goes on where it was, and passes over it if it comes.
                 if last == NONE && world.heads[endpoint as usize] == link {
                     last = link;

@@ -18,3 +18,4 @@ mod hostile;
 mod mapped;
 mod oracle;
 mod order;
+mod speed;

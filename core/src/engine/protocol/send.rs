@@ -122,8 +122,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             freed: account.returned,
             ..Head::tagged(head::TAGGED, context.0, tag)
         };
-        let rail = state.pick(to.index, 0)?;
         let bytes = (head::HEAD + len) as u32;
+        let rail = state.pick(to.index, 0, bytes as u64)?;
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         // SAFETY: a slice, or a range that was checked against its region.
         let body = unsafe { Untrusted::new(from, len) };

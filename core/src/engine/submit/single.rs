@@ -64,7 +64,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return false;
         }
         // A rail is picked only for what will be posted: its turn is over with that.
-        let Some(rail) = self.state.pick(peer, 0) else { return false };
+        let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
         let State { locals, remotes, streams, loads, stats, open, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) = (
             locals.get(from.region.index as usize),
@@ -116,7 +116,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if bytes.wrapping_sub(1) >= state.single_max {
             return None;
         }
-        let way = state.way(stream, notice)?;
+        let way = state.way(stream, bytes, notice)?;
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
@@ -138,7 +138,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         payload: Untrusted<'_>,
         notice: Notice,
     ) -> Option<Issued> {
-        let way = self.state.way(stream, notice)?;
+        let way = self.state.way(stream, (HEAD_MAX + payload.len()) as u64, notice)?;
         let cursor = self.state.streams[stream as usize].window.expected();
         let mut head = [0; HEAD_MAX];
         let message =
@@ -155,9 +155,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Where the next number of a stream can go now, if one post is all that stands before it.
+    /// Where the next number of a stream can go now, with about so many bytes, if one post is all that stands before it.
     #[inline(always)]
-    fn way(&mut self, stream: u32, notice: Notice) -> Option<Way> {
+    fn way(&mut self, stream: u32, bytes: u64, notice: Notice) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq) = (s.peer, s.context, s.next);
         if !s.clear(self.config.window) {
@@ -170,7 +170,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (index, PostTag { owner: Owner::Op(index), bytes: 0 }.pack())
             }
         };
-        let rail = self.pick(peer, 0)?;
+        let rail = self.pick(peer, 0, bytes)?;
         Some(Way { peer, context, rail, seq, index, tag })
     }
 
