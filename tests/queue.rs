@@ -22,7 +22,7 @@ use fishplate_core::queue::{
 };
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::pool::CreateError;
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
@@ -30,6 +30,8 @@ use fishplate_sys::LinuxHost;
 use support::{Own, Random, own, read, seeds, word, write};
 
 const NEVER: u64 = u64::MAX;
+/// Queues of one worker, at most.
+const QUEUES: usize = 8;
 const MATCHING: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 8, seed: 5 };
 /// Too early for anything.
 const NOW: u64 = 1;
@@ -52,11 +54,11 @@ fn scene(seed: u64, contexts: u16) -> Own<Rails, 2> {
 
 fn queue_of<const N: usize>(
     host: &'static LinuxHost,
-    send: &'static EventCount,
+    channels: &'static Channels<QUEUES>,
     id: u8,
 ) -> (Hosted, Desk<'static>) {
     let memory = leak(Room::<N>::new()).memory();
-    Queue::new(ContextId(id), host, send, leak(EventCount::new()), memory, Policy::BALANCED).unwrap()
+    Queue::new(ContextId(id), host, channels.queue(id.into()), memory, Policy::BALANCED).unwrap()
 }
 
 /// Queues, and the worker that serves them in this thread, turn by turn.
@@ -77,8 +79,8 @@ struct Places {
 
 fn bench(seed: u64, queues: u8) -> Bench {
     let Own { engine, peer, source, target, remote, .. } = scene(seed, queues.into());
-    let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
-    let (queues, desks): (Vec<_>, Vec<_>) = (0..queues).map(|id| queue_of::<16>(host, send, id)).unzip();
+    let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
+    let (queues, desks): (Vec<_>, Vec<_>) = (0..queues).map(|id| queue_of::<16>(host, channels, id)).unzip();
     let worker = Worker::new(leak(engine), desks.leak(), Policy::BALANCED);
     Bench { host, queues, worker, at: Places { peer, source, target, remote } }
 }
@@ -240,25 +242,37 @@ fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back
 #[test]
 fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one() {
     let Own { mut engine, peer, source, .. } = scene(1, 1);
-    let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
+    let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
     let stop = AtomicBool::new(true);
     let recv = RecvCommand { source: None, tag: tag(1), ignore: Tag::ZERO, into: None };
     let message = SendCommand { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
 
-    let (mut queue, desk) = queue_of::<4>(host, send, 0);
+    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
     let mut desks = [desk];
     let open = submit(&mut queue, recv);
-    assert!(Worker::new(&mut engine, &mut desks, Policy::BALANCED).run(host, send, None, &stop, NEVER));
+    assert!(Worker::new(&mut engine, &mut desks, Policy::BALANCED).run(
+        host,
+        &channels.send,
+        None,
+        &stop,
+        NEVER
+    ));
     assert!(!open.is_done());
     drop(desks);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
     // The engine still has it, and the message for it. A receive in the same slot of another queue is not it.
-    let (mut queue, desk) = queue_of::<4>(host, send, 0);
+    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
     let mut desks = [desk];
     let other = submit(&mut queue, RecvCommand { tag: tag(2), ..recv });
     let sent = submit(&mut queue, message);
-    assert!(Worker::new(&mut engine, &mut desks, Policy::BALANCED).run(host, send, None, &stop, NEVER));
+    assert!(Worker::new(&mut engine, &mut desks, Policy::BALANCED).run(
+        host,
+        &channels.send,
+        None,
+        &stop,
+        NEVER
+    ));
     assert_eq!(sent.reply(), Some(Reply::Done(0)));
     assert!(!other.is_done());
 }
@@ -385,8 +399,8 @@ fn a_worker_that_goes_away_leaves_nothing_waiting() {
     let Places { source, remote, .. } = bench.at;
     let put = WriteCommand { from: source.at(0), len: 50_000, to: remote.at(0) };
     let host = bench.host;
-    let send = leak(EventCount::new());
-    let (mut queue, desk) = queue_of::<16>(host, send, 0);
+    let channels = leak(Channels::new());
+    let (mut queue, desk) = queue_of::<16>(host, channels, 0);
     let mut desks = [desk];
     let begun = submit(&mut queue, put);
     let mut worker = Worker::new(bench.engine(), &mut desks, Policy::BALANCED);
@@ -412,13 +426,14 @@ fn a_worker_that_goes_away_leaves_nothing_waiting() {
 fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Sync) {
     let Own { mut engine, peer, source, target, remote, .. } = scene(seed, queues.into());
     let at = Places { peer, source, target, remote };
-    let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
-    let (queues, mut desks): (Vec<_>, Vec<_>) = (0..queues).map(|id| queue_of::<16>(host, send, id)).unzip();
+    let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
+    let (queues, mut desks): (Vec<_>, Vec<_>) =
+        (0..queues).map(|id| queue_of::<16>(host, channels, id)).unzip();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
         let stopped = &stop;
-        let running = scope.spawn(move || worker.run(host, send, None, stopped, NEVER));
+        let running = scope.spawn(move || worker.run(host, &channels.send, None, stopped, NEVER));
         let users: Vec<_> = queues
             .into_iter()
             .enumerate()
@@ -430,7 +445,7 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
         users.into_iter().for_each(|user| user.join().unwrap());
         // Release: the worker that sees it has everything that was submitted before in its rings.
         stop.store(true, Ordering::Release);
-        send.notify(host);
+        channels.send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
     });
     assert!(desks.iter_mut().all(Desk::is_over));
@@ -483,13 +498,13 @@ fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
 #[test]
 fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everything_back() {
     let cpu = fishplate_sys::affinity::allowed().unwrap().iter().next();
-    let (host, send, arrivals) = (LinuxHost::private(), EventCount::new(), EventCount::new());
-    let wakes = Wakes { host: &host, send: &send, arrivals: Some(&arrivals) };
+    let (host, channels, arrivals) = (LinuxHost::private(), <Channels>::new(), EventCount::new());
+    let wakes = Wakes { host: &host, send: &channels.send, arrivals: Some(&arrivals) };
     for policy in [Policy::BALANCED, Policy::EFFICIENT] {
         let Own { engine, target, .. } = scene(1, 1);
-        let (recv, mut room) = (EventCount::new(), Room::<16>::new());
+        let mut room = Room::<16>::new();
         let (mut queue, desk) =
-            Queue::new(ContextId(0), &host, &send, &recv, room.memory(), Policy::BALANCED).unwrap();
+            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
         thread::scope(|scope| {
             let mut parts = (Box::new(engine), vec![desk]);
             for round in 0..20 {

@@ -19,7 +19,7 @@ use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
 use fishplate_core::queue::Room;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
 
@@ -41,12 +41,12 @@ struct Rig {
 }
 
 fn rig(contexts: u8, policy: Policy) -> Rig {
-    let (host, send) = (&*leak(LinuxHost::private()), &*leak(EventCount::new()));
-    let mut rig = Rig { host, send, contexts: vec![], desks: vec![] };
+    let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::<4>::new()));
+    let mut rig = Rig { host, send: &channels.send, contexts: vec![], desks: vec![] };
     for id in 0..contexts {
         let memory = leak(Room::<8>::new()).memory();
-        let (context, desk) =
-            Context::new(ContextId(id), host, send, leak(EventCount::new()), memory, policy).unwrap();
+        let channel = channels.queue(id.into());
+        let (context, desk) = Context::new(ContextId(id), host, channel, memory, policy).unwrap();
         rig.contexts.push(context);
         rig.desks.push(desk);
     }

@@ -16,7 +16,7 @@ use crate::error::{AttachError, OpError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RemoteAddr};
 use crate::op::{Amo, Cmp};
 use crate::queue::{Memory, Queue};
-use crate::sync::event::EventCount;
+use crate::sync::event::Channel;
 use crate::sync::host::Host;
 use crate::sync::pool::Id;
 use crate::sync::spin::{Counts, Policy};
@@ -31,19 +31,18 @@ pub struct Context<'m, H: Host> {
 }
 
 impl<'m, H: Host> Context<'m, H> {
-    /// A context and the desk that its worker serves. `send` is the worker's, shared by all of its contexts; `recv` is this context's.
+    /// A context and the desk that its worker serves.
     ///
     /// # Errors
     /// As for [`Queue::new`].
     pub fn new(
         id: ContextId,
         host: &'m H,
-        send: &'m EventCount,
-        recv: &'m EventCount,
+        channel: Channel<'m>,
         memory: Memory<'m>,
         policy: Policy,
     ) -> Result<(Self, Desk<'m>), AttachError> {
-        let (queue, desk) = Queue::new(id, host, send, recv, memory, policy)?;
+        let (queue, desk) = Queue::new(id, host, channel, memory, policy)?;
         Ok((Context { queue }, desk))
     }
 

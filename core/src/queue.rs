@@ -26,7 +26,7 @@ use crate::engine::ContextId;
 use crate::engine::command::{Command, Entry, Event, Reply};
 use crate::engine::lane::{Desk, Flight, Lane, Posted, Side};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
-use crate::sync::event::EventCount;
+use crate::sync::event::{Channel, Listening};
 use crate::sync::host::{Host, SpinHost};
 use crate::sync::pool::{self, CreateError, Id, Lease, Pool, Shared, Slot, StaleId};
 use crate::sync::ring;
@@ -38,6 +38,7 @@ mod races;
 #[cfg(test)]
 mod tests;
 
+pub use crate::engine::lane::Pending;
 pub use commands::{
     CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, QueueCommand,
     ReadCommand, RecvCommand, SendCommand, WriteCommand,
@@ -102,14 +103,14 @@ impl<const N: usize> Default for Room<'_, N> {
 /// Commands for a worker. `Send`, used by one thread at a time.
 pub struct Queue<'m, H: Host> {
     host: &'m H,
-    /// Rung when something was submitted.
-    send: &'m EventCount,
-    /// Slept on while waiting for events.
-    recv: &'m EventCount,
+    /// Its worker's word, rung when something was submitted, and its own, slept on while waiting for events.
+    channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
     /// Commands submitted whose slots have not come back.
     pending: u64,
+    /// The worker was not told of all of them.
+    untold: bool,
     idle: Idle,
 }
 
@@ -150,16 +151,15 @@ impl<'m, C> Cmd<'m, C> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// A queue and the desk that its worker serves, in the engine's context `id`. `send` is the worker's, shared by all of its
-    /// queues; `recv` is this queue's.
+    /// A queue and the desk that its worker serves, in the engine's context `id`. `channel` is a share of the worker's
+    /// [`Channels`](crate::sync::event::Channels) that no other queue has.
     ///
     /// # Errors
     /// [`AttachError::Config`] unless all slices have the same length, a power of two.
     pub fn new(
         id: ContextId,
         host: &'m H,
-        send: &'m EventCount,
-        recv: &'m EventCount,
+        channel: Channel<'m>,
         memory: Memory<'m>,
         policy: Policy,
     ) -> Result<(Self, Desk<'m>), AttachError> {
@@ -173,8 +173,8 @@ impl<'m, H: Host> Queue<'m, H> {
         let to_worker = ring::split(submissions.0, submissions.1).map_err(|_| length)?;
         let from_worker = ring::split(completions.0, completions.1).map_err(|_| length)?;
         let [side, theirs] = Side::both(lane, to_worker, from_worker);
-        let queue = Queue { host, send, recv, pool, side, pending: 0, idle: Idle::new(policy) };
-        Ok((queue, Desk::new(id, theirs, recv, flights)))
+        let queue = Queue { host, channel, pool, side, pending: 0, untold: false, idle: Idle::new(policy) };
+        Ok((queue, Desk::new(id, theirs, channel, flights)))
     }
 
     /// Makes a command in a slot of this queue's pool.
@@ -196,7 +196,8 @@ impl<'m, H: Host> Queue<'m, H> {
         if self.pool.outstanding() >= self.pool.capacity() as u64 {
             self.collect();
         }
-        self.pool.create_with(|| command().map(Entry::new))
+        let listeners = &self.side.lane.listeners;
+        self.pool.create_with(|| command().map(|command| Entry::new(command, listeners)))
     }
 
     /// Hands a command to the worker, and wakes it if it sleeps. The event tells how it ended.
@@ -215,10 +216,14 @@ impl<'m, H: Host> Queue<'m, H> {
         Event(ours)
     }
 
-    /// Sees to it that the worker looks at what was submitted: wakes it if it sleeps.
+    /// Sees to it that the worker looks at what was submitted: wakes it if it sleeps. Nothing if there is nothing new.
     #[inline]
     pub fn flush(&mut self) {
-        self.idle.notify(self.host, self.send);
+        if !self.untold {
+            return;
+        }
+        self.untold = false;
+        self.idle.notify(self.host, self.channel.send);
     }
 
     /// Takes a receive of this queue back, if nothing has matched. The receive ends too, once, whatever this says. Behind a marker
@@ -244,9 +249,9 @@ impl<'m, H: Host> Queue<'m, H> {
     /// [`WaitError::Deadline`]: something is still with the worker.
     pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
         self.flush();
-        self.wait_for(deadline_ns, true, |queue| {
+        self.wait_for(deadline_ns, |queue| {
             queue.collect();
-            queue.pending == 0
+            Turn::ready(queue.pending == 0)
         })
     }
 
@@ -256,15 +261,23 @@ impl<'m, H: Host> Queue<'m, H> {
     /// [`WaitError::Deadline`]: it is still with its worker.
     pub fn wait(&mut self, event: &Event<'m>, deadline_ns: u64) -> Result<Reply, WaitError> {
         self.flush();
-        // Nobody rings here for another queue's commands.
-        let rung = self.pool.owns(&event.0);
-        self.wait_for(deadline_ns, rung, |queue| {
-            if rung {
+        let own = self.pool.owns(&event.0);
+        self.wait_for(deadline_ns, |queue| {
+            if own {
                 queue.collect();
             }
-            event.is_done()
+            match event.is_done() {
+                true => Turn::Ready,
+                false if own || event.listen(queue.channel.recv) == Listening::Standing => Turn::Nothing,
+                false => Turn::Unnotified,
+            }
         })?;
         event.reply().ok_or(WaitError::Deadline(Stuck::default()))
+    }
+
+    /// What was submitted and its worker has not taken, and what has ended and this queue has not taken back.
+    pub fn pending(&mut self) -> Pending {
+        self.side.pending()
     }
 
     /// How this thread idled so far.
@@ -280,16 +293,11 @@ impl<'m, H: Host> Queue<'m, H> {
     fn wait_for(
         &mut self,
         deadline_ns: u64,
-        rung: bool,
-        mut ready: impl FnMut(&mut Self) -> bool,
+        mut turn: impl FnMut(&mut Self) -> Turn,
     ) -> Result<(), WaitError> {
         let mut idle = self.idle.clone();
-        let (host, recv) = (self.host, self.recv);
-        let waited = wait_until(host, &mut idle, recv, deadline_ns, || match ready(self) {
-            true => Turn::Ready,
-            false if rung => Turn::Nothing,
-            false => Turn::Unnotified,
-        });
+        let (host, recv) = (self.host, self.channel.recv);
+        let waited = wait_until(host, &mut idle, recv, deadline_ns, || turn(self));
         self.idle = idle;
         match waited {
             Waited::Ready => Ok(()),
@@ -330,9 +338,9 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Waits for the end of the command with this number, and gives its slot back.
     pub(crate) fn wait_reply(&mut self, id: Id, deadline_ns: u64) -> Result<Reply, WaitError> {
         let mut result = Ok(None);
-        let waited = self.wait_for(deadline_ns, true, |queue| {
+        let waited = self.wait_for(deadline_ns, |queue| {
             result = queue.take_reply(id);
-            !matches!(result, Ok(None))
+            Turn::ready(!matches!(result, Ok(None)))
         });
         match result {
             Ok(Some(reply)) => Ok(reply),
@@ -354,6 +362,7 @@ impl<'m, H: Host> Queue<'m, H> {
     #[inline]
     fn post(&mut self, entry: Shared<'m, Entry<'m>>, report: bool) {
         self.pending += 1;
+        self.untold = true;
         self.side.push(Posted::new(entry, report));
     }
 
@@ -385,5 +394,7 @@ impl<'m, H: Host> Queue<'m, H> {
             self.pool.release_shared(entry);
         }
         self.pending = 0;
+        self.host.notifier_barrier();
+        self.side.lane.listeners.notify(self.host);
     }
 }

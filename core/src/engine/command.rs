@@ -10,6 +10,7 @@ use core::cell::UnsafeCell;
 use crate::error::{OpError, WaitError};
 use crate::mem::{LocalAddr, PeerId, RemoteAddr};
 use crate::op::{Amo, Cmp, Outcome};
+use crate::sync::event::{EventCount, Listeners, Listening};
 use crate::sync::pool::Shared;
 use crate::sync::primitive::{AtomicU32, Watch, edge};
 
@@ -203,6 +204,8 @@ pub const MAX_AFTER: usize = 4;
 #[derive(Debug)]
 pub struct Entry<'m> {
     command: Command,
+    /// Notified when it has ended, by its worker.
+    listeners: &'m Listeners<'m>,
     /// [`PENDING`] or [`DONE`].
     state: AtomicU32,
     /// Written by the worker alone, before `state` says [`DONE`], and never again.
@@ -246,11 +249,12 @@ const _: () =
     assert!(size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320, "the size class of commands");
 
 impl<'m> Entry<'m> {
-    /// A command that was not submitted.
+    /// A command that was not submitted, of the queue whose worker notifies these listeners.
     #[inline]
-    pub(crate) fn new(command: Command) -> Self {
+    pub(crate) fn new(command: Command, listeners: &'m Listeners<'m>) -> Self {
         Entry {
             command,
+            listeners,
             state: AtomicU32::new(PENDING),
             reply: UnsafeCell::new(Reply::Abandoned),
             work: UnsafeCell::new(Work::default()),
@@ -274,19 +278,20 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Whether everything is done that it comes after. The events are let go of.
+    /// Whether everything is done that it comes after. Those events are let go of; while there is one that is not done, `worker`
+    /// listens for it.
     ///
     /// # Safety
     /// As for [`work`](Self::work).
-    pub(super) unsafe fn looks_ready(&self) -> Readiness {
+    pub(super) unsafe fn looks_ready(&self, worker: &'m EventCount) -> Readiness {
         // SAFETY: the caller's promise.
         let work = unsafe { self.work() };
         for after in &mut work.after {
-            match after.as_ref().map(Event::reply) {
-                None => {}
-                Some(None) => return Readiness::Waits,
-                Some(Some(reply)) if reply.is_well() => *after = None,
-                Some(Some(_)) => return Readiness::Never,
+            let Some(event) = after else { continue };
+            match event.reply() {
+                None => return Readiness::Waits(event.listen(worker)),
+                Some(reply) if reply.is_well() => *after = None,
+                Some(_) => return Readiness::Never,
             }
         }
         Readiness::Ready
@@ -338,7 +343,8 @@ impl<'m> Entry<'m> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    Waits,
+    /// Something before it has not ended, and may or may not be heard of.
+    Waits(Listening),
     /// Something before it failed.
     Never,
 }
@@ -363,5 +369,12 @@ impl Event<'_> {
     /// The command.
     pub fn command(&self) -> &Command {
         self.0.command()
+    }
+}
+
+impl<'m> Event<'m> {
+    /// Has `event` notified when this command, or another of its queue, ends.
+    pub(crate) fn listen(&self, event: &'m EventCount) -> Listening {
+        self.0.listeners.listen(event)
     }
 }

@@ -14,9 +14,10 @@
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
 
-use crate::sync::event::EventCount;
+use crate::sync::event::{Channel, Listeners};
+use crate::sync::host::Host;
 use crate::sync::pool::{Parcel, Shared};
-use crate::sync::primitive::{AtomicU32, Watch, const_new, edge};
+use crate::sync::primitive::{AtomicU32, Watch, edge};
 use crate::sync::ring::{Consumer, Producer};
 
 use super::ContextId;
@@ -54,6 +55,8 @@ pub struct Lane<'m> {
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Written by the worker as it leaves, and the queue's from then on.
     desk: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
+    /// Who waits for an event of this queue, and is no user of it.
+    pub(crate) listeners: Listeners<'m>,
     watch: Watch,
 }
 
@@ -64,15 +67,14 @@ const DESK: u32 = 2;
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
-    const_new! {
-        /// A lane whose two sides are there.
-        pub fn new() -> Self {
-            Lane {
-                there: AtomicU32::new(QUEUE | DESK),
-                queue: UnsafeCell::new(MaybeUninit::uninit()),
-                desk: UnsafeCell::new(MaybeUninit::uninit()),
-                watch: Watch::new(),
-            }
+    /// A lane whose two sides are there.
+    pub fn new() -> Self {
+        Lane {
+            there: AtomicU32::new(QUEUE | DESK),
+            queue: UnsafeCell::new(MaybeUninit::uninit()),
+            desk: UnsafeCell::new(MaybeUninit::uninit()),
+            listeners: Listeners::new(),
+            watch: Watch::new(),
         }
     }
 }
@@ -83,11 +85,20 @@ impl Default for Lane<'_> {
     }
 }
 
+/// How much was said and not heard yet, per direction. The rings count it, so nothing else does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// Commands submitted that no worker has taken.
+    pub send: usize,
+    /// Commands that went back to their queue, which has not taken them.
+    pub recv: usize,
+}
+
 /// One side's ends of the two rings. Leaves them in the lane when dropped, and empties the rings if the other side left before.
 pub(crate) struct Side<'m> {
     pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
-    lane: &'m Lane<'m>,
+    pub lane: &'m Lane<'m>,
     side: u32,
     /// The other side's, which has left.
     left: Option<Consumer<'m, Posted<'m>>>,
@@ -125,6 +136,16 @@ impl<'m> Side<'m> {
     #[inline]
     pub fn pop(&mut self) -> Option<Posted<'m>> {
         self.incoming.pop()
+    }
+
+    /// What either side has not taken.
+    pub fn pending(&mut self) -> Pending {
+        let out = self.outgoing.capacity() - self.outgoing.free();
+        let inn = self.incoming.len();
+        match self.side == QUEUE {
+            true => Pending { send: out, recv: inn },
+            false => Pending { send: inn, recv: out },
+        }
     }
 
     /// Whether the other side has left. What was sent to it then comes back by [`unsent`](Self::unsent).
@@ -239,7 +260,7 @@ impl Job<'_> {
 pub struct Desk<'m> {
     pub(super) context: ContextId,
     side: Side<'m>,
-    pub(super) recv: &'m EventCount,
+    channel: Channel<'m>,
     flights: &'m mut [Flight<'m>],
     /// Commands that the engine has,
     pub(super) flying: u32,
@@ -247,16 +268,18 @@ pub struct Desk<'m> {
     receiving: u32,
     /// The command that could not be done yet; those behind it wait.
     pub(super) held: Option<Job<'m>>,
+    /// Nobody tells when that can be done.
+    pub(super) restless: bool,
     pub(super) watch: Option<Job<'m>>,
-    pub(super) answered: bool,
+    answered: bool,
 }
 
 impl<'m> Desk<'m> {
-    /// The worker's end of the queue that runs in `context` and sleeps on `recv`. `flights` is as long as its pool.
+    /// The worker's end of the queue that runs in `context`. `flights` is as long as its pool.
     pub(crate) fn new(
         context: ContextId,
         side: Side<'m>,
-        recv: &'m EventCount,
+        channel: Channel<'m>,
         flights: &'m mut [MaybeUninit<Flight<'m>>],
     ) -> Self {
         for flight in flights.iter_mut() {
@@ -267,11 +290,12 @@ impl<'m> Desk<'m> {
         Desk {
             context,
             side,
-            recv,
+            channel,
             flights,
             flying: 0,
             receiving: 0,
             held: None,
+            restless: false,
             watch: None,
             answered: false,
         }
@@ -291,7 +315,7 @@ impl<'m> Desk<'m> {
     /// Whether a command must wait, or ends here because something before it failed.
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
         // SAFETY: it was submitted to this worker, which holds no other reference to its work.
-        unsafe { job.entry.looks_ready() }
+        unsafe { job.entry.looks_ready(self.channel.send) }
     }
 
     /// Ends a command and sends its slot home.
@@ -351,6 +375,23 @@ impl<'m> Desk<'m> {
         flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
     }
 
+    /// What either side has not taken.
+    pub(super) fn pending(&mut self) -> Pending {
+        self.side.pending()
+    }
+
+    /// Tells those who wait for what has ended since the last time. Returns how many wake-up calls were made.
+    #[inline]
+    pub(super) fn notify<H: Host + ?Sized>(&mut self, host: &H) -> u64 {
+        if !self.answered {
+            return 0;
+        }
+        self.answered = false;
+        let woke = self.channel.recv.notify(host);
+        // That had the barrier.
+        u64::from(woke) + self.side.lane.listeners.notify(host)
+    }
+
     /// Nothing is submitted or watched, and the engine has receives at most.
     pub(super) fn is_idle(&mut self) -> bool {
         let engine_has_receives_alone = self.flying == self.receiving;
@@ -383,7 +424,6 @@ impl Drop for Desk<'_> {
             // SAFETY: just popped.
             abandon(unsafe { posted.open() }, true);
         }
-        self.answered = true;
     }
 }
 

@@ -5,7 +5,8 @@
 //! (the caller's thread runs it, and may be pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring
 //! when they submit, and the rail's own, which peers ring when something arrives.
 //!
-//! A command that waits for an event of another queue keeps the worker awake: nobody would ring it.
+//! It may sleep while commands wait for the engine, of which the rail tells, or for events of other workers' queues, of which those
+//! workers tell. A command that the engine has no room for keeps it awake, since nothing tells of room.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -15,13 +16,13 @@ use crate::error::OpError;
 use crate::mem::{LocalAddr, copy_bytes};
 use crate::op::{Completion, Outcome};
 use crate::rail::Rail;
-use crate::sync::event::EventCount;
+use crate::sync::event::{EventCount, Listening};
 use crate::sync::host::Host;
 use crate::sync::primitive::AtomicBool;
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::command::{Command, Readiness, Relay, Reply};
-use super::lane::{Desk, Job, Part};
+use super::lane::{Desk, Job, Part, Pending};
 use super::protocol::{self, Payload};
 use super::table::resolve_local;
 use super::wait::{Noted, Pulse};
@@ -60,6 +61,15 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
+    /// What its queues have submitted and it has not taken, and what it sent back and they have not, in all.
+    pub fn pending(&mut self) -> Pending {
+        let each = self.desks.iter_mut().map(Desk::pending);
+        each.fold(Pending::default(), |all, desk| Pending {
+            send: all.send + desk.send,
+            recv: all.recv + desk.recv,
+        })
+    }
+
     /// One bounded round over desks and engine. Returns whether anything was done. Never blocks.
     pub fn turn<H: Host>(&mut self, host: &H) -> bool {
         let batch = self.engine.config().batch;
@@ -86,9 +96,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
                 landed(desk, status.word & TICKET_MASK, Reply::Received(status));
             }
         }
-        for desk in self.desks.iter_mut().filter(|desk| desk.answered) {
-            desk.answered = false;
-            self.wakes += desk.recv.notify(host) as u64;
+        for desk in self.desks.iter_mut() {
+            self.wakes += desk.notify(host);
         }
         busy
     }
@@ -117,9 +126,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
             if stop.load(Ordering::Acquire) && !busy && self.is_done() {
                 return Turn::Ready;
             }
-            match busy || self.engine.has_due() || self.desks.iter().any(|desk| desk.held.is_some()) {
+            match busy || self.engine.has_due() {
                 true => Turn::Busy,
-                false if arrivals.is_some() => Turn::Nothing,
+                false if arrivals.is_some() && !self.desks.iter().any(|desk| desk.restless) => Turn::Nothing,
                 false => Turn::Unnotified,
             }
         };
@@ -151,6 +160,7 @@ fn serve<R: Rail, const RAILS: usize>(
     batch: u32,
 ) -> bool {
     let mut busy = false;
+    desk.restless = false;
     if let Some(watch) = &desk.watch
         && let Some(reply) = look(engine, watch.entry.command())
         && let Some(watch) = desk.watch.take()
@@ -167,7 +177,8 @@ fn serve<R: Rail, const RAILS: usize>(
                 busy = true;
                 continue;
             }
-            Readiness::Waits => {
+            Readiness::Waits(listening) => {
+                desk.restless = listening != Listening::Standing;
                 desk.held = Some(job);
                 break;
             }
@@ -195,6 +206,11 @@ fn serve<R: Rail, const RAILS: usize>(
             Step::Later { moved } => {
                 desk.held = Some(job);
                 busy |= moved;
+                break;
+            }
+            Step::Full => {
+                desk.restless = true;
+                desk.held = Some(job);
                 break;
             }
             Step::Watch => {
@@ -232,10 +248,12 @@ enum Step {
     Taken,
     /// The engine has the first half of it.
     Relayed,
-    /// No room, or not quiet yet, or a piece of it was done: it moved.
+    /// It waits for something that the engine has, or a piece of it was done: it moved.
     Later {
         moved: bool,
     },
+    /// The engine has no room for it.
+    Full,
     Watch,
 }
 
@@ -341,7 +359,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
         }
         Ok(Issued::Done { value }) => Step::Replied(Reply::Done(value)),
         Ok(Issued::Pending(_)) => Step::Taken,
-        Err(OpError::Again) => Step::Later { moved: false },
+        Err(OpError::Again) => Step::Full,
         Err(error) => Step::Replied(Reply::Refused(error)),
     }
 }

@@ -56,9 +56,9 @@ fn an_event_shows_how_its_command_ended() {
     model(|| {
         for _ in 0..rounds(1, 200) {
             let mut scene = Scene::new();
-            let memory = scene.memory();
-            let mut pool = scene.pool(memory.pool);
-            let [ours, theirs] = pool.create(Entry::new(Command::Marker)).unwrap().share_twice();
+            let Memory { pool, lane, .. } = scene.memory();
+            let (mut pool, listeners) = (scene.pool(pool), &lane.listeners);
+            let [ours, theirs] = pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
             let event = Event(ours);
             let worker = thread::spawn(move || {
                 // SAFETY: this thread takes the place of the worker, and finishes it once.
@@ -89,9 +89,11 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             let to_worker = ring::split(submissions.0, submissions.1).unwrap();
             let from_worker = ring::split(completions.0, completions.1).unwrap();
             let [mut queue, mut desk] = Side::both(lane, to_worker, from_worker);
+            let listeners = &queue.lane.listeners;
             let mut events = Vec::new();
             for _ in 0..2 {
-                let [ours, theirs] = pool.create(Entry::new(Command::Marker)).unwrap().share_twice();
+                let [ours, theirs] =
+                    pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
                 events.push(Event(ours));
                 queue.push(Posted::new(theirs, true));
             }

@@ -10,6 +10,7 @@ use super::*;
 use crate::engine::{Config, Engine, Tables, worker::Worker};
 use crate::mem::{Region, RegionKind};
 use crate::rail::loopback::Loopback;
+use crate::sync::event::Channels;
 use crate::sync::testing::Random;
 
 #[test]
@@ -23,10 +24,10 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
     let mut random = Random::new("queues destroyed under load");
     let (mut done, mut abandoned) = (0, 0);
     for round in 0..10_000u64 {
-        let (send, recv) = (EventCount::new(), EventCount::new());
+        let channels = <Channels>::new();
         let mut room = Box::new(Room::<8>::new());
         let (mut queue, desk) =
-            Queue::new(ContextId(0), &host, &send, &recv, room.memory(), Policy::BALANCED).unwrap();
+            Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
         let mut desks = [desk];
         let events: Vec<_> = (0..random.within(0..9))
             .map(|at| {

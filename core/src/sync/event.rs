@@ -32,13 +32,16 @@
 
 use super::{
     host::{Host, Woken},
-    primitive::{AtomicU32, Ordering, const_new},
+    primitive::{AtomicU32, Ordering, const_new, filled},
 };
 
+mod listeners;
 #[cfg(test)]
 mod races;
 #[cfg(test)]
 mod tests;
+
+pub use listeners::{Listeners, Listening};
 
 /// The value of a word whose owner looks for work by itself.
 const AWAKE: u32 = 0;
@@ -52,15 +55,24 @@ pub struct EventCount {
     word: AtomicU32,
 }
 
-/// The two eventcounts of a worker, one per direction, so that work in one direction wakes nobody for the other:
-/// 256 bytes, `send` at 0 and `recv` at 128.
+/// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one direction wakes nobody for
+/// the other: `send` at byte 0, each `recv` 128 bytes behind the one before.
 #[repr(C)]
-#[derive(Debug, Default)]
-pub struct Channels {
-    /// Notified when there is something to send.
+#[derive(Debug)]
+pub struct Channels<const QUEUES: usize = 1> {
+    /// What the worker sleeps on: notified when there is something to send.
     pub send: EventCount,
-    /// Notified when something has arrived.
-    pub recv: EventCount,
+    /// What the thread of each queue sleeps on: notified when something for it has come.
+    pub recv: [EventCount; QUEUES],
+}
+
+/// One queue's share of its worker's [`Channels`].
+#[derive(Clone, Copy, Debug)]
+pub struct Channel<'e> {
+    /// The worker's.
+    pub(crate) send: &'e EventCount,
+    /// The queue's own.
+    pub(crate) recv: &'e EventCount,
 }
 
 #[cfg(not(fishplate_loom))]
@@ -73,16 +85,31 @@ mod layout {
     const_assert_eq!(align_of::<EventCount>(), 128);
     const_assert_eq!(offset_of!(EventCount, word), 0);
     const_assert_eq!(size_of::<Channels>(), 256);
+    const_assert_eq!(size_of::<Channels<3>>(), 512);
     const_assert_eq!(offset_of!(Channels, send), 0);
     const_assert_eq!(offset_of!(Channels, recv), 128);
 }
 
-impl Channels {
+impl<const QUEUES: usize> Channels<QUEUES> {
     const_new! {
-        /// Two eventcounts on which nobody sleeps.
+        /// Eventcounts on which nobody sleeps.
         pub fn new() -> Self {
-            Self { send: EventCount::new(), recv: EventCount::new() }
+            Self { send: EventCount::new(), recv: filled!(EventCount::new(); QUEUES) }
         }
+    }
+
+    /// What a queue is made with. Each index is for one queue.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn queue(&self, index: usize) -> Channel<'_> {
+        Channel { send: &self.send, recv: &self.recv[index] }
+    }
+}
+
+impl<const QUEUES: usize> Default for Channels<QUEUES> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

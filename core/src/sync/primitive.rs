@@ -17,7 +17,9 @@
 
 #[cfg(not(all(test, fishplate_loom)))]
 mod imp {
-    pub use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+    pub use core::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+    };
 
     /// Accesses to plain memory, reported to the model checker. Here: nothing, and of no size.
     #[derive(Debug, Default)]
@@ -71,7 +73,9 @@ mod imp {
     use std::{env, string::String, sync::OnceLock};
 
     use loom::cell::UnsafeCell;
-    pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+    pub use loom::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+    };
 
     /// Accesses to plain memory, reported to the model checker, which fails a run where two of them race.
     #[derive(Debug)]

@@ -18,7 +18,7 @@ use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
 use fishplate_core::queue::Room;
 use fishplate_core::rail::Rail;
-use fishplate_core::sync::{event::EventCount, spin::Policy};
+use fishplate_core::sync::{event::Channels, spin::Policy};
 use fishplate_sys::LinuxHost;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
@@ -43,9 +43,9 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
     let host = seat.waiter.host();
-    let (send, recv, stop) = (EventCount::new(), EventCount::new(), AtomicBool::new(false));
+    let (channels, stop) = (<Channels>::new(), AtomicBool::new(false));
     let mut room = Room::<REQUESTS>::new();
-    let (context, desk) = Context::new(CONTEXT, host, &send, &recv, room.memory(), Policy::BALANCED)
+    let (context, desk) = Context::new(CONTEXT, host, channels.queue(0), room.memory(), Policy::BALANCED)
         .map_err(|error| Failure::run(format!("cannot set up a context: {error}")))?;
     let mut desks = [desk];
     let deadline_ns = leg.deadline_ns();
@@ -65,7 +65,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     let arrivals = seat.bell.as_deref();
     let mut worker = Worker::new(&mut seat.engine, &mut desks, Policy::BALANCED);
     let mut tally = thread::scope(|scope| {
-        let (send, stop) = (&send, &stop);
+        let (send, stop) = (&channels.send, &stop);
         let running = thread::Builder::new()
             .spawn_scoped(scope, move || worker.run(host, send, arrivals, stop, deadline_ns))
             .map_err(|error| Failure::run(format!("cannot start a worker: {error}")))?;

@@ -3,7 +3,7 @@
 
 extern crate std;
 
-use std::sync::Arc;
+use std::{boxed::Box, sync::Arc};
 
 use super::*;
 use crate::sync::{
@@ -123,5 +123,98 @@ fn two_threads_that_answer_each_other_never_both_sleep() {
             await_turn(&scene, 1, turn);
         }
         other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_listener_is_notified_of_everything_that_it_waits_for() {
+    model(|| {
+        struct Elsewhere {
+            host: LockHost,
+            work: AtomicU64,
+            listeners: Listeners<'static, 2>,
+        }
+        let elsewhere = Arc::new(Elsewhere {
+            host: LockHost::new(),
+            work: AtomicU64::new(0),
+            listeners: Listeners::new(),
+        });
+        let listener = thread::spawn({
+            let elsewhere = elsewhere.clone();
+            move || {
+                let Elsewhere { host, work, listeners } = &*elsewhere;
+                // Lives as long as the places may point to it.
+                let event: &'static EventCount = Box::leak(Box::new(EventCount::new()));
+                for want in 1..=ALL {
+                    let done = || work.load(Ordering::Relaxed) >= want;
+                    while !done() {
+                        let listening = listeners.listen(event);
+                        assert_ne!(listening, Listening::Full);
+                        if listening == Listening::Standing {
+                            // As in a worker's turn: what was taken meanwhile is a reason to look again.
+                            event.park(host, FOREVER, || {
+                                listeners.listen(event) != Listening::Standing || done()
+                            });
+                        }
+                    }
+                }
+            }
+        });
+        let Elsewhere { host, work, listeners } = &*elsewhere;
+        for _ in 0..ALL {
+            work.fetch_add(1, Ordering::Relaxed);
+            host.notifier_barrier();
+            listeners.notify(host);
+        }
+        listener.join().unwrap();
+    });
+    const ALL: u64 = rounds(2, 2_000);
+}
+
+/// A host whose notifiers leave the barrier to the sleeper, as `membarrier` allows: nothing but the edge of the place itself
+/// stands between a listener and the look at it.
+struct Asymmetric(LockHost);
+
+impl Host for Asymmetric {
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+
+    fn yield_now(&self) {
+        self.0.yield_now();
+    }
+
+    fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken {
+        self.0.wait(word, expected, timeout_ns)
+    }
+
+    fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken {
+        self.0.wait_two(words, timeout_ns)
+    }
+
+    fn wake(&self, word: &AtomicU32) -> u32 {
+        self.0.wake(word)
+    }
+
+    fn notifier_barrier(&self) {}
+}
+
+#[test]
+fn a_listener_is_seen_as_its_thread_made_it() {
+    model(|| {
+        let listeners = Arc::new(Listeners::<'static, 2>::new());
+        let listener = thread::spawn({
+            let listeners = listeners.clone();
+            move || {
+                let event: &'static EventCount = Box::leak(Box::new(EventCount::new()));
+                assert_eq!(listeners.listen(event), Listening::New);
+            }
+        });
+        let host = Asymmetric(LockHost::new());
+        for _ in 0..rounds(2, 1_000) {
+            // Nobody has announced a sleep.
+            assert_eq!(listeners.notify(&host), 0);
+        }
+        listener.join().unwrap();
     });
 }

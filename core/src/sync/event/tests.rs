@@ -134,3 +134,24 @@ fn whatever_a_peer_writes_into_the_word_is_harmless() {
         assert!(!event.notify(&host));
     }
 }
+
+#[test]
+fn listeners_are_notified_once_each_and_those_for_whom_there_is_no_room_know_it() {
+    let events = [(); 3].map(|()| EventCount::new());
+    let listeners = Listeners::<2>::new();
+    let host = Counting::default();
+    assert_eq!(listeners.notify(&host), 0);
+    assert_eq!(listeners.listen(&events[0]), Listening::New);
+    assert_eq!(listeners.listen(&events[0]), Listening::Standing);
+    assert_eq!(listeners.listen(&events[1]), Listening::New);
+    assert_eq!(listeners.listen(&events[2]), Listening::Full);
+    let asleep = [0, 1, 2].map(|at| events[at].prepare(&host).recheck(|| false).unwrap());
+    assert_eq!((listeners.notify(&host), host.wakes.get()), (2, 2));
+    // Once.
+    assert_eq!((listeners.notify(&host), host.wakes.get()), (0, 2));
+    let [first, second, third] = asleep;
+    assert_eq!(first.commit(&host, 1), Woken::Called);
+    assert_eq!(second.commit(&host, 1), Woken::Called);
+    assert_eq!(third.commit(&host, 1), Woken::Deadline);
+    assert_eq!(listeners.listen(&events[2]), Listening::New);
+}

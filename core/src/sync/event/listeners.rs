@@ -1,0 +1,111 @@
+//! Those who want to be notified of something that happens on somebody else's account: a worker whose next command waits for an
+//! event of another worker's queue, a thread that waits for another thread's queue. Nothing here blocks or allocates.
+//!
+//! Whoever brings things about notifies its listeners, if it has any, and forgets them; who still listens says so again. So a
+//! listener that went away costs one notification for nothing, and there is nothing to take back.
+//!
+//! # The race
+//!
+//! | listener                                          | notifier                                    |
+//! |---------------------------------------------------|---------------------------------------------|
+//! | 0. [`listen`](Listeners::listen) says `Standing`  |                                             |
+//! | 1. announces its sleep                            | 1. publishes work                           |
+//! | 2. full barrier                                   | 2. full barrier                             |
+//! | 3. `listen` still says `Standing`; no work        | 3. takes every listener, notifies each      |
+//! | 4. sleeps                                         |                                             |
+//!
+//! If the notifier's barrier comes first, step 3 of the listener finds the work. If it comes second, the notifier finds the
+//! listener, unless it took it before, for something else: then that notification, which has a barrier of its own behind the
+//! taking, came behind the listener's too (or step 3 would not have found its place standing), and so saw the announcement. A
+//! place taken in step 3 itself stands before no barrier, which is why `New` is not a reason to sleep.
+//!
+//! | edge            | release                            | acquire                              | carries                    |
+//! |-----------------|------------------------------------|--------------------------------------|----------------------------|
+//! | `event.listen`  | place, by [`Listeners::listen`]    | place, by [`Listeners::notify`]      | the eventcount it points to |
+
+use core::{marker::PhantomData, ptr};
+
+use super::EventCount;
+use crate::sync::{
+    host::Host,
+    primitive::{AtomicPtr, Ordering, edge, filled},
+};
+
+/// Eventcounts to be notified once, `N` at most.
+#[derive(Debug)]
+pub struct Listeners<'e, const N: usize = 8> {
+    places: [AtomicPtr<EventCount>; N],
+    /// Invariant: a shorter-lived eventcount must not get in.
+    kind: PhantomData<fn(&'e EventCount) -> &'e EventCount>,
+}
+
+/// Whether a listener will be notified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only who was listening before may sleep"]
+pub enum Listening {
+    /// It was listening before, and may sleep if it finds no work.
+    Standing,
+    /// It listens from now on, and looks once more before it sleeps.
+    New,
+    /// There are too many listeners: it will not be notified.
+    Full,
+}
+
+impl<'e, const N: usize> Listeners<'e, N> {
+    /// Nobody listens.
+    pub fn new() -> Self {
+        Self { places: filled_places(), kind: PhantomData }
+    }
+
+    /// Has `event` notified by the next [`notify`](Self::notify). One thread at a time listens with the same `event`.
+    #[cold]
+    pub fn listen(&self, event: &'e EventCount) -> Listening {
+        let listener = ptr::from_ref(event).cast_mut();
+        // Relaxed: compared, and never followed here.
+        if self.places.iter().any(|place| place.load(Ordering::Relaxed) == listener) {
+            return Listening::Standing;
+        }
+        let placed = self.places.iter().any(|place| {
+            // Release, edge `event.listen`: pairs with the swap in `notify_all`.
+            let order = edge!("event.listen.place", Release);
+            place.compare_exchange(ptr::null_mut(), listener, order, Ordering::Relaxed).is_ok()
+        });
+        if placed { Listening::New } else { Listening::Full }
+    }
+
+    /// Notifies all listeners, once. Call it after publishing the work *and* a barrier of the notifier's
+    /// ([`Host::notifier_barrier`]), such as notifying an eventcount has. Returns how many wake-up calls were made.
+    ///
+    /// A load per place if nobody listens.
+    #[inline]
+    pub fn notify<H: Host + ?Sized>(&self, host: &H) -> u64 {
+        // Relaxed: the caller's barrier orders it after the work.
+        let nobody = self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null());
+        if nobody { 0 } else { self.notify_all(host) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn notify_all<H: Host + ?Sized>(&self, host: &H) -> u64 {
+        let mut calls = 0;
+        for place in &self.places {
+            // Acquire, edge `event.listen`: the eventcount is as its thread made it.
+            let listener = place.swap(ptr::null_mut(), edge!("event.listen.take", Acquire));
+            // SAFETY: places hold null and what was a `&'e EventCount`, and `'e` is not over while `self` is borrowed.
+            if let Some(listener) = unsafe { listener.as_ref() } {
+                calls += u64::from(listener.notify(host));
+            }
+        }
+        calls
+    }
+}
+
+fn filled_places<const N: usize>() -> [AtomicPtr<EventCount>; N] {
+    filled!(AtomicPtr::new(ptr::null_mut()); N)
+}
+
+impl<const N: usize> Default for Listeners<'_, N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
