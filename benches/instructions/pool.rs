@@ -15,7 +15,7 @@ use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Engine, Tables};
 use fishplate_core::queue::{MarkerCommand, Queue, Room};
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::pool::{Batch, Header, Lease, Pool, Slot};
 use fishplate_core::sync::spin::Policy;
@@ -146,9 +146,9 @@ struct Served {
 
 fn served() -> Served {
     let host = Box::leak(Box::new(SpinHost::new(1)));
-    let [send, recv] = [(); 2].map(|()| &*Box::leak(Box::new(EventCount::new())));
+    let channels: &Channels = Box::leak(Box::new(Channels::new()));
     let memory = Box::leak(Box::new(Room::<64>::new())).memory();
-    let (queue, desk) = Queue::new(ContextId(0), host, send, recv, memory, Policy::BALANCED).unwrap();
+    let (queue, desk) = Queue::new(ContextId(0), host, channels.queue(0), memory, Policy::BALANCED).unwrap();
     let tables = Box::leak(Box::new(Tables::<1, 1, 128, 4, 16>::new()));
     let engine = Engine::new(Config::DEFAULT, [Loopback::new()], tables.memory()).unwrap();
     let worker = Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![desk]), Policy::BALANCED);

@@ -235,7 +235,7 @@ fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
     let mapping = Mapping::new(4096);
     // SAFETY: zeroed memory is a pair of eventcounts, inside the mapping and aligned.
     let channels: &Channels = unsafe { mapping.at(0).as_ref() };
-    let [send, recv] = [&channels.send, &channels.recv];
+    let [send, recv] = [&channels.send, &channels.recv[0]];
     for event in [send, recv] {
         let began = clock::monotonic_ns();
         let child = Child::run(|| {

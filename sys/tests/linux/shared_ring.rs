@@ -30,7 +30,7 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
         let mut want = 0;
         while want < values {
             let waited =
-                wait_until(&host, &mut idle, &channels.recv, deadline_ns, || Turn::ready(!rx.is_empty()));
+                wait_until(&host, &mut idle, &channels.recv[0], deadline_ns, || Turn::ready(!rx.is_empty()));
             if waited == Waited::Expired {
                 return false;
             }
@@ -52,7 +52,7 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
         let waited =
             wait_until(&host, &mut idle, &channels.send, deadline_ns, || Turn::ready(tx.push(value).is_ok()));
         assert_eq!(waited, Waited::Ready);
-        idle.notify(&host, &channels.recv);
+        idle.notify(&host, &channels.recv[0]);
     }
     assert!(child.succeeded());
     assert!(!tx.is_corrupt());
