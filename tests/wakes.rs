@@ -5,6 +5,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
 use std::thread;
@@ -100,9 +101,9 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
 fn panics_end_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let report = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            report(panic);
+        std::panic::set_hook(Box::new(|panic| {
+            // Past what the harness captures, and would lose.
+            let _ = writeln!(std::io::stderr(), "{panic}");
             std::process::exit(101);
         }));
     });
