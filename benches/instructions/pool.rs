@@ -20,7 +20,8 @@ use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::pool::{Batch, Header, Lease, Pool, Slot};
 use fishplate_core::sync::spin::Policy;
 use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+    Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
+    main,
 };
 
 /// The body that all benchmarks use: 128 bytes, of which a constructor writes the first word.
@@ -179,6 +180,55 @@ fn box_pair() {
     }
 }
 
+/// One stream: rounds of 16 commands, all out at once, from a pool that no other stream knows.
+#[inline(never)]
+fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
+    let mut held = [const { MaybeUninit::<Lease<'static, Body>>::uninit() }; 16];
+    for _ in 0..REPEATS {
+        for place in &mut held {
+            place.write(pool.create(Body::new()).unwrap());
+        }
+        for place in black_box(&held) {
+            // SAFETY: just written, and read once.
+            pool.release(unsafe { place.assume_init_read() });
+        }
+    }
+}
+
+/// Counts what streams do, on whichever threads they run, and nothing else.
+fn counting_threads(path: &str) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind
+        .entry_point(EntryPoint::Custom("*one_stream_of_commands*".into()))
+        .hard_limits([(EventKind::Ir, limit(path))]);
+    LibraryBenchmarkConfig::default().tool(callgrind).clone()
+}
+
+fn streams(count: usize) -> Vec<Pool<'static, Body>> {
+    (0..count).map(|_| pool()).collect()
+}
+
+/// A thread per stream.
+fn run_streams(pools: Vec<Pool<'static, Body>>) {
+    std::thread::scope(|scope| {
+        for mut pool in pools {
+            scope.spawn(move || one_stream_of_commands(&mut pool));
+        }
+    });
+}
+
+#[library_benchmark(config = counting_threads("pool_1_stream"))]
+#[bench::run(streams(1))]
+fn pool_1_stream(pools: Vec<Pool<'static, Body>>) {
+    run_streams(pools);
+}
+
+#[library_benchmark(config = counting_threads("pool_32_streams"))]
+#[bench::run(streams(32))]
+fn pool_32_streams(pools: Vec<Pool<'static, Body>>) {
+    run_streams(pools);
+}
+
 library_benchmark_group!(
     name = pools,
     benchmarks = [
@@ -189,6 +239,8 @@ library_benchmark_group!(
         pool_remote_pair,
         pool_batch_32,
         pool_id_pair,
+        pool_1_stream,
+        pool_32_streams,
         box_pair
     ]
 );

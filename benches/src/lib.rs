@@ -116,12 +116,14 @@ pub const BUDGETS: &[Budget] = &[
     rival("list_p1_64",                          1111.3).repeats(UNITS / 16),
     rival("list_p11_1k",                        16474.3).repeats(UNITS / 16),
     ours("pool_local_pair",                20.0,     18.0),
-    ours("pool_window_32",               1086.7,   1035.0).per(32),
+    ours("pool_window_32",               1053.1,   1003.0).per(32),
     ours("queue_32_commands",           12081.7,  11506.4).per(32),
     ours("pool_remote_release",            21.2,     19.2),
-    ours("pool_remote_pair",               43.1,     41.1),
-    ours("pool_batch_32",                1550.2,   1476.4).per(32),
-    ours("pool_id_pair",                   66.2,     63.1),
+    ours("pool_remote_pair",               42.1,     40.1),
+    ours("pool_batch_32",                1517.6,   1445.4).per(32),
+    ours("pool_id_pair",                   63.1,     60.1),
+    ours("pool_1_stream",                 528.0,    503.0).per(16),
+    ours("pool_32_streams",               528.0,    503.0).per(16).repeats(32 * REPEATS),
     rival("box_pair",                               138.1),
     // Over a provider that does nothing; bare_ is the same calls without a rail, so what is ours is the difference.
     ours("fabric_write_to_completion",   240.5,    229.1),
@@ -167,6 +169,7 @@ pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_u4_64k", 1.05, "tag_u4_64"),
     ("tag_p11_64k", 1.05, "tag_p11_64"),
     ("tag_p11_1k", 0.25, "list_p11_1k"),
+    ("pool_32_streams", 1.01, "pool_1_stream"),
 ];
 
 /// The limit of a path for all its repeats.

@@ -79,9 +79,14 @@ impl<'e, const N: usize> Listeners<'e, N> {
     /// A load per place if nobody listens.
     #[inline]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> u64 {
-        // Relaxed: the caller's barrier orders it after the work.
-        let nobody = self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null());
-        if nobody { 0 } else { self.notify_all(host) }
+        if self.is_empty() { 0 } else { self.notify_all(host) }
+    }
+
+    /// Whether nobody listens.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        // Relaxed: orders nothing by itself; for `notify`, the caller's barrier puts it behind the work.
+        self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null())
     }
 
     #[cold]
