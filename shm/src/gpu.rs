@@ -17,6 +17,8 @@
 //! - **Close before free.** Memory that is freed while a peer has it mapped is undefined: an exporter revokes first.
 
 pub(crate) mod board;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod export;
 pub mod fake;
 mod host;
@@ -27,9 +29,6 @@ mod share;
 #[cfg(test)]
 mod tests;
 mod wire;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-pub mod fake;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
