@@ -86,7 +86,10 @@ mod tests {
             "{told}"
         );
         let told = who.lost(PeerError::Died).to_string();
-        assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("Died"), "{told}");
+        assert!(
+            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process is gone"),
+            "{told}"
+        );
         let stuck = Stuck { peer: None, rail: Some(RailId(0)), hole: Some(17) };
         let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
         assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
