@@ -136,11 +136,6 @@ impl Board {
         self.asked.retain(|(asked, _)| *asked != ask);
     }
 
-    /// The size of an allocation whose handle lies here.
-    pub(crate) fn offered(&self, alloc: AllocId) -> Option<u64> {
-        self.offers.get(&alloc).map(|offer| offer.size)
-    }
-
     /// Takes a handle, to be opened.
     pub(crate) fn accept(&mut self, alloc: AllocId) -> Option<Offer> {
         self.offers.remove(&alloc)

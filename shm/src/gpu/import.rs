@@ -454,11 +454,6 @@ impl Imports {
         mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
     }
 
-    /// Whether an allocation has transfers under way from before it was given up.
-    pub(crate) fn is_draining(&self, incarnation: Nonce, alloc: AllocId) -> bool {
-        self.draining.contains_key(&(incarnation, alloc))
-    }
-
     /// Ends everything of peers that are not among those alive.
     pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
         let gone: Vec<u32> = self
@@ -528,7 +523,7 @@ fn verify<D: Device>(device: &D, base: DevicePtr, told: u64) -> Result<(), Fault
 }
 
 /// Checks that a range lies inside an allocation.
-pub(crate) fn within(offset: u64, len: u64, size: u64) -> Result<(), Fault> {
+fn within(offset: u64, len: u64, size: u64) -> Result<(), Fault> {
     match offset.checked_add(len) {
         Some(end) if len > 0 && end <= size => Ok(()),
         _ => Err(Fault::OutOfBounds { offset, len, size }),

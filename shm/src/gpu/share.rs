@@ -13,7 +13,7 @@ use fishplate_core::mem::Peer;
 use fishplate_core::sync::host::Host;
 
 use super::export::{AllocId, ExportError, ExportStats, Exports, Registration};
-use super::import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports, within};
+use super::import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 use super::publish::{Binding, DirectToken, Found, Publications, PublishError, Wanted};
 use super::revoke::{Revocations, RevokeError};
 use super::wire::{self, Ask};
@@ -461,12 +461,6 @@ impl<D: Device> Sharing<D> {
         let incarnation = control.incarnation();
         if let Some(found) = self.imports.find(incarnation, alloc, offset, len) {
             return found.map(Some).map_err(error);
-        }
-        if self.imports.is_draining(incarnation, alloc) {
-            return Err(error(Fault::Busy));
-        }
-        if let Some(size) = control.board.offered(alloc) {
-            within(offset, len, size).map_err(error)?;
         }
         if let Some(offer) = control.board.accept(alloc) {
             let opened = self.imports.open(&mut self.device, peer, incarnation, offer, offset, len);

@@ -103,7 +103,7 @@ fn b18_what_a_peer_can_make_grow_has_an_end() {
     for key in 1..100_000 {
         assert!(take(&mut board, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
     }
-    assert_eq!((1..100_000).filter(|key| board.offered(id(*key)).is_some()).count(), board::MAX_OFFERS);
+    assert_eq!((1..100_000).filter(|key| board.accept(id(*key)).is_some()).count(), board::MAX_OFFERS);
     let ends = |what: &dyn Fn(u64) -> Vec<u8>| {
         let mut board = Board::default();
         (1..100_000).position(|n| !take(&mut board, &what(n), 0))

@@ -18,6 +18,8 @@ struct Own {
     alloc: Option<AllocId>,
     registered: Vec<Registration>,
     revoking: bool,
+    /// A revocation was called off, and not all that was said of it has arrived.
+    unsettled: bool,
 }
 
 /// A range of the peer's that is imported, and not given back.
@@ -25,6 +27,8 @@ struct Held {
     imported: Imported,
     alloc: AllocId,
     word: u64,
+    /// A revocation that was called off may have voided it.
+    doubtful: bool,
 }
 
 /// A copy under way.
@@ -61,9 +65,9 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// The allocation with a number, if it still may be imported.
-    fn live(&self, alloc: AllocId) -> Option<&Own> {
-        self.own.iter().find(|own| own.alloc == Some(alloc) && !own.revoking)
+    /// Whether the allocation with a number may be imported, and was for as long as any message is under way.
+    fn steady(&self, alloc: AllocId) -> bool {
+        self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
     }
 }
 
@@ -108,7 +112,8 @@ impl Run {
             31..33 => self.release(s),
             33..35 => self.revoke(s),
             35 => self.call_off(s),
-            36..39 => self.sides[s].end.turn(),
+            36..38 => self.sides[s].end.turn(),
+            38 => self.settle(),
             _ => match self.random.below(8) {
                 0 => self.kill(s),
                 1 => self.free_behind(s),
@@ -123,7 +128,8 @@ impl Run {
         if self.sides[s].own.len() < 6 {
             let size = 4096 * (1 + self.random.below(3)) as u64;
             let (base, word) = self.fill(s, size);
-            let own = Own { base, size, word, alloc: None, registered: vec![], revoking: false };
+            let own =
+                Own { base, size, word, alloc: None, registered: vec![], revoking: false, unsettled: false };
             self.sides[s].own.push(own);
         }
     }
@@ -235,14 +241,14 @@ impl Run {
             Some(token) => side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now()),
             None => import_from(&mut side.end, &mut peer.end, at),
         };
-        let live = peer.live(at.alloc).is_some();
+        let steady = peer.steady(at.alloc);
         match result {
             Ok(imported) => {
                 assert_eq!(imported.len, at.len);
-                side.held.push(Held { imported, alloc: at.alloc, word });
+                side.held.push(Held { imported, alloc: at.alloc, word, doubtful: !steady });
                 self.note("imported");
             }
-            Err(ImportError { why: Fault::NotExported, .. }) => assert!(!live, "it is exported"),
+            Err(ImportError { why: Fault::NotExported, .. }) => assert!(!steady, "it is exported"),
             Err(ImportError { why: Fault::Deadline, .. }) => assert!(token.is_some()),
             Err(ImportError { why: Fault::Full, .. }) => {
                 // Only if what is in use leaves no room.
@@ -267,9 +273,9 @@ impl Run {
             return;
         }
         let i = self.random.below(n);
-        let Held { imported, alloc, word } = self.sides[s].held[i];
+        let Held { imported, alloc, word, doubtful } = self.sides[s].held[i];
         let place = 8 * self.random.below(imported.len as usize / 8) as u64;
-        let live = self.sides[1 - s].live(alloc).is_some();
+        let steady = !doubtful && self.sides[1 - s].steady(alloc);
         let end = &mut self.sides[s].end;
         match end.sharing.imports_mut().begin(imported.id) {
             Ok(_) => {
@@ -284,7 +290,7 @@ impl Run {
             }
             Err(fault) => {
                 assert_eq!(fault, Fault::Revoked);
-                assert!(!live, "what is in use was closed");
+                assert!(!steady, "what is in use was closed");
                 self.note("refused");
             }
         }
@@ -328,18 +334,11 @@ impl Run {
         if let (Some(alloc), true) = (side.own[i].alloc, side.own[i].revoking) {
             side.end.sharing.call_off(alloc).unwrap();
             side.own[i].revoking = false;
-            self.note("called off");
-            // What those who have heard of it hold is void, though it is exported again.
-            self.settle();
-            let peer = &mut self.sides[1 - s];
-            let (void, good) = std::mem::take(&mut peer.held).into_iter().partition(|held| {
-                held.alloc == alloc && !peer.end.sharing.imports().is_open(held.imported.id)
-            });
-            peer.held = good;
-            let void: Vec<Held> = void;
-            for held in void {
-                peer.end.sharing.release(held.imported.id);
+            side.own[i].unsettled = true;
+            for held in self.sides[1 - s].held.iter_mut().filter(|held| held.alloc == alloc) {
+                held.doubtful = true;
             }
+            self.note("called off");
         }
     }
 
@@ -363,7 +362,7 @@ impl Run {
         // What is being copied at this moment would be lost with any cache.
         self.finish(1 - s, usize::MAX);
         let own = self.sides[s].own.swap_remove(i);
-        if own.revoking {
+        if own.revoking || own.unsettled {
             return self.sides[s].own.push(own);
         }
         self.sides[s].end.free(own.base);
@@ -381,6 +380,9 @@ impl Run {
     fn settle(&mut self) {
         let [a, b] = &mut self.sides[..] else { unreachable!() };
         settle(&mut a.end, &mut b.end);
+        for own in self.sides.iter_mut().flat_map(|side| &mut side.own) {
+            own.unsettled = false;
+        }
     }
 
     /// One side dies, at whatever it was doing, and comes again.
@@ -410,9 +412,9 @@ impl Run {
             assert_eq!(counts.opens - counts.closes, open as u64);
             assert!(open <= LIMITS.mappings && bytes <= LIMITS.bytes);
             for held in &side.held {
-                let live = self.sides[1 - s].live(held.alloc).is_some();
+                let steady = !held.doubtful && self.sides[1 - s].steady(held.alloc);
                 let is_open = side.end.sharing.imports().is_open(held.imported.id);
-                assert!(is_open || !live, "what is in use was closed");
+                assert!(is_open || !steady, "what is in use was closed");
             }
             assert!(side.end.links[0].as_ref().unwrap().control.ended().is_none());
         }

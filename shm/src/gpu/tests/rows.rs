@@ -84,6 +84,29 @@ fn row_3_versions_the_latest_and_this_one() {
 }
 
 #[test]
+fn row_3_a_buffer_whose_latest_version_was_taken_back_is_nowhere() {
+    let (_, mut a, mut b) = pair(Behaviour::PLAIN);
+    let at = [0, 1].map(|_| {
+        let base = a.alloc(4096);
+        a.register(base, 4096).unwrap()
+    });
+    let versions = at.map(|at| a.publish(PEER, 1, &at).binding.version);
+    a.revoke(at[1].alloc).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None), "not where it was before");
+    let older = b.fetch(PEER, 1, Wanted::Version(versions[0])).unwrap().unwrap();
+    assert_eq!(older.binding().alloc, at[0].alloc);
+    // There again, under a version of its own.
+    let again = a.publish(PEER, 1, &at[0]);
+    assert!(again.told && again.binding.version > versions[1]);
+    b.turn();
+    assert_eq!(b.fetch(PEER, 1, Wanted::Latest).unwrap().unwrap().binding(), again.binding);
+    assert!(a.sharing.unpublish(&mut a.links[..], 1));
+    b.turn();
+    assert_eq!(b.fetch(PEER, 1, Wanted::Version(again.binding.version)), Ok(None));
+}
+
+#[test]
 fn row_4_waiting_ends_with_the_version_or_the_deadline_and_fetching_does_not_wait() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
