@@ -89,11 +89,12 @@ fn pools_are_compared_in_every_scenario() {
     let rows = rows("perf pool -n 500 --streams 1,3");
     for row in &rows {
         let fields: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        let mut promised =
+        let promised =
             ["schema_version", "test", "pool", "scenario", "streams", "ns_per_op", "ops_per_s", "p99_ns"];
-        promised.sort_unstable();
         assert!(promised.iter().all(|field| fields.contains(field)), "{row}");
         assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["min_ns_per_op"].as_f64().unwrap() <= row["ns_per_op"].as_f64().unwrap(), "{row}");
+        assert_eq!(row["to_one_stream"].is_number(), row["scenario"] == "streams", "{row}");
     }
     let has = |pool: &str, scenario: &str, streams: u64| {
         rows.iter().any(|row| row["pool"] == pool && row["scenario"] == scenario && row["streams"] == streams)

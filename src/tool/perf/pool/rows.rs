@@ -13,15 +13,22 @@ pub struct PoolRow {
     pub streams: usize,
     /// Median of the repetitions.
     pub figures: Figures,
+    /// Processor time per operation in the repetition that took least, in nanoseconds: the one least disturbed.
+    pub min_ns: f64,
+    /// That, as a multiple of what one stream takes in the same scenario; of [`Scenario::Streams`] alone.
+    pub to_one_stream: Option<f64>,
 }
 
 impl PoolRow {
     /// The row as a JSON object. No name in it needs escaping.
     pub fn json(&self, schema_version: u32) -> String {
-        let PoolRow { pool, scenario, streams, figures: Figures { ns_per_op, ops_per_s, p99_ns } } = self;
+        let PoolRow { pool, scenario, streams, figures, min_ns, to_one_stream } = self;
+        let Figures { ns_per_op, ops_per_s, p99_ns } = figures;
+        let to_one_stream = to_one_stream.map_or("null".into(), |ratio| format!("{ratio:.3}"));
         format!(
             "{{\"schema_version\":{schema_version},\"test\":\"pool\",\"pool\":\"{pool}\",\"scenario\":\"{scenario}\",\
-             \"streams\":{streams},\"ns_per_op\":{ns_per_op:.3},\"ops_per_s\":{ops_per_s:.0},\"p99_ns\":{p99_ns:.3}}}"
+             \"streams\":{streams},\"ns_per_op\":{ns_per_op:.3},\"ops_per_s\":{ops_per_s:.0},\"p99_ns\":{p99_ns:.3},\"min_ns_per_op\":{min_ns:.3},\
+             \"to_one_stream\":{to_one_stream}}}"
         )
     }
 }
@@ -44,6 +51,7 @@ pub fn run<E>(
     ops: u64,
     mut row: impl FnMut(PoolRow) -> Result<(), E>,
 ) -> Result<(), E> {
+    let mut one_stream = vec![None; contenders.len()];
     for &(scenario, streams) in scenarios {
         let mut figures: Vec<Vec<Figures>> = vec![vec![]; contenders.len()];
         for _ in 0..REPEATS {
@@ -51,7 +59,7 @@ pub fn run<E>(
                 figures.extend(contend(scenario, streams, ops));
             }
         }
-        for ((pool, _), figures) in contenders.iter().zip(figures) {
+        for (((pool, _), figures), one_stream) in contenders.iter().zip(figures).zip(&mut one_stream) {
             let median = |of: fn(&Figures) -> f64| {
                 let mut values: Vec<_> = figures.iter().map(of).collect();
                 values.sort_by(f64::total_cmp);
@@ -60,12 +68,22 @@ pub fn run<E>(
             if figures.is_empty() {
                 continue;
             }
+            let min_ns = figures.iter().map(|f| f.ns_per_op).fold(f64::INFINITY, f64::min);
             let figures = Figures {
                 ns_per_op: median(|f| f.ns_per_op),
                 ops_per_s: median(|f| f.ops_per_s),
                 p99_ns: median(|f| f.p99_ns),
             };
-            row(PoolRow { pool, scenario: scenario.name(), streams, figures })?;
+            let to_one_stream = match scenario {
+                Scenario::Streams => {
+                    if streams == 1 {
+                        *one_stream = Some(min_ns);
+                    }
+                    one_stream.map(|one| min_ns / one)
+                }
+                _ => None,
+            };
+            row(PoolRow { pool, scenario: scenario.name(), streams, figures, min_ns, to_one_stream })?;
         }
     }
     Ok(())
