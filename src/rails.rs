@@ -32,10 +32,14 @@ pub enum RailsError {
         rails: usize,
         /// The provider.
         provider: String,
-        /// The interfaces that were named, or that there are.
+        /// The interfaces that were named, or that may be chosen from.
         there: Vec<String>,
         /// Whether they were named.
         named: bool,
+        /// Those that are only taken if they are named, and why.
+        passed_over: Vec<(String, &'static str)>,
+        /// The most rails that the settings allow.
+        limit: usize,
     },
     /// A rail could not be opened.
     Setup {
@@ -58,13 +62,25 @@ impl fmt::Display for RailsError {
                 }
                 Ok(())
             }
-            RailsError::TooMany { rails, provider, there, named } => {
+            RailsError::TooMany { rails, limit, .. } if rails > limit => {
+                write!(f, "{rails} rails, but the settings allow {limit} at most")
+            }
+            RailsError::TooMany { rails, provider, there, named, passed_over, .. } => {
                 let (list, count) = (there.join(", "), there.len());
+                let interfaces = if count == 1 { "interface" } else { "interfaces" };
                 match named {
-                    true => write!(f, "{rails} rails, but {count} interfaces are named: {list}")?,
-                    false => {
-                        write!(f, "{rails} rails, but provider {provider:?} has {count} interfaces: {list}")?
-                    }
+                    true => write!(f, "{rails} rails, but {count} {interfaces} named: {list}")?,
+                    false => write!(
+                        f,
+                        "{rails} rails, but provider {provider:?} has {count} {interfaces} to choose from: {list}"
+                    )?,
+                }
+                for (at, (interface, why)) in passed_over.iter().enumerate() {
+                    let before = if at == 0 { " (not taken unless named: " } else { "; " };
+                    write!(f, "{before}{interface}, {why}")?;
+                }
+                if !passed_over.is_empty() {
+                    write!(f, ")")?;
                 }
                 write!(
                     f,
@@ -228,8 +244,18 @@ fn on_provider(
         }
     };
     if count > interfaces.len().min(settings.max_rails) {
-        let there = if named { interfaces } else { there.into_iter().map(|c| c.interface).collect() };
-        return Err(RailsError::TooMany { rails: count, provider: provider.into(), there, named });
+        let (mut open, mut passed_over) = (vec![], vec![]);
+        for Candidate { interface, passed_over: why, .. } in there {
+            match why {
+                None => open.push(interface),
+                Some(why) => passed_over.push((interface, why)),
+            }
+        }
+        if named {
+            (open, passed_over) = (interfaces, vec![]);
+        }
+        let (provider, limit) = (provider.into(), settings.max_rails);
+        return Err(RailsError::TooMany { rails: count, provider, there: open, named, passed_over, limit });
     }
     let mut rails = vec![];
     for (at, interface) in interfaces.into_iter().take(count).enumerate() {
@@ -256,6 +282,7 @@ fn on_provider(
 mod tests {
     use super::*;
     use crate::fake::{Fake, Persona};
+    use crate::topology::Nic;
     use std::time::Duration;
 
     fn settings(providers: &[&str], interfaces: &[&str]) -> Settings {
@@ -283,6 +310,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_passed_over_is_told_apart_from_what_may_be_chosen() {
+        let error = RailsError::TooMany {
+            rails: 2,
+            provider: "tcp".into(),
+            there: vec!["eth0".into()],
+            named: false,
+            passed_over: vec![("lo".into(), "loopback: reaches this host only"), ("eth1".into(), "no link")],
+            limit: 16,
+        };
+        assert_eq!(
+            error.to_string(),
+            "2 rails, but provider \"tcp\" has 1 interface to choose from: eth0 (not taken unless named: lo, loopback: reaches this \
+             host only; eth1, no link); ask for fewer rails, or name an interface once for each rail that it shall carry"
+        );
+        // As it comes about: one of the interfaces has no link.
+        let mut machine = Machine::default();
+        let fake = Fake::new(Persona::cxi(), 1);
+        machine.nics.push(Nic {
+            name: "cxi1".into(),
+            interface: None,
+            verbs: None,
+            path: None,
+            node: None,
+            mbit: None,
+            link: LinkState::Down,
+        });
+        let error =
+            open(&settings(&["cxi"], &[]), fake.library(), &machine, Anchor::Anywhere, 4).unwrap_err();
+        let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
+        assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
+    }
+
+    #[test]
     fn the_first_provider_that_is_there_is_taken() {
         let fake = Fake::new(Persona::cxi(), 1);
         for asked in [&["efa", "cxi"][..], &["cxi"], &[]] {
@@ -301,9 +361,9 @@ mod tests {
         for (settings, count, says) in [
             (settings(&["efa"], &[]), 1, &["efa", "cxi"][..]),
             (settings(&["cxi"], &["mlx5_0"]), 1, &["mlx5_0", "cxi0", "cxi3"]),
-            (settings(&["cxi"], &["cxi0"]), 2, &["2 rails", "1 interfaces", "cxi0"]),
-            (settings(&["cxi"], &[]), 5, &["5 rails", "4 interfaces", "cxi3"]),
-            (Settings { max_rails: 1, ..settings(&["cxi"], &[]) }, 2, &["2 rails"]),
+            (settings(&["cxi"], &["cxi0"]), 2, &["2 rails", "1 interface named", "cxi0"]),
+            (settings(&["cxi"], &[]), 5, &["5 rails", "4 interfaces to choose from", "cxi3"]),
+            (Settings { max_rails: 1, ..settings(&["cxi"], &[]) }, 2, &["2 rails", "allow 1"]),
         ] {
             let told = open_on(&fake, &settings, count).unwrap_err().to_string();
             assert!(says.iter().all(|what| told.contains(what)), "{told}");

@@ -312,9 +312,10 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<(Wire, Card)> {
         error => Failure::run(format!("--listen {at}: {error}")),
     })?;
     eprintln!(
-        "# waiting at {at} for: fishplate perf {} --transport fabric --rails {} --connect {at}",
+        "# waiting at {at} for: fishplate perf {} --transport fabric --rails {} --connect {}",
         name(plan.test),
-        plan.rails
+        plan.rails,
+        reachable(at)
     );
     let deadline = Instant::now() + Duration::from_secs(plan.timeout);
     listener.accept(card, deadline, || true).map_err(|error| match error {
@@ -324,6 +325,14 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<(Wire, Card)> {
         )),
         error => Failure::run(format!("the process that connected to {at}: {error}")),
     })
+}
+
+/// Where the other side finds who listens at `at`: where that is every address of this host, it says that a name goes there.
+fn reachable(at: &str) -> String {
+    match at.rsplit_once(':') {
+        Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
+        _ => at.to_owned(),
+    }
 }
 
 /// Finds the other side at HOST:PORT.
@@ -363,5 +372,23 @@ fn spawn<const RAILS: usize>(plan: &Plan, ground: &Ground<RAILS>) -> Outcome<((W
             Err(Failure::run(format!("the second process (pid {}) {how} before it answered", second.id())))
         }
         (Err(error), None) => Err(Failure::run(format!("the second process: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reachable;
+
+    #[test]
+    fn an_address_that_means_every_one_of_this_host_is_not_shown_as_one_to_connect_to() {
+        for (at, shown) in [
+            ("0.0.0.0:7000", "HOST:7000"),
+            ("[::]:7000", "HOST:7000"),
+            ("10.0.0.2:7000", "10.0.0.2:7000"),
+            ("node7:80", "node7:80"),
+            ("[fe80::1]:7000", "[fe80::1]:7000"),
+        ] {
+            assert_eq!(reachable(at), shown);
+        }
     }
 }
