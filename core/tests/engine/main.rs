@@ -15,6 +15,7 @@ mod completion;
 mod failure;
 mod fence_quiet;
 mod hostile;
+mod long_messages;
 mod mapped;
 mod oracle;
 mod order;
