@@ -37,6 +37,16 @@ fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
 
 /// Ends the target without a good-bye. One that drives itself may have served everything before, and then nothing is missing.
 fn kill(link: &mut Link<FabricRail>) -> bool {
+    let info = &link.rails[0].offer().info;
+    let (major, minor) = info.library().version();
+    if info.provider() == "shm" && major >= 2 {
+        // Across processes it does not; `processes` kills one.
+        println!(
+            "SKIPPED a peer that dies in the same process over shm: that of libfabric {major}.{minor} goes on reading the memory of an \
+             endpoint that this process has closed, and crashes"
+        );
+        return false;
+    }
     if link.rails[0].progress() == Progress::Auto {
         return false;
     }
