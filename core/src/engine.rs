@@ -48,7 +48,7 @@ pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
 
 use crate::error::{AttachError, PeerError};
-use crate::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RemoteId};
+use crate::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use crate::rail::Rail;
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
@@ -208,6 +208,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub stamp: u32,
     /// Two-sided messages, if this engine has them.
     pub protocol: Option<Protocol<'m, RAILS>>,
+    /// Regions registered that are a device's.
+    pub devices: u32,
     /// Where the regions are that messages were read from.
     pub hints: [u16; protocol::HINTS],
 }
@@ -293,6 +295,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 stats: Stats::default(),
                 stamp: 0,
                 protocol: None,
+                devices: 0,
                 hints: [u16::MAX; protocol::HINTS],
             },
         })
@@ -381,7 +384,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;
-        let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len: region.len() as u64, ..LocalSlot::EMPTY };
+        let (len, device) = match region.kind() {
+            RegionKind::Device { .. } => (0, region.len() as u64),
+            _ => (region.len() as u64, 0),
+        };
+        let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
         for i in 0..RAILS {
             match self.rails[i].register(&region) {
                 Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
@@ -394,6 +401,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             }
         }
         slot.generation = id.generation as u16;
+        self.state.devices += (device != 0) as u32;
         self.state.locals[id.index as usize] = slot;
         Ok(id)
     }
@@ -402,7 +410,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// operations of this engine in flight, must be done with it. Slow path.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        let keys = slot.keys;
+        let (keys, device) = (slot.keys, slot.device != 0);
+        self.state.devices -= device as u32;
         for (rail, key) in self.rails.iter_mut().zip(keys) {
             rail.deregister(key);
         }
@@ -414,8 +423,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        Handle { theirs: (region.index as u16, region.generation as u16), len: slot.len, keys: slot.keys }
-            .encode(into)
+        let theirs = (region.index as u16, region.generation as u16);
+        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }.encode(into)
     }
 
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
@@ -431,8 +440,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let rails = slot.rails;
         let id = table::free_remote(self.state.remotes)?;
+        let (len, device) = if handle.device { (0, handle.len) } else { (handle.len, 0) };
         let mut remote = RemoteSlot {
-            len: handle.len,
+            len,
+            device,
             peer: peer.index,
             generation: id.generation as u16,
             theirs: handle.theirs,
@@ -442,7 +453,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         };
         for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
             match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
-                Ok(Some(mapped)) if remote.mapped.is_null() => {
+                Ok(Some(mapped)) if remote.mapped.is_null() && !handle.device => {
                     (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
                 }
                 Ok(_) => {}
@@ -479,7 +490,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it. Peers may write it at any time: use
+    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it and are none of a device's. Peers may write it at any time: use
     /// atomics or raw copies.
     pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Option<NonNull<u8>> {
         table::resolve_local(self.state.locals, addr, len as u64).ok()

@@ -141,6 +141,8 @@ pub enum OpError {
         /// Size of the region, in bytes.
         size: u64,
     },
+    /// The memory is a device's, which the processor cannot touch: no place for signals, atomics, injected bytes and waits.
+    DeviceMemory,
     /// The address of a signal or atomic is not a multiple of its width, in bytes.
     Misaligned {
         /// The offset asked for.

@@ -52,6 +52,12 @@ pub enum RegionKind {
         /// First byte of the region within the segment.
         offset: u64,
     },
+    /// Memory of a device, named by an address that the processor must not touch. Only rails move it: nothing of it rides in a
+    /// message, it holds no signal, and no atomic is carried out in it.
+    Device {
+        /// Which device, as this process counts them.
+        ordinal: u32,
+    },
 }
 
 /// A range of memory that may be registered with an engine.
@@ -71,9 +77,9 @@ impl Region {
     /// Describes memory.
     ///
     /// # Safety
-    /// `ptr` is valid for reads and writes of `len` bytes for as long as the region is registered anywhere, and
-    /// meanwhile this process touches those bytes only through atomics, raw pointers or the engine: peers write them
-    /// at any time.
+    /// `ptr` is valid for reads and writes of `len` bytes for as long as the region is registered anywhere (by its device, if it is
+    /// [`RegionKind::Device`]), and meanwhile this process touches those bytes only through atomics, raw pointers or the
+    /// engine: peers write them at any time.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
         Region { ptr, len, kind }
     }
@@ -93,7 +99,7 @@ impl Region {
         self.len == 0
     }
 
-    /// Private or shared.
+    /// Private, shared, or a device's.
     pub fn kind(&self) -> RegionKind {
         self.kind
     }

@@ -15,7 +15,7 @@
 //!    [`Caps::ordered`], anything may overtake anything.
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for a peer, except
-//!    `register`, `import`, `detach` and `check_peers`, which are slow paths.
+//!    `register`, `import`, `detach` and `check_peers`, which are slow paths, and `place` and `fetch`, which may wait for a device.
 //! 7. **Not trusted.** What arrives was checked against what was registered on this rail before anything was written;
 //!    a peer that breaks the protocol is reported by [`Sink::peer_down`] and not heard again.
 //! 8. **Sleep.** A rail that can wake a sleeping owner hands out the eventcount that it rings by a method of its own, as
@@ -31,7 +31,7 @@ pub mod sim;
 use core::ptr::NonNull;
 
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
-use crate::mem::{Peer, Region, Untrusted};
+use crate::mem::{Peer, Region, Untrusted, copy_bytes};
 use crate::op::Amo;
 
 /// What a rail can do. Constant once the rail exists.
@@ -126,7 +126,7 @@ pub trait Rail {
     fn deregister(&mut self, key: RailKey);
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the
-    /// rail maps memory. Slow path: may block for a bounded time.
+    /// rail maps memory; memory of a device never is. Slow path: may block for a bounded time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
     /// Gives up what [`import`](Rail::import) prepared; a mapped pointer dies here. Slow path.
@@ -238,6 +238,34 @@ pub trait Rail {
         _remote: Remote,
     ) -> Option<Result<(), PostError>> {
         None
+    }
+
+    /// Puts bytes into registered memory of this process that the processor may not touch. Slow path: may wait for the device, as long
+    /// as one copy of so few bytes takes.
+    ///
+    /// # Errors
+    /// [`PostError::Again`] when there is no room to stage them; whatever the device says otherwise.
+    ///
+    /// # Safety
+    /// `to` is registered with this rail, and writable by its owner.
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        let len = to.len.min(from.len());
+        // SAFETY: a rail that does not say otherwise serves memory of the processor alone; both ranges hold `len` bytes.
+        unsafe { copy_bytes(from.as_ptr(), to.ptr.as_ptr(), len) };
+        Ok(())
+    }
+
+    /// Gets bytes out of such memory. As [`place`](Rail::place), the other way.
+    ///
+    /// # Safety
+    /// `from` is registered with this rail, and readable by its owner.
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        let len = from.len.min(into.len());
+        // SAFETY: as in `place`.
+        unsafe { copy_bytes(from.ptr.as_ptr(), into.as_mut_ptr(), len) };
+        Ok(())
     }
 
     /// Wakes the peer if it sleeps, after its mapped memory was changed. Hot path: a load and a branch.

@@ -148,8 +148,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut state.pending.slots[index as usize];
         slot.left -= len;
         slot.offset += len;
-        // SAFETY: `len` bytes of the local range were posted just now; the rest, if any, lies behind them.
-        slot.local = unsafe { slot.local.add(len as usize) };
+        // It may be a device's address, which is no pointer of ours.
+        slot.local = slot.local.wrapping_add(len as usize);
         slot.numbered |= write;
         if posted == Posted::Pending {
             slot.posts += 1;

@@ -19,9 +19,10 @@
 //!
 //! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the accounts of both ends; `send` and
 //! `receive` are what users call, `arrive` is what rails report, `rendezvous` moves payloads that stayed at their sender, `lost` ends
-//! what a peer leaves behind.
+//! what a peer leaves behind; `device` is for buffers that the processor may not touch.
 
 mod arrive;
+mod device;
 mod head;
 mod lost;
 mod receive;

@@ -5,14 +5,14 @@
 use core::ptr::{self, NonNull};
 
 use crate::error::{AttachError, OpError, PeerError};
-use crate::mem::{LocalAddr, LocalId, PeerId, Region, RemoteAddr, RemoteId};
+use crate::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId};
 use crate::rail::RailKey;
 
 /// Bytes that a region's handle takes at most, for 16 rails.
 pub const HANDLE_MAX: usize = 512;
 
 /// The layout of a handle that this version writes and reads.
-pub const HANDLE_VERSION: u16 = 1;
+pub const HANDLE_VERSION: u16 = 2;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
 const HANDLE_HEAD: usize = 24;
@@ -65,7 +65,10 @@ impl PeerSlot {
 pub struct LocalSlot<const RAILS: usize> {
     /// Null: the slot is free.
     pub(crate) ptr: *mut u8,
+    /// What the processor may touch, in bytes: nothing of a device's memory, so that every check of a range refuses it.
     pub(crate) len: u64,
+    /// Size of a device's memory in bytes; otherwise 0.
+    pub(crate) device: u64,
     pub(crate) generation: u16,
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
@@ -79,6 +82,7 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
     pub const EMPTY: Self = LocalSlot {
         ptr: ptr::null_mut(),
         len: 0,
+        device: 0,
         generation: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
         desc: [0; RAILS],
@@ -91,7 +95,10 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
 pub struct RemoteSlot<const RAILS: usize> {
     /// Where it is mapped here, or null.
     pub(crate) mapped: *mut u8,
+    /// As [`LocalSlot::len`].
     pub(crate) len: u64,
+    /// Size of a device's memory in bytes; otherwise 0.
+    pub(crate) device: u64,
     /// [`RemoteSlot::FREE`] when nobody's.
     pub(crate) peer: u16,
     pub(crate) generation: u16,
@@ -115,6 +122,7 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
     pub const EMPTY: Self = RemoteSlot {
         mapped: ptr::null_mut(),
         len: 0,
+        device: 0,
         peer: Self::FREE,
         generation: 0,
         theirs: (0, 0),
@@ -131,9 +139,13 @@ pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
+/// Why a range cannot be touched: it lies outside of its region, or in a device.
 #[cold]
-fn out_of_bounds(offset: u64, len: u64, size: u64) -> OpError {
-    OpError::OutOfBounds { offset, len, size }
+fn untouchable(offset: u64, len: u64, size: u64, device: u64) -> OpError {
+    if device != 0 && in_bounds(offset, len, device) {
+        return OpError::DeviceMemory;
+    }
+    OpError::OutOfBounds { offset, len, size: size.max(device) }
 }
 
 /// The registered region behind `addr`, if `len` bytes from there lie inside it, and the pointer to them.
@@ -149,7 +161,7 @@ pub(crate) fn resolve_local<const RAILS: usize>(
         _ => return Err(OpError::UnknownRegion),
     };
     if !in_bounds(addr.offset, len, slot.len) {
-        return Err(out_of_bounds(addr.offset, len, slot.len));
+        return Err(untouchable(addr.offset, len, slot.len, slot.device));
     }
     // SAFETY: offset <= len of the region, so the pointer stays within (or one past) it.
     Ok(unsafe { base.add(addr.offset as usize) })
@@ -167,9 +179,26 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
         return Err(OpError::UnknownRegion);
     }
     if !in_bounds(addr.offset, len, slot.len) {
-        return Err(out_of_bounds(addr.offset, len, slot.len));
+        return Err(untouchable(addr.offset, len, slot.len, slot.device));
     }
     Ok(slot)
+}
+
+/// As [`resolve_local`], also of a device's memory: for a rail, not for the processor. `true`: it is a device's.
+#[cold]
+pub(crate) fn locate<const RAILS: usize>(
+    locals: &[LocalSlot<RAILS>],
+    addr: LocalAddr,
+    len: u64,
+) -> Result<(NonNull<u8>, bool), OpError> {
+    match resolve_local(locals, addr, len) {
+        Err(OpError::DeviceMemory) => {
+            let slot = locals.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
+            let place = slot.ptr.wrapping_add(addr.offset as usize);
+            NonNull::new(place).map(|place| (place, true)).ok_or(OpError::UnknownRegion)
+        }
+        resolved => resolved.map(|place| (place, false)),
+    }
 }
 
 /// A region's handle, decoded.
@@ -177,6 +206,8 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
     pub len: u64,
+    /// Memory of a device.
+    pub device: bool,
     pub keys: [RailKey; RAILS],
 }
 
@@ -190,7 +221,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         out[4..6].copy_from_slice(&self.theirs.0.to_le_bytes());
         out[6..8].copy_from_slice(&self.theirs.1.to_le_bytes());
         out[8..16].copy_from_slice(&self.len.to_le_bytes());
-        out[16..24].copy_from_slice(&(RAILS as u64).to_le_bytes());
+        out[16..20].copy_from_slice(&(RAILS as u32).to_le_bytes());
+        out[20..24].copy_from_slice(&u32::from(self.device).to_le_bytes());
         for (key, at) in self.keys.iter().zip(out[HANDLE_HEAD..].chunks_exact_mut(16)) {
             at[..8].copy_from_slice(&key.key.to_le_bytes());
             at[8..].copy_from_slice(&key.base.to_le_bytes());
@@ -215,7 +247,7 @@ impl<const RAILS: usize> Handle<RAILS> {
         if theirs != HANDLE_VERSION {
             return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
         }
-        let rails = u64_at(bytes, 16);
+        let (rails, kind) = (u64_at(bytes, 16) & u64::from(u32::MAX), u64_at(bytes, 16) >> 32);
         if rails != RAILS as u64 {
             return Err(AttachError::Rails { theirs: rails.min(255) as u8, ours: RAILS as u8 });
         }
@@ -230,7 +262,12 @@ impl<const RAILS: usize> Handle<RAILS> {
         if len == 0 {
             return Err(AttachError::BadRange);
         }
-        Ok(Handle { theirs: (u16_at(bytes, 4), u16_at(bytes, 6)), len, keys })
+        let device = match kind {
+            0 => false,
+            1 => true,
+            _ => return Err(AttachError::BadHandle),
+        };
+        Ok(Handle { theirs: (u16_at(bytes, 4), u16_at(bytes, 6)), len, device, keys })
     }
 }
 
@@ -249,7 +286,7 @@ pub fn reorder_handle(handle: &mut [u8], order: &[u8]) -> Result<(), AttachError
     if theirs != HANDLE_VERSION {
         return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
     }
-    if handle[16..24] != (rails as u64).to_le_bytes() {
+    if handle[16..20] != (rails as u32).to_le_bytes() {
         return Err(AttachError::Rails { theirs: handle[16], ours: rails.min(255) as u8 });
     }
     if rails > 16 || handle.len() < handle_len(rails) {
@@ -279,13 +316,14 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
 
-/// Whether a region can be registered at all: at least one byte, aligned to 8, not beyond the address space.
+/// Whether a region can be registered at all: at least one byte, not beyond the address space, and aligned to 8 where signals and
+/// atomics may lie in it.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
     if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {
         return Err(AttachError::BadRange);
     }
-    if !start.is_multiple_of(8) {
+    if !start.is_multiple_of(8) && !matches!(region.kind(), RegionKind::Device { .. }) {
         return Err(AttachError::Misaligned);
     }
     Ok(())
@@ -311,7 +349,7 @@ mod tests {
 
     fn handle() -> Handle<3> {
         let keys = [1u64, 2, u64::MAX].map(|k| RailKey { key: k, base: !k });
-        Handle { theirs: (9, 65535), len: 1 << 40, keys }
+        Handle { theirs: (9, 65535), len: 1 << 40, device: false, keys }
     }
 
     #[test]
@@ -321,6 +359,25 @@ mod tests {
         assert_eq!(len, handle_len(3));
         assert_eq!(Handle::<3>::decode(&bytes), Ok(handle()));
         assert_eq!(Handle::<3>::decode(&bytes[..len]), Ok(handle()));
+        let device = Handle { device: true, ..handle() };
+        device.encode(&mut bytes).unwrap();
+        assert_eq!(Handle::<3>::decode(&bytes), Ok(device));
+        bytes[20] = 2;
+        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
+    }
+
+    #[test]
+    fn a_device_s_memory_is_located_and_never_resolved() {
+        let mut locals = [LocalSlot::<1>::EMPTY; 2];
+        locals[1] = LocalSlot { ptr: ptr::without_provenance_mut(0x7000), device: 64, ..LocalSlot::EMPTY };
+        let at = |offset| LocalId { index: 1, generation: 0 }.at(offset);
+        assert_eq!(resolve_local(&locals, at(8), 8), Err(OpError::DeviceMemory));
+        assert_eq!(resolve_local(&locals, at(64), 0), Err(OpError::DeviceMemory));
+        let outside = OpError::OutOfBounds { offset: 60, len: 8, size: 64 };
+        assert_eq!(resolve_local(&locals, at(60), 8), Err(outside));
+        assert_eq!(locate(&locals, at(60), 8), Err(outside));
+        let (place, device) = locate(&locals, at(56), 8).unwrap();
+        assert_eq!((place.as_ptr() as usize, device), (0x7038, true));
     }
 
     #[test]

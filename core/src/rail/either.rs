@@ -142,6 +142,18 @@ impl<A: Rail, B: Rail> Rail for Either<A, B> {
         each!(self, rail => unsafe { rail.copy_from(peer, local, remote) })
     }
 
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.place(to, from) })
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.fetch(from, into) })
+    }
+
     #[inline(always)]
     fn notify(&mut self, peer: Peer) {
         each!(self, rail => rail.notify(peer))

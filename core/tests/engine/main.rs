@@ -12,6 +12,7 @@ mod atomics;
 mod bad_input;
 mod bounds;
 mod completion;
+mod device;
 mod failure;
 mod fence_quiet;
 mod hostile;

@@ -1,11 +1,12 @@
 //! What the engine tests share: engines with leaked memory, regions, a host, a generator of random numbers; a rail that looks at
-//! and changes what passes through it ([`tap`]), several engines on a simulated fabric ([`fleet`]); and a
+//! and changes what passes through it ([`tap`]), one with memory that no processor may touch ([`veil`]), several engines on a simulated fabric ([`fleet`]); and a
 //! model of what they do ([`oracle`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod fleet;
 pub mod oracle;
 pub mod tap;
+pub mod veil;
 
 use std::ptr::NonNull;
 

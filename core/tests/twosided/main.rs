@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod device;
 mod flood;
 mod hostile;
 mod order;

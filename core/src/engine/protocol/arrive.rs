@@ -67,7 +67,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match protocol.matcher.arrive(peer.0 as u32, tag, len, 0) {
             Ok(Arrive::Matched { context, .. }) => {
                 let source = PeerId { index: peer.0, generation: slot.generation };
-                let receive = &mut protocol.requests.slots[context as u32 as usize];
+                let Some(receive) = protocol.requests.slots.get_mut(context as u32 as usize) else {
+                    self.matched_device(stream as u32, context, tag, payload, NO_TOKEN)?;
+                    self.due.push(self.streams, stream as u32);
+                    return Ok(true);
+                };
                 let (n, outcome) = receive.fit(len);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
                 // payload is readable during this call.
@@ -204,7 +208,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Ok(Arrive::Matched { context, .. }) => {
                 let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
                 let index = context as u32;
-                let slot = &mut protocol.requests.slots[index as usize];
+                let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
+                    return self.matched_device(stream, context, tag, payload, token);
+                };
                 let (n, outcome) = slot.fit(len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;
                 // the payload is readable during this call.
@@ -228,7 +234,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Copies a payload into a block, on its sender's credit.
     #[inline(never)]
-    fn keep_payload(&mut self, stream: u32, payload: Untrusted<'_>, token: u64) -> Result<Kept, Violation> {
+    pub(super) fn keep_payload(
+        &mut self,
+        stream: u32,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<Kept, Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
         let peer = self.streams[stream as usize].peer;
@@ -320,7 +331,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Gives a kept message to a receive that is in no list and no longer in the matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
-        let slot = &mut protocol.requests.slots[index as usize];
+        let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
+            return self.deliver_device(index, tag, kept);
+        };
         slot.tag = tag;
         match kept {
             Kept::Block(block) => {
@@ -427,7 +440,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = protocol.requests.find(super::request::Request(request)).map_err(|_| Violation::Reply)?;
         let slot = &mut protocol.requests.slots[index as usize];
         if slot.stage != Stage::Chunks || slot.stream != stream {
-            return Err(Violation::Reply);
+            return self.chunk_for_device(index, stream, offset, bytes);
         }
         // Chunks come in any order, each once: together they fill what was asked for.
         let len = bytes.len() as u64;
@@ -464,15 +477,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
 }
 
 /// What a receive takes over from a header.
-struct HeaderOf {
-    source: PeerId,
-    stream: u32,
-    len: u64,
-    token: u64,
+pub(super) struct HeaderOf {
+    pub source: PeerId,
+    pub stream: u32,
+    pub len: u64,
+    pub token: u64,
 }
 
 impl HeaderOf {
-    fn of<const RAILS: usize>(slot: &super::stock::HeaderSlot<RAILS>) -> Self {
+    pub(super) fn of<const RAILS: usize>(slot: &super::stock::HeaderSlot<RAILS>) -> Self {
         HeaderOf { source: slot.source, stream: slot.stream, len: slot.offer.len, token: slot.offer.token }
     }
 }

@@ -8,7 +8,7 @@ use super::super::State;
 use super::super::pending::NONE;
 use super::super::window::Parcel;
 use super::Protocol;
-use super::request::{Received, Stage};
+use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
@@ -19,9 +19,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(Protocol { matcher, requests, .. }) = &mut self.protocol else { return };
         let ends = &mut self.pending.ends;
         matcher.fail_source(peer as u32, |_, context| {
-            let slot = &mut requests.slots[context as usize];
+            let index = (context & !DEVICE) as u32;
+            let slot = &mut requests.slots[index as usize];
             (slot.outcome, slot.delivered) = (failed, 0);
-            requests.end(context as u32, ends);
+            requests.end(index, ends);
         });
         let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
         for index in 0..count {
@@ -32,7 +33,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             match slot.stage {
                 Stage::Chunks => self.fail_receive(index, failed),
-                Stage::Fetch(_) => {
+                Stage::ChunksDevice => {
+                    protocol.outgoing.free(slot.token as u32);
+                    self.fail_receive(index, failed);
+                }
+                Stage::Fetch(_) | Stage::FetchDevice => {
                     protocol.requests.remove_due(index);
                     self.fail_receive(index, failed);
                 }
@@ -45,7 +50,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         self.give_back(Kept::Header(header), false);
                     }
                 }
-                Stage::Free | Stage::Posted | Stage::Reading | Stage::Ended => {}
+                // What is to be placed is here.
+                Stage::Place(_) => {}
+                Stage::Free | Stage::Posted | Stage::Reading | Stage::ReadingDevice | Stage::Ended => {}
             }
         }
     }
@@ -53,6 +60,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// A peer is forgotten, and with it every message of it that nobody has received.
     #[cold]
     pub(in super::super) fn forget_matching(&mut self, peer: u16) {
+        self.forget_placing(peer);
         // Messages that wait for their turn.
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
@@ -69,7 +77,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // Messages that wait for their receive. What they had is freed below, with that of the claimed ones, whose names end so.
         protocol.matcher.retain_messages(|_, message| message.source != peer as u32);
         for slot in protocol.requests.slots.iter_mut() {
-            if slot.stage == Stage::Reading && slot.source.is_some_and(|source| source.index == peer) {
+            let reading = matches!(slot.stage, Stage::Reading | Stage::ReadingDevice);
+            if reading && slot.source.is_some_and(|source| source.index == peer) {
                 slot.header = NONE;
             }
         }

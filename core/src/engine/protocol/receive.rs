@@ -48,7 +48,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: Option<(LocalAddr, usize)>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let buffer = self.buffer(into)?;
+        let buffer = match self.buffer(into) {
+            Ok(buffer) => buffer,
+            Err(error) => return self.recv_device(source, tag, ignore, into, word, error),
+        };
         let state = &mut self.state;
         if let Some(source) = source {
             state.receivable(source, tag, ignore)?;
@@ -113,14 +116,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: Option<(LocalAddr, usize)>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let buffer = self.buffer(into)?;
+        let (buffer, device) = self.buffer_anywhere(into)?;
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
         let arrived = state.claimed(message)?;
         let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
         let request = protocol.requests.open(index, &buffer, word, None);
-        state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie));
+        match device {
+            true => state.deliver_device(index, arrived.tag, Kept::unpack(arrived.cookie)),
+            false => state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie)),
+        }
         self.after_match();
         Ok(request)
     }
@@ -307,7 +313,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// A message that was kept has matched outside of a pass: what it needs posted is posted, what it freed is told in time.
     #[inline(never)]
-    fn after_match(&mut self) {
+    pub(super) fn after_match(&mut self) {
         if self.state.has_chores() {
             self.serve_protocol();
             self.flush();
@@ -315,7 +321,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-fn refused(error: TagError) -> OpError {
+pub(super) fn refused(error: TagError) -> OpError {
     match error {
         TagError::TooWide => OpError::TagTooWide,
         _ => OpError::Again,
@@ -325,7 +331,7 @@ fn refused(error: TagError) -> OpError {
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Whether a receive may name this peer: one that has failed only for what it has left.
     #[inline(always)]
-    fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
+    pub(super) fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {
             Some(slot) if slot.generation == source.generation => match slot.state {
                 PeerState::Connected => Ok(()),

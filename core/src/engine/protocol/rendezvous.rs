@@ -84,6 +84,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let stage = protocol.requests.slots[index as usize].stage;
             match stage {
                 Stage::Fetch(by_message) => self.bring(index, by_message),
+                Stage::FetchDevice => self.bring_device(index),
+                Stage::Place(ours) => self.place(index, ours),
                 _ => self.tell(index),
             }
         }
@@ -96,7 +98,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Why the sender of a receive's message cannot be asked any more, if it cannot.
-    fn sender_lost(&self, index: u32) -> Option<Fault> {
+    pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
         let source = protocol.requests.slots[index as usize].source?;
         self.state.lost(source)
@@ -152,14 +154,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    fn later(&mut self, index: u32, stage: Stage) {
+    pub(super) fn later(&mut self, index: u32, stage: Stage) {
         if let Some(protocol) = &mut self.state.protocol {
             protocol.requests.push_due(index, stage);
         }
     }
 
     /// Tells the sender that a receive is over, and ends it. It is in no list.
-    fn tell(&mut self, index: u32) {
+    pub(super) fn tell(&mut self, index: u32) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
@@ -185,7 +187,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn read(&mut self, index: u32, want: u64) -> Read {
         let Some(protocol) = &self.state.protocol else { return Read::Unable };
         let slot = &protocol.requests.slots[index as usize];
-        let (stream, ptr, region) = (slot.stream, slot.ptr, slot.region);
+        let ptr = slot.ptr;
         let header = &protocol.headers.slots[slot.header as usize];
         let (source, offer) = (header.source, header.offer);
         let Some(remote) = self.reach(source, &offer) else { return Read::Unable };
@@ -196,14 +198,26 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
         }
+        match self.start_read(index, want, remote, Stage::Reading) {
+            true => Read::Started,
+            false => Read::Later,
+        }
+    }
+
+    /// Posts reads of `want` bytes of a receive's message. `false`: there is no room; later.
+    pub(super) fn start_read(&mut self, index: u32, want: u64, remote: u16, stage: Stage) -> bool {
+        let Some(protocol) = &self.state.protocol else { return false };
+        let slot = &protocol.requests.slots[index as usize];
+        let (stream, ptr, region) = (slot.stream, slot.ptr, slot.region);
+        let offset = protocol.headers.slots[slot.header as usize].offer.offset;
         let state = &mut self.state;
-        let Some(op) = state.pending.take() else { return Read::Later };
+        let Some(op) = state.pending.take() else { return false };
         state.remotes[remote as usize].uses += 1;
         let generation = state.remotes[remote as usize].generation;
         state.pending.slots[op as usize].set_open(stream, Kind::Read, Notice::Silent);
         let slot = &mut state.pending.slots[op as usize];
         (slot.local, slot.local_region, slot.left) = (ptr, region, want);
-        (slot.remote, slot.offset) = (remote, offer.offset);
+        (slot.remote, slot.offset) = (remote, offset);
         (slot.inner, slot.tag, slot.value) = (true, index as u64, generation as u64);
         let s = &mut state.streams[stream as usize];
         s.ops.push(state.pending.slots, op);
@@ -213,14 +227,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         s.open += 1;
         state.open += 1;
         if let Some(protocol) = &mut state.protocol {
-            protocol.requests.slots[index as usize].stage = Stage::Reading;
+            protocol.requests.slots[index as usize].stage = stage;
         }
         self.advance(stream);
-        Read::Started
+        true
     }
 
     /// The imported region that an offer lies in, imported now if it was not yet.
-    fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+    pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
         if offer.region == UNREADABLE || RAILS > KEYS {
             return None;
         }
@@ -258,7 +272,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let idle = self.state.remotes.iter().position(|slot| slot.auto && slot.uses == 0)?;
             self.release_slot(idle);
         }
-        let handle = Handle { theirs, len: offer.size, keys: offer.keys };
+        // A device's memory too: it is not mapped, and nothing but these reads names it.
+        let handle = Handle { theirs, len: offer.size, device: false, keys: offer.keys };
         let id = self.import_handle(source, handle).ok()?;
         self.state.remotes[id.index as usize].auto = true;
         Some(id.index as u16)
@@ -270,17 +285,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);
         let room = self.state.message_room as u64 + super::super::wire::HEAD_MAX as u64 - head::HEAD as u64;
         let len = (total - sent).min(room);
+        if self.state.locals.get(slot.local_region as usize).is_some_and(|region| region.device != 0) {
+            return self.send_chunk_of_device(index, len);
+        }
         // SAFETY: the source of a send stays until it ends; `sent + len` does not exceed its length.
         let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
         if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, piece).is_none() {
             return false;
         }
+        self.chunk_sent(index, len);
+        true
+    }
+
+    /// Notes that the next `len` bytes of a send have gone out.
+    pub(super) fn chunk_sent(&mut self, index: u32, len: u64) {
         let slot = &mut self.state.pending.slots[index as usize];
-        slot.offset = sent + len;
+        slot.offset += len;
+        let total = slot.left;
         if slot.offset == total {
             slot.fetch = false;
             self.state.end_if_over(index);
-            let Some(protocol) = &mut self.state.protocol else { return true };
+            let Some(protocol) = &mut self.state.protocol else { return };
             // Not yet over: its own post is still to be reported. Nothing more of it is to be sent.
             let slot = &mut self.state.pending.slots[index as usize];
             if slot.pulled {
@@ -288,7 +313,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 protocol.pulled.remove(self.state.pending.slots, index);
             }
         }
-        true
     }
 }
 
@@ -334,6 +358,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 // Its sender still has it: it can send it.
                 None => {
                     if let Some(protocol) = &mut self.protocol {
+                        if protocol.requests.slots[index as usize].stage == Stage::ReadingDevice {
+                            return self.unreadable(index, fault);
+                        }
                         protocol.requests.push_due(index, Stage::Fetch(true));
                     }
                 }

@@ -102,6 +102,14 @@ pub(crate) enum Stage {
     Chunks,
     /// All is here, or lost; the sender is to be told.
     Tell,
+    /// As `Fetch(false)`, into a device's memory.
+    FetchDevice,
+    /// As `Reading`, into a device's memory.
+    ReadingDevice,
+    /// As `Chunks`, into a block of ours, which then goes to a device's memory.
+    ChunksDevice,
+    /// The payload lies in a block and goes to a device's memory; `true`: in a block of ours, otherwise in one kept for its sender.
+    Place(bool),
     Ended,
 }
 
@@ -173,6 +181,10 @@ impl RecvSlot {
         if len <= self.capacity { (len, Received::Ok) } else { (self.capacity, Received::Truncated) }
     }
 }
+
+/// What the matcher is told of a receive into a device's memory: no slot has such a number, so who takes it for one finds none and
+/// looks closer.
+pub(super) const DEVICE: u64 = 1 << 31;
 
 /// A list through the slots.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use crate::sync::seq::truncate;
 use super::super::pending::{Kind, NONE, PendingSlot};
 use super::super::post::Blocked;
 use super::super::submit::{Issued, Notice};
-use super::super::table::{PeerSlot, PeerState, resolve_local};
+use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
@@ -166,14 +166,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::UnknownContext);
         }
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let (len, region) = match payload {
-            Payload::Bytes(bytes) => (bytes.len(), u16::MAX),
+        let (len, region, device) = match payload {
+            Payload::Bytes(bytes) => (bytes.len(), u16::MAX, false),
             Payload::Region(at, len) => {
-                resolve_local(state.locals, at, len as u64)?;
-                (len, at.region.index as u16)
+                let (_, device) = locate(state.locals, at, len as u64)?;
+                (len, at.region.index as u16, device)
             }
         };
-        let eager = len <= protocol.eager as usize;
+        // What the processor may not touch stays where it is.
+        let eager = len <= protocol.eager as usize && !device;
         if !eager && region == u16::MAX {
             return Err(OpError::TooLong { len, max: protocol.eager as usize });
         }
@@ -198,8 +199,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let source = PeerId { index: to.index, generation: to.generation };
         let mut outgoing = NONE;
         let local = match payload {
-            Payload::Region(at, len) => resolve_local(state.locals, at, len as u64)?.as_ptr(),
+            Payload::Region(at, len) => locate(state.locals, at, len as u64)?.0.as_ptr(),
             Payload::Bytes([]) => NonNull::dangling().as_ptr(),
+            // The last block is for receives into a device's memory: they end without asking anything of a send.
+            Payload::Bytes(_) if state.devices != 0 && protocol.outgoing.is_last() => {
+                return Err(OpError::Again);
+            }
             Payload::Bytes(bytes) => {
                 outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
@@ -355,7 +360,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             offer.region = slot.local_region;
             offer.generation = region.generation;
             offer.offset = (slot.local as usize).wrapping_sub(region.ptr as usize) as u64;
-            (offer.size, offer.keys) = (region.len, region.keys);
+            (offer.size, offer.keys) = (region.len + region.device, region.keys);
         }
         offer
     }

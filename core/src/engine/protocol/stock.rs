@@ -98,6 +98,11 @@ impl<'m> Blocks<'m> {
         Some(index)
     }
 
+    /// Whether the next one taken is the last.
+    pub(crate) fn is_last(&self) -> bool {
+        self.slots.get(self.free as usize).is_none_or(|slot| slot.next == NONE)
+    }
+
     /// Gives a block back.
     #[inline]
     pub(crate) fn free(&mut self, index: u32) {

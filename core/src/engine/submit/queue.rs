@@ -14,6 +14,8 @@ use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
 use super::{Issued, Mapped, Notice, Signal, Transfer, copy_bytes};
 
+mod device;
+
 /// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
@@ -67,8 +69,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(super) fn put_slow(&mut self, transfer: Transfer) -> Result<Issued, OpError> {
         let Transfer { context, local: from, len, remote: to, notice } = transfer;
-        let source = resolve_local(self.state.locals, from, len as u64)?;
-        let target = self.target(to, len as u64)?;
+        let Ok(source) = resolve_local(self.state.locals, from, len as u64) else {
+            return self.put_device(context, from, len, to, None, notice);
+        };
+        let Ok(target) = self.target(to, len as u64) else {
+            return self.put_device(context, from, len, to, None, notice);
+        };
         let stream = self.stream(context, target.peer)?;
         if self.is_idle(stream)
             && let Some(done) = self.write_now(source, len, &target)
@@ -101,8 +107,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        let source = resolve_local(self.state.locals, from, len as u64)?;
-        let target = self.target(to, len as u64)?;
+        let Ok(source) = resolve_local(self.state.locals, from, len as u64) else {
+            return self.put_device(context, from, len, to, Some(signal), notice);
+        };
+        let Ok(target) = self.target(to, len as u64) else {
+            return self.put_device(context, from, len, to, Some(signal), notice);
+        };
         let word = self.word(signal.at, 8)?;
         if word.peer != target.peer {
             return Err(OpError::TwoPeers);
@@ -172,8 +182,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         from: RemoteAddr,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        let local = resolve_local(self.state.locals, into, len as u64)?;
-        let target = self.target(from, len as u64)?;
+        let Ok(local) = resolve_local(self.state.locals, into, len as u64) else {
+            return self.get_device(context, into, len, from, notice);
+        };
+        let Ok(target) = self.target(from, len as u64) else {
+            return self.get_device(context, into, len, from, notice);
+        };
         let stream = self.stream(context, target.peer)?;
         if self.is_idle(stream)
             && let Some(done) = self.read_now(local, len, &target)

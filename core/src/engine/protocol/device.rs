@@ -1,0 +1,300 @@
+//! Two-sided messages from and into a device's memory, which the processor may not touch. Such a send keeps its payload, whatever
+//! its length, for its receiver to read. Such a receive reads like any other; a payload that came in a message, or must come in
+//! chunks, goes through a block and is then placed by a rail. Slow paths; none waits but for a device.
+
+use crate::error::{OpError, PostError, Violation};
+use crate::mem::{LocalAddr, PeerId, RailId, Untrusted, copy_bytes};
+use crate::op::Fault;
+use crate::rail::{Local, Rail};
+
+use super::super::pending::NONE;
+use super::super::table::locate;
+use super::super::tag::{Post, Tag};
+use super::super::wire::NO_TOKEN;
+use super::super::{Engine, State};
+use super::arrive::HeaderOf;
+use super::head;
+use super::receive::refused;
+use super::request::{Buffer, DEVICE, Received, Request, Stage};
+use super::stock::Kept;
+
+/// Most of a device's memory that one chunk carries, in bytes: it passes through the stack.
+const CHUNK: usize = 2048;
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// A receive whose buffer the processor may not touch, or that is wrong as `error` says.
+    #[cold]
+    pub(super) fn recv_device(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Option<(LocalAddr, usize)>,
+        word: u64,
+        error: OpError,
+    ) -> Result<Request, OpError> {
+        if error != OpError::DeviceMemory {
+            return Err(error);
+        }
+        let (buffer, _) = self.buffer_anywhere(into)?;
+        let state = &mut self.state;
+        if let Some(source) = source {
+            state.receivable(source, tag, ignore)?;
+        }
+        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
+        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
+        let name = index as u64 | DEVICE;
+        match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, name) {
+            Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, Some(id))),
+            Ok(Post::Matched(message)) => {
+                let request = protocol.requests.open(index, &buffer, word, None);
+                state.deliver_device(index, message.tag, Kept::unpack(message.cookie));
+                self.after_match();
+                Ok(request)
+            }
+            Err(error) => Err(refused(error)),
+        }
+    }
+
+    /// The memory that a receive fills, wherever it lies. `true`: the processor may not touch it.
+    #[cold]
+    pub(super) fn buffer_anywhere(
+        &mut self,
+        into: Option<(LocalAddr, usize)>,
+    ) -> Result<(Buffer, bool), OpError> {
+        let Some((at, len)) = into else {
+            return Ok((Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }, false));
+        };
+        let (place, device) = locate(self.state.locals, at, len as u64)?;
+        Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index as u16 }, device))
+    }
+
+    /// Begins to fetch the payload of such a receive, which is in no list.
+    #[cold]
+    pub(super) fn bring_device(&mut self, index: u32) {
+        if let Some(fault) = self.sender_lost(index) {
+            return self.state.fail_receive(index, Received::Failed(fault));
+        }
+        let Some(protocol) = &self.state.protocol else { return };
+        let slot = &protocol.requests.slots[index as usize];
+        let want = slot.fit(slot.len).0;
+        let header = &protocol.headers.slots[slot.header as usize];
+        let (source, offer) = (header.source, header.offer);
+        if want == 0 {
+            return self.tell(index);
+        }
+        if let Some(remote) = self.reach(source, &offer) {
+            if !self.start_read(index, want, remote, Stage::ReadingDevice) {
+                self.later(index, Stage::FetchDevice);
+            }
+            return;
+        }
+        // Only what would have fitted a message is kept where nobody can read it.
+        let Some(protocol) = &mut self.state.protocol else { return };
+        if want > protocol.outgoing.size() as u64 {
+            return self.state.unreadable(index, Fault::Receiver);
+        }
+        let slot = &protocol.requests.slots[index as usize];
+        let (stream, token) = (slot.stream, slot.token);
+        let Some(block) = protocol.outgoing.take(stream, source, want as u32, NO_TOKEN) else {
+            return self.later(index, Stage::FetchDevice);
+        };
+        let name = protocol.requests.name(index).0;
+        let asked =
+            self.post_answer(stream, head::PULL, 0, [token, name], Some(want), Untrusted::from_slice(&[]));
+        let Some(protocol) = &mut self.state.protocol else { return };
+        if asked.is_none() {
+            protocol.outgoing.free(block);
+            return match self.sender_lost(index) {
+                Some(fault) => self.state.fail_receive(index, Received::Failed(fault)),
+                None => self.later(index, Stage::FetchDevice),
+            };
+        }
+        (protocol.stats.fetched, protocol.stats.pulled) =
+            (protocol.stats.fetched + 1, protocol.stats.pulled + 1);
+        let slot = &mut protocol.requests.slots[index as usize];
+        (slot.stage, slot.left, slot.token) = (Stage::ChunksDevice, want, block as u64);
+        let header = core::mem::replace(&mut slot.header, NONE);
+        self.state.give_back(Kept::Header(header), false);
+    }
+
+    /// Has a payload that lies in a block placed. The receive is in no list.
+    #[cold]
+    pub(super) fn place(&mut self, index: u32, ours: bool) {
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let slot = &protocol.requests.slots[index as usize];
+        let (block, len, region) = (slot.left as u32, slot.delivered as usize, slot.region);
+        let from = if ours { protocol.outgoing.bytes(block) } else { protocol.blocks.bytes(block) };
+        // SAFETY: a block holds the payload that it was taken for, of which `len` bytes fit the buffer.
+        let from = unsafe { Untrusted::new(from, len) };
+        let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
+        let placed = match core::ptr::NonNull::new(slot.ptr) {
+            // SAFETY: the buffer was checked against its region when the receive was posted, and `len` against the buffer.
+            Some(ptr) => unsafe { self.rails[0].place(Local { ptr, len, desc }, from) },
+            None => Err(PostError::BadKey),
+        };
+        if placed == Err(PostError::Again) {
+            return self.later(index, Stage::Place(ours));
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        if let Err(error) = placed {
+            // Of a copy that the device was given and has not finished, nobody knows.
+            slot.outcome = Received::Unknown(Fault::Post(RailId(0), error));
+            slot.delivered = 0;
+        }
+        let token = slot.token;
+        match ours {
+            true => protocol.outgoing.free(block),
+            false => self.state.give_back(Kept::Block(block), true),
+        }
+        if token != NO_TOKEN {
+            return self.tell(index);
+        }
+        let Some(protocol) = &mut self.state.protocol else { return };
+        protocol.requests.end(index, &mut self.state.pending.ends);
+    }
+
+    /// Sends a chunk of a payload that the processor may not touch. `false`: no rail has room.
+    #[cold]
+    pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
+        let slot = &self.state.pending.slots[index as usize];
+        let (stream, request, sent, region) = (slot.stream, slot.request, slot.offset, slot.local_region);
+        let mut bytes = [0; CHUNK];
+        let piece = &mut bytes[..most.min(CHUNK as u64) as usize];
+        let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
+        let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
+        // SAFETY: the source of a send stays until it ends; `sent` and the piece do not exceed its length.
+        match unsafe { self.rails[0].fetch(Local { ptr, len: piece.len(), desc }, piece) } {
+            Ok(()) => {}
+            Err(PostError::Again) => return false,
+            Err(_) => {
+                // The receiver waits for bytes that will not come, and nothing tells it so but this.
+                let peer = self.state.streams[stream as usize].peer;
+                self.state.fail_peer(peer, crate::error::PeerError::Rail(RailId(0)));
+                return false;
+            }
+        }
+        let body = Untrusted::from_slice(piece);
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, body).is_none() {
+            return false;
+        }
+        self.chunk_sent(index, piece.len() as u64);
+        true
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// A payload that came in a message has matched such a receive.
+    #[cold]
+    pub(super) fn matched_device(
+        &mut self,
+        stream: u32,
+        context: u64,
+        tag: Tag,
+        payload: Untrusted<'_>,
+        token: u64,
+    ) -> Result<(), Violation> {
+        let index = (context & !DEVICE) as u32;
+        match self.keep_payload(stream, payload, token) {
+            Ok(kept) => {
+                self.deliver_device(index, tag, kept);
+                Ok(())
+            }
+            Err(violation) => {
+                self.fail_receive(index, Received::Failed(Fault::Receiver));
+                Err(violation)
+            }
+        }
+    }
+
+    /// As `deliver`, to such a receive.
+    #[cold]
+    pub(super) fn deliver_device(&mut self, index: u32, tag: Tag, kept: Kept) {
+        let index = (index as u64 & !DEVICE) as u32;
+        let Some(protocol) = &mut self.protocol else { return };
+        let Some(slot) = protocol.requests.slots.get_mut(index as usize) else { return };
+        slot.tag = tag;
+        match kept {
+            Kept::Block(block) => {
+                let description = &protocol.blocks.slots[block as usize];
+                (slot.source, slot.len) = (Some(description.source), description.len as u64);
+                (slot.stream, slot.token) = (description.stream, description.token);
+                (slot.delivered, slot.outcome) = slot.fit(slot.len);
+                slot.left = block as u64;
+                protocol.requests.push_due(index, Stage::Place(false));
+            }
+            Kept::Header(header) => {
+                let HeaderOf { source, stream, len, token } =
+                    HeaderOf::of(&protocol.headers.slots[header as usize]);
+                let (_, outcome) = slot.fit(len);
+                (slot.source, slot.len, slot.stream) = (Some(source), len, stream);
+                (slot.delivered, slot.outcome) = (0, outcome);
+                (slot.header, slot.token) = (header, token);
+                protocol.requests.push_due(index, Stage::FetchDevice);
+            }
+        }
+    }
+
+    /// A part of a payload that such a receive pulls.
+    #[cold]
+    pub(super) fn chunk_for_device(
+        &mut self,
+        index: u32,
+        stream: u32,
+        offset: u64,
+        bytes: Untrusted<'_>,
+    ) -> Result<(), Violation> {
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let slot = &mut protocol.requests.slots[index as usize];
+        if slot.stage != Stage::ChunksDevice || slot.stream != stream {
+            return Err(Violation::Reply);
+        }
+        let len = bytes.len() as u64;
+        let want = slot.fit(slot.len).0;
+        if len == 0 || len > slot.left || offset > want || len > want - offset {
+            return Err(Violation::Bounds);
+        }
+        let block = slot.token as u32;
+        // SAFETY: the block was taken for `want` bytes, within which these lie.
+        unsafe {
+            copy_bytes(bytes.as_ptr(), protocol.outgoing.bytes(block).add(offset as usize), len as usize)
+        };
+        slot.left -= len;
+        if slot.left == 0 {
+            (slot.delivered, slot.left, slot.token) = (want, block as u64, NO_TOKEN);
+            protocol.requests.push_due(index, Stage::Place(true));
+        }
+        Ok(())
+    }
+
+    /// The payload of such a receive cannot be had. Its sender is told, and it ends.
+    #[cold]
+    pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let slot = &mut protocol.requests.slots[index as usize];
+        (slot.outcome, slot.delivered) = (Received::Failed(fault), 0);
+        protocol.requests.push_due(index, Stage::Tell);
+    }
+
+    /// A peer is forgotten, and with it the blocks that its payloads lie in: what has not been placed never will be.
+    #[cold]
+    pub(super) fn forget_placing(&mut self, peer: u16) {
+        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
+        for index in 0..count {
+            let Some(protocol) = &mut self.protocol else { return };
+            let slot = &protocol.requests.slots[index as usize];
+            let Stage::Place(ours) = slot.stage else { continue };
+            if slot.source.is_none_or(|source| source.index != peer) {
+                continue;
+            }
+            let block = slot.left as u32;
+            protocol.requests.remove_due(index);
+            match ours {
+                true => protocol.outgoing.free(block),
+                false => self.give_back(Kept::Block(block), false),
+            }
+            self.fail_receive(index, Received::Failed(Fault::Peer(crate::error::PeerError::Closed)));
+        }
+    }
+}

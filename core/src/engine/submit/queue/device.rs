@@ -1,0 +1,98 @@
+//! Operations of which one end, or both, is a device's memory: always posted, never copied by the processor and never carried in a
+//! message. Whatever the ordinary way refuses ends up here, so here it is said what is wrong with it. Nothing blocks.
+
+use core::ptr::NonNull;
+
+use crate::error::OpError;
+use crate::mem::{LocalAddr, RemoteAddr};
+use crate::rail::Rail;
+
+use super::super::super::pending::Kind;
+use super::super::super::table::{RemoteSlot, in_bounds, locate, resolve_remote};
+use super::super::super::wire::Body;
+use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// A put, and the signal behind it if there is one, of which the processor may not touch both ends.
+    #[inline(never)]
+    pub(super) fn put_device(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Option<Signal>,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let (source, _) = locate(self.state.locals, from, len as u64)?;
+        let target = self.target_anywhere(to, len as u64)?;
+        let message = match signal {
+            Some(signal) => {
+                let word = self.word(signal.at, 8)?;
+                if word.peer != target.peer {
+                    return Err(OpError::TwoPeers);
+                }
+                Some(Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None })
+            }
+            None => None,
+        };
+        let stream = self.stream(context, target.peer)?;
+        self.usable(target.peer)?;
+        if message.is_none()
+            && let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice)
+        {
+            self.flush();
+            return Ok(issued);
+        }
+        let ask = Ask { message, ..Self::moves(Kind::Write, source, from, len, &target) };
+        self.enqueue(stream, ask, notice)
+    }
+
+    /// As [`put_device`](Self::put_device), the other way.
+    #[inline(never)]
+    pub(super) fn get_device(
+        &mut self,
+        context: ContextId,
+        into: LocalAddr,
+        len: usize,
+        from: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let (local, _) = locate(self.state.locals, into, len as u64)?;
+        let target = self.target_anywhere(from, len as u64)?;
+        let stream = self.stream(context, target.peer)?;
+        self.enqueue(stream, Self::moves(Kind::Read, local, into, len, &target), notice)
+    }
+
+    fn moves(kind: Kind, local: NonNull<u8>, addr: LocalAddr, len: usize, target: &Target) -> Ask {
+        Ask {
+            kind,
+            local: local.as_ptr(),
+            local_region: addr.region.index as u16,
+            remote: target.region,
+            offset: target.offset,
+            left: len as u64,
+            ..Ask::NOTHING
+        }
+    }
+
+    /// The imported range, wherever it lies.
+    fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
+        let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
+            Err(OpError::DeviceMemory) => {
+                let slot = self.state.remotes.get(addr.region.index as usize);
+                slot.filter(|slot| in_bounds(addr.offset, len, slot.device)).ok_or(OpError::UnknownRegion)?
+            }
+            resolved => resolved?,
+        };
+        Ok(Target {
+            peer: slot.peer,
+            region: addr.region.index as u16,
+            theirs: slot.theirs,
+            rail: slot.rail,
+            offset: addr.offset,
+            // Not for this operation.
+            mapped: core::ptr::null_mut(),
+        })
+    }
+}

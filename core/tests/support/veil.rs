@@ -1,0 +1,174 @@
+//! A rail around a rail, for tests: serves "device" memory, which is memory of this process under addresses that no processor may
+//! touch. Whoever copies to or from one faults; only the rail knows where it really lies.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::op::Amo;
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+
+/// No processor of today has addresses with this bit set and the highest clear.
+const VEIL: usize = 1 << 62;
+
+/// `R`, with devices.
+pub struct Veiled<R> {
+    inner: R,
+    devices: Vec<RailKey>,
+    /// What the engine asked for beyond posts.
+    pub placed: u32,
+    pub fetched: u32,
+    /// Answers to this many calls of either kind: there is no room.
+    pub full: u32,
+    /// The next reads are refused for good.
+    pub unreadable: bool,
+}
+
+impl<R> Veiled<R> {
+    pub fn new(inner: R) -> Self {
+        Veiled { inner, devices: Vec::new(), placed: 0, fetched: 0, full: 0, unreadable: false }
+    }
+}
+
+/// Zeroed device memory that is never freed.
+pub fn device_region(len: usize) -> Region {
+    let bytes = Box::leak(vec![0u8; len].into_boxed_slice());
+    let ptr = NonNull::from(bytes).cast::<u8>();
+    let ptr = NonNull::new(ptr.as_ptr().map_addr(|addr| addr | VEIL)).unwrap();
+    // SAFETY: leaked, and touched only with the veil taken off.
+    unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
+}
+
+/// Where a place in device memory really is.
+pub fn unveil(ptr: NonNull<u8>) -> NonNull<u8> {
+    NonNull::new(ptr.as_ptr().map_addr(|addr| addr & !VEIL)).unwrap()
+}
+
+/// Reads device memory.
+pub fn peek(region: &Region, at: usize, len: usize) -> Vec<u8> {
+    assert!(at + len <= region.len());
+    let mut bytes = vec![0; len];
+    // SAFETY: inside the region.
+    unsafe { std::ptr::copy(unveil(region.ptr()).as_ptr().add(at), bytes.as_mut_ptr(), len) };
+    bytes
+}
+
+/// Writes device memory.
+pub fn poke(region: &Region, at: usize, bytes: &[u8]) {
+    assert!(at + bytes.len() <= region.len());
+    // SAFETY: inside the region.
+    unsafe { std::ptr::copy(bytes.as_ptr(), unveil(region.ptr()).as_ptr().add(at), bytes.len()) };
+}
+
+fn clear(local: Local) -> Local {
+    Local { ptr: unveil(local.ptr), ..local }
+}
+
+impl<R: Rail> Rail for Veiled<R> {
+    const COPIES: bool = R::COPIES;
+
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let device = matches!(region.kind(), RegionKind::Device { .. });
+        // SAFETY: what the region's maker promised.
+        let real = unsafe { Region::new(unveil(region.ptr()), region.len(), RegionKind::Private) };
+        let (key, desc) = self.inner.register(if device { &real } else { region })?;
+        if device {
+            self.devices.push(key);
+        }
+        Ok((key, desc))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        self.devices.retain(|device| *device != key);
+        self.inner.deregister(key);
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        let mapped = self.inner.import(peer, key, len)?;
+        Ok(mapped.filter(|_| !self.devices.contains(&key)))
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        self.inner.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.inner.detach(peer);
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        unsafe { self.inner.post_write(peer, clear(local), remote, data, cx) }
+    }
+
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if self.unreadable {
+            return Err(PostError::BadKey);
+        }
+        // SAFETY: passed on.
+        unsafe { self.inner.post_read(peer, clear(local), remote, cx) }
+    }
+
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.inner.post_message(peer, head, body, cx)
+    }
+
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) }
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        self.inner.poll(budget, sink)
+    }
+
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        if self.full > 0 {
+            self.full -= 1;
+            return Err(PostError::Again);
+        }
+        self.placed += 1;
+        // SAFETY: passed on.
+        unsafe { self.inner.place(clear(to), from) }
+    }
+
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        if self.full > 0 {
+            self.full -= 1;
+            return Err(PostError::Again);
+        }
+        self.fetched += 1;
+        // SAFETY: passed on.
+        unsafe { self.inner.fetch(clear(from), into) }
+    }
+}
