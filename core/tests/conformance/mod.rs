@@ -682,7 +682,8 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
             link.turn(8, &mut seen);
         }
         link.until(&mut seen, "ends", |seen| seen.done.len() >= pending);
-        assert!(seen.done.iter().all(|(_, result)| result.is_err()), "seed {seed}: {seen:?}");
+        let failed = |(_, result): &(u64, Result<(), CompleteError>)| result.is_err();
+        assert!(F::REACHES_ON.is_some() || seen.done.iter().all(failed), "seed {seed}: {seen:?}");
         field.check_canaries("taken back");
         assert_eq!(look(&next), [CANARY; 64], "seed {seed}: another region was written");
         if skipped("that it is not written any more", F::REACHES_ON) {
@@ -892,11 +893,14 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         let ok = after.done.iter().filter(|(_, result)| result.is_ok()).count();
-        assert!(
-            after.done.iter().all(|&(cx, result)| cx % 3 != 2 || result.is_err()),
-            "seed {seed}: read from the dead"
-        );
-        assert!(ok < after.done.len() || pending.is_empty(), "seed {seed}: {after:?}");
+        // What an origin reaches without asking, it reaches until it knows.
+        if F::REACHES_ON.is_none() {
+            assert!(
+                after.done.iter().all(|&(cx, result)| cx % 3 != 2 || result.is_err()),
+                "seed {seed}: read from the dead"
+            );
+            assert!(ok < after.done.len() || pending.is_empty(), "seed {seed}: {after:?}");
+        }
         assert_eq!(after.down, [(to, PeerError::Died)], "seed {seed}");
         // SAFETY: the source is never freed.
         let late = unsafe { link.origin().post_write(to, field.local(0, 8), field.remote(0), None, 99) };

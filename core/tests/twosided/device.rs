@@ -35,6 +35,7 @@ fn plain() -> Rig<Loopback<256>, 1> {
 
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
     /// Sends `bytes` from the device or from the host, and receives them into either.
+    #[expect(clippy::too_many_arguments, reason = "one message in every way there is")]
     fn exchange(&mut self, n: u64, bytes: &[u8], room: usize, from: bool, to: bool, first: bool, what: &str) {
         let own = &mut self.own;
         let into = if to { self.target } else { own.into };

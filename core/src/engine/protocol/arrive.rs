@@ -68,9 +68,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Ok(Arrive::Matched { context, .. }) => {
                 let source = PeerId { index: peer.0, generation: slot.generation };
                 let Some(receive) = protocol.requests.slots.get_mut(context as u32 as usize) else {
-                    self.matched_device(stream as u32, context, tag, payload, NO_TOKEN)?;
-                    self.due.push(self.streams, stream as u32);
-                    return Ok(true);
+                    return self.matched_device(stream as u32, context, tag, payload, NO_TOKEN);
                 };
                 let (n, outcome) = receive.fit(len);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
@@ -209,7 +207,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
                 let index = context as u32;
                 let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
-                    return self.matched_device(stream, context, tag, payload, token);
+                    return self.matched_device(stream, context, tag, payload, token).map(drop);
                 };
                 let (n, outcome) = slot.fit(len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;

@@ -3,61 +3,41 @@
 //! chunks, goes through a block and is then placed by a rail. Slow paths; none waits but for a device.
 
 use crate::error::{OpError, PostError, Violation};
-use crate::mem::{LocalAddr, PeerId, RailId, Untrusted, copy_bytes};
+use crate::mem::{LocalAddr, RailId, Untrusted, copy_bytes};
 use crate::op::Fault;
 use crate::rail::{Local, Rail};
 
 use super::super::pending::NONE;
 use super::super::table::locate;
-use super::super::tag::{Post, Tag};
+use super::super::tag::Tag;
 use super::super::wire::NO_TOKEN;
 use super::super::{Engine, State};
 use super::arrive::HeaderOf;
 use super::head;
-use super::receive::refused;
-use super::request::{Buffer, DEVICE, Received, Request, Stage};
+use super::request::{Buffer, DEVICE, Received, Stage};
 use super::stock::Kept;
 
 /// Most of a device's memory that one chunk carries, in bytes: it passes through the stack.
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A receive whose buffer the processor may not touch, or that is wrong as `error` says.
+    /// The buffer of a receive that the processor may not touch, or that is wrong as `error` says.
     #[cold]
-    pub(super) fn recv_device(
+    #[inline(never)]
+    pub(super) fn device_buffer(
         &mut self,
-        source: Option<PeerId>,
-        tag: Tag,
-        ignore: Tag,
         into: Option<(LocalAddr, usize)>,
-        word: u64,
         error: OpError,
-    ) -> Result<Request, OpError> {
-        if error != OpError::DeviceMemory {
-            return Err(error);
-        }
-        let (buffer, _) = self.buffer_anywhere(into)?;
-        let state = &mut self.state;
-        if let Some(source) = source {
-            state.receivable(source, tag, ignore)?;
-        }
-        let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
-        let name = index as u64 | DEVICE;
-        match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, name) {
-            Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, Some(id))),
-            Ok(Post::Matched(message)) => {
-                let request = protocol.requests.open(index, &buffer, word, None);
-                state.deliver_device(index, message.tag, Kept::unpack(message.cookie));
-                self.after_match();
-                Ok(request)
-            }
-            Err(error) => Err(refused(error)),
+    ) -> Result<Buffer, OpError> {
+        match error {
+            OpError::DeviceMemory => self.buffer_anywhere(into).map(|(buffer, _)| buffer),
+            error => Err(error),
         }
     }
 
     /// The memory that a receive fills, wherever it lies. `true`: the processor may not touch it.
     #[cold]
+    #[inline(never)]
     pub(super) fn buffer_anywhere(
         &mut self,
         into: Option<(LocalAddr, usize)>,
@@ -71,6 +51,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Begins to fetch the payload of such a receive, which is in no list.
     #[cold]
+    #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -120,6 +101,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Has a payload that lies in a block placed. The receive is in no list.
     #[cold]
+    #[inline(never)]
     pub(super) fn place(&mut self, index: u32, ours: bool) {
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &protocol.requests.slots[index as usize];
@@ -134,7 +116,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             None => Err(PostError::BadKey),
         };
         if placed == Err(PostError::Again) {
-            return self.later(index, Stage::Place(ours));
+            return self.later(index, if ours { Stage::PlaceOurs } else { Stage::Place });
         }
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
@@ -157,6 +139,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends a chunk of a payload that the processor may not touch. `false`: no rail has room.
     #[cold]
+    #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
         let slot = &self.state.pending.slots[index as usize];
         let (stream, request, sent, region) = (slot.stream, slot.request, slot.offset, slot.local_region);
@@ -185,8 +168,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A payload that came in a message has matched such a receive.
+    /// A payload that came in a message has matched such a receive. `true`, always, if it was in order.
     #[cold]
+    #[inline(never)]
     pub(super) fn matched_device(
         &mut self,
         stream: u32,
@@ -194,12 +178,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         tag: Tag,
         payload: Untrusted<'_>,
         token: u64,
-    ) -> Result<(), Violation> {
+    ) -> Result<bool, Violation> {
         let index = (context & !DEVICE) as u32;
+        self.due.push(self.streams, stream);
         match self.keep_payload(stream, payload, token) {
             Ok(kept) => {
                 self.deliver_device(index, tag, kept);
-                Ok(())
+                Ok(true)
             }
             Err(violation) => {
                 self.fail_receive(index, Received::Failed(Fault::Receiver));
@@ -210,6 +195,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// As `deliver`, to such a receive.
     #[cold]
+    #[inline(never)]
     pub(super) fn deliver_device(&mut self, index: u32, tag: Tag, kept: Kept) {
         let index = (index as u64 & !DEVICE) as u32;
         let Some(protocol) = &mut self.protocol else { return };
@@ -222,7 +208,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.stream, slot.token) = (description.stream, description.token);
                 (slot.delivered, slot.outcome) = slot.fit(slot.len);
                 slot.left = block as u64;
-                protocol.requests.push_due(index, Stage::Place(false));
+                protocol.requests.push_due(index, Stage::Place);
             }
             Kept::Header(header) => {
                 let HeaderOf { source, stream, len, token } =
@@ -238,6 +224,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// A part of a payload that such a receive pulls.
     #[cold]
+    #[inline(never)]
     pub(super) fn chunk_for_device(
         &mut self,
         index: u32,
@@ -263,13 +250,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         slot.left -= len;
         if slot.left == 0 {
             (slot.delivered, slot.left, slot.token) = (want, block as u64, NO_TOKEN);
-            protocol.requests.push_due(index, Stage::Place(true));
+            protocol.requests.push_due(index, Stage::PlaceOurs);
         }
         Ok(())
     }
 
     /// The payload of such a receive cannot be had. Its sender is told, and it ends.
     #[cold]
+    #[inline(never)]
     pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
@@ -279,12 +267,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// A peer is forgotten, and with it the blocks that its payloads lie in: what has not been placed never will be.
     #[cold]
+    #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {
         let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
         for index in 0..count {
             let Some(protocol) = &mut self.protocol else { return };
             let slot = &protocol.requests.slots[index as usize];
-            let Stage::Place(ours) = slot.stage else { continue };
+            let ours = match slot.stage {
+                Stage::Place => false,
+                Stage::PlaceOurs => true,
+                _ => continue,
+            };
             if slot.source.is_none_or(|source| source.index != peer) {
                 continue;
             }

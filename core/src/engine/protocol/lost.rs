@@ -51,7 +51,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     }
                 }
                 // What is to be placed is here.
-                Stage::Place(_) => {}
+                Stage::Place | Stage::PlaceOurs => {}
                 Stage::Free | Stage::Posted | Stage::Reading | Stage::ReadingDevice | Stage::Ended => {}
             }
         }

@@ -10,7 +10,7 @@ use super::super::table::{PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
-use super::request::{Buffer, Cancelled, Envelope, Received, Request, Stage, Status};
+use super::request::{Buffer, Cancelled, DEVICE, Envelope, Received, Request, Stage, Status};
 use super::stock::Kept;
 
 /// Passes before a wait looks at the clock, or sleeps.
@@ -48,9 +48,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         into: Option<(LocalAddr, usize)>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let buffer = match self.buffer(into) {
-            Ok(buffer) => buffer,
-            Err(error) => return self.recv_device(source, tag, ignore, into, word, error),
+        let (buffer, mark) = match self.buffer(into) {
+            Ok(buffer) => (buffer, 0),
+            Err(error) => (self.device_buffer(into, error)?, DEVICE),
         };
         let state = &mut self.state;
         if let Some(source) = source {
@@ -58,11 +58,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
-        match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, index as u64) {
+        let name = index as u64 | mark;
+        match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, name) {
             Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, Some(id))),
             Ok(Post::Matched(message)) => {
                 let request = protocol.requests.open(index, &buffer, word, None);
-                state.deliver(index, message.tag, Kept::unpack(message.cookie));
+                state.deliver(name as u32, message.tag, Kept::unpack(message.cookie));
                 self.after_match();
                 Ok(request)
             }
@@ -321,7 +322,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-pub(super) fn refused(error: TagError) -> OpError {
+fn refused(error: TagError) -> OpError {
     match error {
         TagError::TooWide => OpError::TagTooWide,
         _ => OpError::Again,
@@ -331,7 +332,7 @@ pub(super) fn refused(error: TagError) -> OpError {
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Whether a receive may name this peer: one that has failed only for what it has left.
     #[inline(always)]
-    pub(super) fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
+    fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {
             Some(slot) if slot.generation == source.generation => match slot.state {
                 PeerState::Connected => Ok(()),

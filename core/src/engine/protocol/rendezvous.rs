@@ -85,7 +85,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match stage {
                 Stage::Fetch(by_message) => self.bring(index, by_message),
                 Stage::FetchDevice => self.bring_device(index),
-                Stage::Place(ours) => self.place(index, ours),
+                Stage::Place => self.place(index, false),
+                Stage::PlaceOurs => self.place(index, true),
                 _ => self.tell(index),
             }
         }

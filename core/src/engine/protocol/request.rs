@@ -108,8 +108,10 @@ pub(crate) enum Stage {
     ReadingDevice,
     /// As `Chunks`, into a block of ours, which then goes to a device's memory.
     ChunksDevice,
-    /// The payload lies in a block and goes to a device's memory; `true`: in a block of ours, otherwise in one kept for its sender.
-    Place(bool),
+    /// The payload lies in a block kept for its sender, and goes to a device's memory.
+    Place,
+    /// As `Place`, from a block of ours.
+    PlaceOurs,
     Ended,
 }
 
