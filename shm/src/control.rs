@@ -334,6 +334,16 @@ impl Control {
     }
 }
 
+impl Control {
+    /// Leaves a segment of the peer mapped for good: a device may still be writing into it.
+    #[cold]
+    pub(crate) fn keep(&mut self, number: u32) {
+        if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
+            std::mem::forget(segment.mapping.take());
+        }
+    }
+}
+
 impl Notice {
     fn packet(&self) -> (Cow<'_, [u8]>, Option<BorrowedFd<'_>>) {
         match self {

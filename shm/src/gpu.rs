@@ -19,11 +19,15 @@
 pub(crate) mod board;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod done;
 mod export;
 pub mod fake;
 mod host;
 mod import;
+mod pair;
 mod publish;
+mod rail;
+mod relay;
 mod revoke;
 mod share;
 #[cfg(test)]
@@ -38,6 +42,7 @@ pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Regist
 pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
+pub use rail::{GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuStats, Refused};
 pub use revoke::RevokeError;
 pub use share::{Line, Links, Published, Sharing, TellError};
 

@@ -201,10 +201,29 @@ impl<H: Host> ShmRail<H> {
         self.peers.get_mut(usize::from(peer.0))?.as_deref_mut()
     }
 
-    fn mark_due(&mut self, peer: Peer) {
+    /// Rings a peer at the end of the pass.
+    pub(crate) fn mark_due(&mut self, peer: Peer) {
         if let Some(attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) {
             mark(&mut self.due, attached, peer);
         }
+    }
+
+    /// Whether a peer is attached and not given up.
+    pub(crate) fn is_up(&self, peer: Peer) -> bool {
+        self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
+    }
+
+    /// Gives a peer up. The next poll says so.
+    #[cold]
+    pub(crate) fn quarantine(&mut self, peer: Peer, why: PeerError) {
+        if let Some(attached) = self.attached(peer) {
+            attached.fail(why);
+        }
+    }
+
+    /// The memory registered here that a key of ours names, if that peer may name it.
+    pub(crate) fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
+        self.regions.find(key, peer)
     }
 
     /// Reports the ends that came up outside of a poll.

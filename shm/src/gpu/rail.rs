@@ -1,0 +1,556 @@
+//! The rail between processes of one machine that have devices: host memory and messages as over [`ShmRail`], which is inside, and
+//! device memory beside it. What is hot and what is slow is said at [`GpuRail`].
+//!
+//! `config` has the sizes, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
+//! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the
+//! owner sleeps on.
+
+mod bell;
+mod bounce;
+mod config;
+mod memory;
+mod post;
+mod progress;
+mod queue;
+mod stage;
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Region, Untrusted};
+use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::sync::host::Host;
+
+use super::done::{Receiver, Sender};
+use super::pair::{self, Agreed, Board, Layout};
+use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, ImportError, Sharing};
+use crate::cma::Way;
+use crate::config::ShmConfig;
+use crate::handshake::{HandshakeError, Link, Profile};
+use crate::rail::ShmRail;
+use crate::segment::Segment;
+use bell::Pace;
+use bounce::Relay;
+use memory::{Imported, Registered};
+use queue::{Ops, Streams};
+use stage::Stage;
+
+pub use bell::GpuBell;
+pub use config::GpuConfig;
+
+/// A link whose ends have agreed on what they use for device memory.
+#[derive(Debug)]
+pub struct GpuLink {
+    link: Link,
+    agreed: Agreed,
+}
+
+/// What a rail brings to such an agreement. Clones may go to other threads.
+#[derive(Clone, Debug)]
+pub struct GpuProfile {
+    profile: Profile,
+    layout: Layout,
+    want: (bool, bool),
+}
+
+impl GpuProfile {
+    /// What the handshake itself needs.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Agrees with the other end of a link, which must do the same. Waits until the deadline. Slow path.
+    pub fn agree(&self, mut link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
+        let agreed = pair::agree(&mut link, self.layout, self.want, deadline)?;
+        Ok(GpuLink { link, agreed })
+    }
+}
+
+impl GpuLink {
+    /// Whether writes are told by done words, and whether there are bounce slots: the same at both ends.
+    pub fn active(&self) -> (bool, bool) {
+        (self.agreed.done, self.agreed.relay)
+    }
+
+    /// The link.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+}
+
+/// How often what was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuStats {
+    /// Transfers that the device carried.
+    pub direct: u64,
+    /// Transfers through bounce slots.
+    pub relayed: u64,
+    /// Transfers that the processor made.
+    pub stored: u64,
+    /// Writes told by done words, and by records.
+    pub told: (u64, u64),
+    /// Writes of peers whose failure was told.
+    pub failures_heard: u64,
+}
+
+/// What both segments of a link are good for, at one end.
+#[derive(Debug)]
+struct Shared {
+    segment: Segment,
+    mine: Board,
+    theirs: Board,
+    number: u32,
+    /// Where the device sees them, if it does.
+    mine_at: Option<DevicePtr>,
+    theirs_at: Option<DevicePtr>,
+    done: Option<(Sender, Receiver)>,
+    relay: Option<Relay>,
+}
+
+// SAFETY: boards are addresses in mappings that belong to no thread; both outlive this value.
+unsafe impl Send for Shared {}
+
+/// One attached peer.
+#[derive(Debug)]
+struct GpuPeer {
+    /// Tells it from the one that had its place before.
+    life: u32,
+    own: bool,
+    down: bool,
+    imports: Vec<Imported>,
+    /// The one that was used last.
+    hint: usize,
+    shared: Option<Shared>,
+    /// Pieces that the device is copying into or out of the segments.
+    pieces: u32,
+}
+
+/// The rail between processes of one machine, with device memory.
+///
+/// Posting, polling and notifying neither block, allocate, lock nor make a system call; they enter the driver to queue copies and words
+/// and to ask after them, and for nothing else. Registering, importing, attaching, detaching, [`place`](Rail::place),
+/// [`fetch`](Rail::fetch) and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+///
+/// | local memory              | memory of the peer          | moved by                                              |
+/// |---------------------------|-----------------------------|-------------------------------------------------------|
+/// | host                      | host                        | [`ShmRail`]                                           |
+/// | device, or pinned host    | device, reached             | the device, in chunks over several streams            |
+/// | any that the processor sees | device that it sees       | the processor, up to [`GpuConfig::mapped_store`]      |
+/// | any                       | device, not reached; or host, from a device | both ends, through bounce slots       |
+///
+/// A write is told to its target when all of it has landed: by a word in the [done channel](GpuConfig::done_channel), which the device
+/// stores itself where it can, or by a record through the lane. Writes end in any order: the rail is not
+/// [ordered](Caps::ordered).
+///
+/// An operation whose peer is gone is reported when the device has finished with its memory: until then its buffer is not free. Where the
+/// device does not say in time, or is lost, the end is [unknown](CompleteError::Unknown).
+///
+/// What the device stores rings no bell: sleep on [`bell`](GpuRail::bell), which knows.
+#[derive(Debug)]
+pub struct GpuRail<D: Device, H: Host> {
+    inner: ShmRail<H>,
+    sharing: Sharing<D>,
+    config: GpuConfig,
+    device: DeviceCaps,
+    caps: Caps,
+    locals: Box<[Registered]>,
+    peers: Box<[Option<Box<GpuPeer>>]>,
+    /// Peers with segments, in no order.
+    active: Vec<Peer>,
+    /// Where in `active` the next pass begins.
+    first: usize,
+    life: u32,
+    ops: Ops,
+    streams: Streams,
+    /// Ends to be reported.
+    ended: VecDeque<(u64, Result<(), CompleteError>)>,
+    /// Writes of peers to be reported.
+    landed: VecDeque<(Peer, u32)>,
+    /// Operations whose record found no room.
+    telling: VecDeque<u32>,
+    /// Peers that were reported down in this pass.
+    fallen: Vec<Peer>,
+    lost: Option<i32>,
+    stage: Stage,
+    pace: Arc<Pace>,
+    stats: GpuStats,
+    why: Option<Refused>,
+    /// Whether the next poll looks at the device first.
+    device_first: bool,
+}
+
+/// Why the last registration or import of device memory was refused, in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A registration.
+    Export(ExportError),
+    /// An import.
+    Import(ImportError),
+}
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Makes a rail without peers over a device, which the rail owns from now on.
+    pub fn new(device: D, host: H, shm: ShmConfig, config: GpuConfig) -> Result<Self, AttachError> {
+        config.check()?;
+        let peers = usize::from(shm.max_peers);
+        let inner = ShmRail::new(host, shm)?;
+        let mut sharing = Sharing::new(device, config.imports);
+        let device = sharing.device().caps();
+        let stage = Stage::new(sharing.device_mut());
+        let caps = Caps {
+            inject: 0,
+            ordered: false,
+            depth: inner.caps().depth.min(config.ops.into()),
+            ..inner.caps()
+        };
+        let ops = usize::from(config.ops);
+        Ok(GpuRail {
+            inner,
+            sharing,
+            device,
+            caps,
+            locals: (0..config.max_regions).map(|_| Registered::EMPTY).collect(),
+            peers: (0..peers).map(|_| None).collect(),
+            active: Vec::with_capacity(peers),
+            first: 0,
+            life: 0,
+            ops: Ops::new(config.ops),
+            streams: Streams::new(device.streams.min(config.spread.max(1)), device.marks, ops * 4),
+            ended: VecDeque::with_capacity(2 * ops),
+            landed: VecDeque::with_capacity(peers * config.relay_slots as usize),
+            telling: VecDeque::with_capacity(ops),
+            fallen: Vec::with_capacity(peers),
+            lost: None,
+            stage,
+            pace: Arc::new(Pace::new(config.longest_nap)),
+            stats: GpuStats::default(),
+            why: None,
+            device_first: false,
+            config,
+        })
+    }
+
+    /// What this rail brings to a handshake and to what follows it.
+    pub fn profile(&self) -> GpuProfile {
+        GpuProfile {
+            profile: self.inner.profile(),
+            layout: self.config.layout(),
+            want: (self.config.done_channel, self.config.relay_slots > 0),
+        }
+    }
+
+    /// What the owner sleeps on. It outlives the rail.
+    pub fn bell(&self) -> GpuBell {
+        GpuBell { bell: self.inner.bell(), pace: Arc::clone(&self.pace) }
+    }
+
+    /// The machine under the rail.
+    pub fn host(&self) -> &H {
+        self.inner.host()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.sharing.device()
+    }
+
+    /// The device, to allocate and free. What is registered must be taken back, and revoked, before it is freed.
+    pub fn device_mut(&mut self) -> &mut D {
+        self.sharing.device_mut()
+    }
+
+    /// The memory side, and the links that its calls take.
+    pub fn sharing(&mut self) -> (&mut Sharing<D>, &mut ShmRail<H>) {
+        (&mut self.sharing, &mut self.inner)
+    }
+
+    /// How often what was done.
+    pub fn stats(&self) -> GpuStats {
+        self.stats
+    }
+
+    /// Why device memory was last refused, if it was.
+    pub fn why(&self) -> Option<Refused> {
+        self.why
+    }
+
+    /// Swaps opaque bytes with an attached peer: see [`ShmRail::exchange`].
+    pub fn exchange(
+        &mut self,
+        peer: Peer,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
+        self.inner.exchange(peer, blob, deadline)
+    }
+
+    /// Takes a peer over whose link was agreed on with this rail's [`profile`](Self::profile). Slow path.
+    pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
+        let GpuLink { link, agreed } = link;
+        self.inner.attach(peer, link)?;
+        let layout = agreed.layout;
+        let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
+            let device = self.sharing.device_mut();
+            // SAFETY: both are mapped until the peer is detached, which unpins them, or leaves them mapped for good.
+            let mut pin = |board: Board| unsafe { device.pin(board.ptr(), board.len()) }.ok();
+            let (mine_at, theirs_at) = (pin(mine), pin(theirs));
+            // SAFETY: ours holds the words that we store and our cursor, theirs the words that they store and theirs; both are mapped as
+            // long as these are used.
+            let done = agreed.done.then(|| unsafe {
+                let sender = Sender::new(mine.words(), layout.words, theirs.cursor(), 0);
+                (sender, Receiver::new(theirs.words(), layout.words, mine.cursor(), 0))
+            });
+            // SAFETY: likewise.
+            let relay = agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
+            Shared { segment, mine, theirs, number, mine_at, theirs_at, done, relay }
+        });
+        if shared.is_some() {
+            self.active.push(peer);
+        }
+        self.enter(peer, shared, false);
+        self.publish_to(peer);
+        Ok(())
+    }
+
+    /// Makes this process its own peer. Slow path.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        self.inner.attach_self(peer)?;
+        self.enter(peer, None, true);
+        Ok(())
+    }
+
+    fn enter(&mut self, peer: Peer, shared: Option<Shared>, own: bool) {
+        self.life = self.life.wrapping_add(1);
+        let life = self.life;
+        let fresh = GpuPeer { life, own, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
+        self.peers[usize::from(peer.0)] = Some(Box::new(fresh));
+        self.expect_silence();
+    }
+
+    fn peer(&mut self, peer: Peer) -> Option<&mut GpuPeer> {
+        self.peers.get_mut(usize::from(peer.0))?.as_deref_mut()
+    }
+
+    fn shared(&mut self, peer: Peer) -> Option<&mut Shared> {
+        self.peer(peer)?.shared.as_mut()
+    }
+
+    /// Tells the bell what may come without ringing it.
+    fn expect_silence(&self) {
+        let told =
+            self.peers.iter().flatten().filter(|peer| {
+                !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
+            });
+        self.pace.expect(told.count() as u32 + u32::from(!self.ops.is_empty()));
+    }
+}
+
+/// Hands everything on, and notes who is down.
+struct Watch<'a, S> {
+    sink: &'a mut S,
+    fallen: &'a mut Vec<Peer>,
+}
+
+impl<S: Sink> Sink for Watch<'_, S> {
+    #[inline(always)]
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.sink.done(cx, result);
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.sink.landed(peer, data);
+    }
+
+    #[inline(always)]
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        self.sink.message(peer, bytes);
+    }
+
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.fallen.push(peer);
+        self.sink.peer_down(peer, why);
+    }
+}
+
+impl<D: Device, H: Host> Rail for GpuRail<D, H> {
+    const COPIES: bool = true;
+
+    #[inline]
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        self.register_region(region)
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        self.deregister_key(key);
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if memory::is_device(key) {
+            return self.import_device(peer, key, len).map(|()| None);
+        }
+        self.inner.import(peer, key, len)
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        if memory::is_device(key) {
+            return self.release_device(peer, key);
+        }
+        self.inner.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.detach_peer(peer);
+    }
+
+    #[inline]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
+    }
+
+    #[inline]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_read(peer, local, remote, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
+    }
+
+    #[inline]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.inner.post_message(peer, head, body, cx)
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        // Whoever comes second gets what is left: they take turns.
+        self.device_first = !self.device_first;
+        let mut count = 0;
+        if self.device_first {
+            count += self.poll_device(budget, sink);
+        }
+        let mut watch = Watch { sink, fallen: &mut self.fallen };
+        count += self.inner.poll(budget - count, &mut watch);
+        if !self.device_first {
+            count += self.poll_device(budget - count, sink);
+        }
+        if !self.fallen.is_empty() {
+            self.take_down();
+        }
+        if count > 0 {
+            self.pace.found();
+        }
+        count
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        if !memory::is_host(&local, &remote) {
+            return None;
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.inner.copy_to(peer, local, remote) }
+    }
+
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        if !memory::is_host(&local, &remote) {
+            return None;
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.inner.copy_from(peer, local, remote) }
+    }
+
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.place_bytes(to, from) }
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.fetch_bytes(from, into) }
+    }
+
+    #[inline]
+    fn notify(&mut self, peer: Peer) {
+        self.inner.notify(peer);
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        let mut watch = Watch { sink, fallen: &mut self.fallen };
+        self.inner.check_peers(&mut watch);
+        if !self.fallen.is_empty() {
+            self.take_down();
+        }
+        self.sharing.turn(&mut self.inner);
+        // An owner who polls only here still learns what has ended.
+        while self.poll_device(self.caps.depth, sink) > 0 {}
+    }
+}
+
+impl<D: Device, H: Host> Drop for GpuRail<D, H> {
+    /// Detaches every peer: waits for the device, as long as the configuration allows for each.
+    fn drop(&mut self) {
+        for peer in 0..self.peers.len() as u16 {
+            self.detach_peer(Peer(peer));
+        }
+        for slot in 0..self.locals.len() {
+            self.unpin_local(slot);
+        }
+        self.stage.end(self.sharing.device_mut());
+    }
+}
+
+fn post_error(error: DeviceError) -> PostError {
+    match error {
+        DeviceError::Exhausted => PostError::Again,
+        error => PostError::Provider(queue::code(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

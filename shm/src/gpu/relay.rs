@@ -1,0 +1,229 @@
+//! Bounce slots: pieces of a transfer that no device can carry across, copied out of one memory into the slot by one end, and out
+//! of the slot by the other, several under way at once. Neither end blocks, allocates, locks or makes a system call.
+//!
+//! A direction has so many slots, used in turn. Slot n modulo that number carries piece n: its bytes in the slot, what is to be done
+//! with them in the slot's *descriptor*, both written by the sender into its own segment. The receiver answers each piece by an
+//! *acknowledgement* in its own: the slot is free again, and this is how the piece ended. A piece without bytes asks for a read; its
+//! answer comes when the last piece of what was read is on its way.
+//!
+//! | edge            | release store        | acquire load       | carries                                  |
+//! |-----------------|----------------------|--------------------|------------------------------------------|
+//! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`] | the descriptor, and the bytes in the slot |
+//! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both            |
+//!
+//! The receiver copies a descriptor out once and believes nothing in it; see the rail for what is checked.
+
+use fishplate_core::rail::RailKey;
+use fishplate_core::sync::primitive::{AtomicU64, Ordering};
+use static_assertions::const_assert_eq;
+
+use super::done::Line;
+
+/// What a piece is, on a line of its own.
+#[repr(C, align(128))]
+pub(crate) struct Descriptor {
+    /// One more than the number of the piece; 0 in fresh memory.
+    stamp: AtomicU64,
+    words: [AtomicU64; 6],
+}
+
+const_assert_eq!(size_of::<Descriptor>(), 128);
+
+/// Kinds of pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Bytes of a write to a region of the receiver. With the last come the completion word, if there is one.
+    Write {
+        /// The region.
+        key: RailKey,
+        /// Whether this is the last piece of its write.
+        last: bool,
+        /// The completion word of the write.
+        data: Option<u32>,
+    },
+    /// Bytes of a region of the receiver are wanted.
+    Read {
+        /// The region.
+        key: RailKey,
+        /// How many.
+        want: u64,
+        /// Names the read in its replies.
+        id: u64,
+    },
+    /// Bytes of a read that the receiver asked for.
+    Reply {
+        /// The read.
+        id: u64,
+    },
+}
+
+/// A piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) what: What,
+    /// Where the bytes belong, from the start of the region, or of what is read.
+    pub(crate) offset: u64,
+    /// Bytes in the slot.
+    pub(crate) len: u32,
+}
+
+const WRITE: u64 = 1;
+const READ: u64 = 2;
+const REPLY: u64 = 3;
+const LAST: u64 = 1 << 8;
+const DATA: u64 = 1 << 9;
+
+impl Piece {
+    fn encode(&self) -> [u64; 6] {
+        let len = u64::from(self.len) << 32;
+        match self.what {
+            What::Write { key, last, data } => {
+                let flags = if last { LAST } else { 0 } | if data.is_some() { DATA } else { 0 };
+                [WRITE | flags | len, key.key, key.base, self.offset, data.unwrap_or(0).into(), 0]
+            }
+            What::Read { key, want, id } => [READ | len, key.key, key.base, self.offset, id, want],
+            What::Reply { id } => [REPLY | len, 0, 0, self.offset, id, 0],
+        }
+    }
+
+    fn decode(words: [u64; 6]) -> Option<Self> {
+        let [head, key, base, offset, id, want] = words;
+        let key = RailKey { key, base };
+        let what = match (head & 0xff, head >> 8 & 0xff_ffff) {
+            (WRITE, flags @ 0..=3) => {
+                let data = (flags & 2 != 0).then_some(id as u32);
+                What::Write { key, last: flags & 1 != 0, data }
+            }
+            (READ, 0) => What::Read { key, want, id },
+            (REPLY, 0) => What::Reply { id },
+            _ => return None,
+        };
+        Some(Piece { what, offset, len: (head >> 32) as u32 })
+    }
+}
+
+/// Bits of an acknowledgement that say how the piece ended.
+const CODE: u32 = 16;
+
+/// The end that fills slots.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    descriptors: *const Descriptor,
+    acks: *const Line,
+    slots: u32,
+    next: u64,
+}
+
+/// The end that empties them.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    descriptors: *const Descriptor,
+    acks: *const Line,
+    slots: u32,
+    expected: u64,
+}
+
+// SAFETY: the memory behind the pointers belongs to no thread; there is one end of each kind, as their makers were promised.
+unsafe impl Send for Outgoing {}
+// SAFETY: as above.
+unsafe impl Send for Incoming {}
+
+impl Outgoing {
+    /// Over the descriptors of our segment and the acknowledgements in the peer's, so many of each, a power of two.
+    ///
+    /// # Safety
+    /// Both stay mapped while this is used, aligned as their types ask; nobody else here fills them.
+    pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
+        Outgoing { descriptors, acks, slots, next: 0 }
+    }
+
+    /// Number of the piece that is next, and its slot.
+    pub(crate) fn turn(&self) -> (u64, u32) {
+        (self.next, (self.next & u64::from(self.slots - 1)) as u32)
+    }
+
+    /// Takes the slot whose turn it is: it must be free.
+    pub(crate) fn take(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Gives a piece to the receiver whose bytes are in its slot.
+    pub(crate) fn fill(&self, number: u64, piece: &Piece) {
+        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was promised.
+        let descriptor = unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
+        for (word, value) in descriptor.words.iter().zip(piece.encode()) {
+            // Relaxed: edge `relay.filled` carries it.
+            word.store(value, Ordering::Relaxed);
+        }
+        // Release, edge `relay.filled`.
+        descriptor.stamp.store(number.wrapping_add(1), Ordering::Release);
+    }
+
+    /// How a piece ended, once the receiver has said so: 0, or a code of the system.
+    pub(crate) fn answer(&self, number: u64) -> Option<u16> {
+        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was promised. The peer writes them at
+        // any time; here they are only loaded, as atomics.
+        let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
+        // Acquire, edge `relay.emptied`: the receiver reads the slot no more.
+        let word = ack.word.load(Ordering::Acquire);
+        (word >> CODE == number.wrapping_add(1) & (u64::MAX >> CODE)).then_some(word as u16)
+    }
+}
+
+impl Incoming {
+    /// As [`Outgoing::new`]; the descriptors are the peer's, the acknowledgements ours.
+    ///
+    /// # Safety
+    /// As for [`Outgoing::new`].
+    pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
+        Incoming { descriptors, acks, slots, expected: 0 }
+    }
+
+    /// The next piece, if it is there: its number and slot, and what it says; nothing that any piece can say, if it is corrupt.
+    pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
+        let number = self.expected;
+        let slot = (number & u64::from(self.slots - 1)) as u32;
+        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was promised. The peer writes them at any
+        // time; here they are only loaded, as atomics.
+        let descriptor = unsafe { &*self.descriptors.add(slot as usize) };
+        // Acquire, edge `relay.filled`.
+        if descriptor.stamp.load(Ordering::Acquire) != number.wrapping_add(1) {
+            return None;
+        }
+        self.expected = number.wrapping_add(1);
+        // Relaxed: edge `relay.filled` carries them. Each is loaded once.
+        let words = descriptor.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        Some((number, slot, Piece::decode(words)))
+    }
+
+    /// Says how a piece ended, and that its slot is not read any more.
+    pub(crate) fn answer(&self, number: u64, code: u16) {
+        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was promised.
+        let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
+        // Release, edge `relay.emptied`.
+        ack.word.store(number.wrapping_add(1) << CODE | u64::from(code), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_back_and_nothing_else_does() {
+        let key = RailKey { key: u64::MAX, base: 1 << 40 };
+        for what in [
+            What::Write { key, last: true, data: Some(7) },
+            What::Write { key, last: false, data: None },
+            What::Write { key, last: false, data: Some(0) },
+            What::Read { key, want: 1 << 33, id: 5 },
+            What::Reply { id: u64::MAX },
+        ] {
+            let piece = Piece { what, offset: 1 << 50, len: u32::MAX };
+            assert_eq!(Piece::decode(piece.encode()), Some(piece));
+        }
+        for head in [0, 4, 255, WRITE | 4 << 8, READ | LAST, REPLY | DATA, WRITE | 1 << 31] {
+            assert_eq!(Piece::decode([head, 0, 0, 0, 0, 0]), None, "{head:#x}");
+        }
+    }
+}
