@@ -352,7 +352,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             }
             Fault::OutOfBounds { .. } => AttachError::BadRange,
             Fault::Full | Fault::Again | Fault::Busy => AttachError::Full,
-            Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => AttachError::BadHandle,
+            Fault::Size { .. } | Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => {
+                AttachError::BadHandle
+            }
             Fault::Device(DeviceError::NoPeerAccess) => AttachError::Unsupported,
             Fault::Device(error) => AttachError::System(super::queue::code(error)),
         }
