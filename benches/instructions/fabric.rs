@@ -280,11 +280,13 @@ fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
             let context = ptr::without_provenance_mut(n as usize);
             let data = Some(pass * PACE + n);
             // SAFETY: as above.
-            match inject {
-                true => unsafe { endpoint.inject_write(black_box(from), to, data) },
-                false => unsafe { endpoint.write(black_box(from), to, data, context) },
-            }
-            .unwrap();
+            let posted = unsafe {
+                match inject {
+                    true => endpoint.inject_write(black_box(from), to, data),
+                    false => endpoint.write(black_box(from), to, data, context),
+                }
+            };
+            posted.unwrap();
         }
         while let Ok(got) = endpoint.cq.read(&mut entries) {
             for entry in &entries[..got] {
