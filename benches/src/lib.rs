@@ -137,7 +137,7 @@ pub const BUDGETS: &[Budget] = &[
     rival("bare_put_inject",                         28.9).repeats(960),
     ours("fabric_message",                 43.0,     41.0),
     ours("fabric_poll_idle",               62.5,     60.0),
-    ours("fabric_landed_32",             2086.3,   2060.0).per(32),
+    ours("fabric_landed_32",             1963.5,   1870.0).per(32),
     ours("tagged_send",                  167.0,    159.1),
     ours("tagged_receive",               662.8,    631.3),
     ours("tagged_round",                 757.3,    721.3),

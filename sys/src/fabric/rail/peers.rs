@@ -95,6 +95,8 @@ const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
 /// A hash table from numbers that peers are known by to their places, at most half full. Rebuilt when a peer comes or goes.
 pub(super) struct Names {
+    /// Who was found last: most often it is the next one, too.
+    last: Name,
     places: Box<[Name]>,
     shift: u32,
 }
@@ -102,7 +104,7 @@ pub(super) struct Names {
 impl Names {
     fn new(peers: u16) -> Names {
         let size = (peers as usize * 2).next_power_of_two().max(2);
-        Names { places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
+        Names { last: NO_NAME, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
     }
 
     #[inline(always)]
@@ -125,14 +127,21 @@ impl Names {
 
     /// Who has this number.
     #[inline(always)]
-    pub fn find(&self, number: u64) -> Option<u16> {
+    pub fn find(&mut self, number: u64) -> Option<u16> {
+        if number != self.last.number {
+            self.last = Name { number, peer: self.look_up(number) };
+        }
+        (self.last.peer != NOBODY).then_some(self.last.peer as u16)
+    }
+
+    #[inline(always)]
+    fn look_up(&self, number: u64) -> u32 {
         // SAFETY: a start is below the number of places, by the shift that was made from it.
         let first = unsafe { self.places.get_unchecked(self.start(number)) };
-        let peer = match first.number == number {
+        match first.number == number {
             true => first.peer,
             false => self.further(number),
-        };
-        (peer != NOBODY).then_some(peer as u16)
+        }
     }
 
     /// Who has a number that is not where it would be first.
@@ -180,5 +189,33 @@ impl Peers {
                 names.places[at] = Name { number, peer };
             }
         }
+        for names in [&mut self.numbers, &mut self.addresses] {
+            names.last = Name { number: 0, peer: names.look_up(0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Peers;
+
+    #[test]
+    fn peers_are_found_by_both_numbers_as_they_come_and_go() {
+        let mut peers = Peers::new(4);
+        // Number 0 is as good as any: providers count addresses from there.
+        for (addr, number) in [(0, 0), (1, 7), (7, 1)] {
+            assert_eq!(peers.addresses.find(addr), None);
+            assert_eq!(peers.numbers.find(number as u64), None);
+            peers.attach(addr as u16 % 4, addr, number, 1);
+            for _ in 0..2 {
+                assert_eq!(peers.addresses.find(addr), Some(addr as u16 % 4));
+                assert_eq!(peers.numbers.find(number as u64), Some(addr as u16 % 4));
+            }
+        }
+        peers.detach(0);
+        assert_eq!((peers.addresses.find(0), peers.numbers.find(0)), (None, None));
+        assert_eq!((peers.addresses.find(7), peers.numbers.find(7)), (Some(3), Some(1)));
+        peers.detach(3);
+        assert_eq!(peers.addresses.find(7), None);
     }
 }
