@@ -13,8 +13,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-count=1000000
-[ "${1:-}" = --short ] && { count=50000; shift; }
+count=1000000 patience=3600
+[ "${1:-}" = --short ] && { count=50000 patience=600; shift; }
 program=${1:-}
 
 skip() {
@@ -185,7 +185,7 @@ for share in "8 40" "200 30" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
     n=$((count * percent / 100))
     [ "$size" = 300K ] && n=$((count / 2000))
-    run rail0,rail1 put-signal -s "$size" -n "$n" -w 10 --check -T 600 || wrong=$((wrong + 1))
+    run rail0,rail1 put-signal -s "$size" -n "$n" -w 10 --check -T "$patience" || wrong=$((wrong + 1))
     done=$((done + $(field checked)))
     wrong=$((wrong + $(field errors) + $(field signals_misordered)))
     disorder=$((disorder + $(field arrivals_out_of_order)))
