@@ -17,8 +17,8 @@ use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::op::SignalOp;
 use fishplate_core::queue::{
-    Cmd, CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, Queue,
-    QueueCommand, ReadCommand, RecvCommand, Room, SendCommand, WriteCommand,
+    Cmd, CommandError, CopyCommand, FillCommand, Held, HeldBy, MarkerCommand, PeerCopyCommand,
+    PutSignalCommand, Queue, QueueCommand, ReadCommand, RecvCommand, Room, SendCommand, WriteCommand,
 };
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
@@ -391,6 +391,38 @@ fn waits_end_at_their_deadline_and_say_so() {
     bench.turns_until("a marker", || event.is_done());
     assert_eq!(bench.queues[0].wait(&event, NOW), Ok(Reply::Done(0)));
     assert_eq!(bench.queues[0].finish(NOW), Ok(()));
+}
+
+#[test]
+fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
+    let mut bench = bench(1, 2);
+    let Places { target, .. } = bench.at;
+    let host = bench.host;
+    let recv = RecvCommand { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
+    let open = submit(&mut bench.queues[0], recv);
+    let marker = submit(&mut bench.queues[0], MarkerCommand);
+    let fill = FillCommand { at: target.at(0), len: 8, pattern: 1, width: 8 };
+    let after = create(&mut bench.queues[1], fill).after(&marker).unwrap();
+    let after = bench.queues[1].submit(after);
+    bench.worker.turn(host);
+    for queue in &mut bench.queues {
+        assert!(matches!(queue.finish(NOW), Err(WaitError::Deadline(_))));
+    }
+    let engine = Held { command: marker.index(), by: HeldBy::Engine };
+    assert_eq!(bench.queues[0].held(), Some(engine));
+    let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
+    assert_eq!(bench.queues[1].held(), Some(event));
+    let message = SendCommand { to: bench.at.peer, tag: tag(99), from: None, sync: false };
+    // Behind what waits for the message, it would never be sent.
+    let (mut third, desk) = queue_of::<4>(host, leak(Channels::new()), 0);
+    let sent = submit(&mut third, message);
+    let mut desks = [desk];
+    for _ in 0..1000 {
+        Worker::new(bench.engine(), &mut desks, Policy::BALANCED).turn(host);
+        bench.worker.turn(host);
+    }
+    assert!(open.is_done() && after.is_done() && sent.is_done());
+    assert_eq!([0, 1].map(|queue| bench.queues[queue].held()), [None; 2]);
 }
 
 #[test]

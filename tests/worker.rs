@@ -2,6 +2,7 @@
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -162,7 +163,7 @@ fn a_signal_wakes_the_context_that_watches_it() {
 #[test]
 fn what_was_submitted_before_the_stop_is_done() {
     for seed in seeds(50) {
-        let word = std::sync::OnceLock::new();
+        let word = OnceLock::new();
         with_worker(seed, 2, Policy::BALANCED, |i, context, at| {
             let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
             for _ in 0..100 {
@@ -255,5 +256,33 @@ fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
                 assert_eq!(context.cancel(open, NEVER), Err(WaitError::Op(OpError::StaleToken)));
             }
         });
+    }
+}
+
+#[test]
+fn a_ticket_of_another_context_is_refused() {
+    with_worker(1, 2, Policy::BALANCED, |i, context, at| {
+        // The first request of either context has the same number.
+        let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
+        let ticket = patiently(|| context.fetch(at.remote.at(8 * i as u64), amo));
+        let theirs = exchange(i, ticket);
+        assert_ne!(ticket, theirs);
+        assert_eq!(context.test(theirs), Err(OpError::StaleToken));
+        assert_eq!(context.wait(theirs, NEVER), Err(WaitError::Op(OpError::StaleToken)));
+        assert_eq!(context.cancel(theirs, NEVER), Err(WaitError::Op(OpError::StaleToken)));
+        assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
+        assert_eq!(context.test(ticket), Err(OpError::StaleToken));
+    });
+}
+
+/// Gives each of two threads the other's ticket.
+fn exchange(mine: usize, ticket: Ticket) -> Ticket {
+    static TICKETS: [OnceLock<Ticket>; 2] = [const { OnceLock::new() }; 2];
+    TICKETS[mine].set(ticket).unwrap();
+    loop {
+        match TICKETS[1 - mine].get() {
+            Some(ticket) => return *ticket,
+            None => thread::yield_now(),
+        }
     }
 }

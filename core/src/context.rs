@@ -21,9 +21,13 @@ use crate::sync::host::Host;
 use crate::sync::pool::Id;
 use crate::sync::spin::{Counts, Policy};
 
-/// A request of a context whose answer was not taken yet.
+/// A request of a context whose answer was not taken yet. Another context refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket(Id);
+pub struct Ticket {
+    id: Id,
+    /// Which context's, among those whose memory is in use: the address of its lane.
+    of: usize,
+}
 
 /// One user of a worker's engine. `Send`, used by one thread at a time.
 pub struct Context<'m, H: Host> {
@@ -181,7 +185,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// [`OpError::StaleToken`] if the receive has been answered; [`WaitError::Deadline`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: Ticket, deadline_ns: u64) -> Result<Cancelled, WaitError> {
-        let slot = self.queue.slot_of(receive.0)?;
+        let slot = self.queue.slot_of(self.own(receive)?)?;
         let ticket = self.ask_until(Command::Cancel { slot }, deadline_ns)?;
         match self.wait(ticket, deadline_ns)? {
             Reply::Cancelled(done) => Ok(done),
@@ -230,23 +234,31 @@ impl<'m, H: Host> Context<'m, H> {
     /// Takes the answer of a request, if it has come.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was taken before.
+    /// [`OpError::StaleToken`] if it was taken before, or is another context's.
     pub fn test(&mut self, ticket: Ticket) -> Result<Option<Reply>, OpError> {
-        self.queue.take_reply(ticket.0).map_err(|_| OpError::StaleToken)
+        let id = self.own(ticket)?;
+        self.queue.take_reply(id).map_err(|_| OpError::StaleToken)
     }
 
     /// Waits for the answer of a request, and takes it.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it was taken before.
+    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it was taken before, or is another
+    /// context's.
     pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
-        self.queue.wait_reply(ticket.0, deadline_ns)
+        let id = self.own(ticket)?;
+        self.queue.wait_reply(id, deadline_ns)
+    }
+
+    /// The number behind a ticket of this context.
+    fn own(&self, ticket: Ticket) -> Result<Id, OpError> {
+        if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }
 
     /// Submits a command whose answer is wanted. `Again`: all commands are out.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
         match self.queue.submit_raw(command, true) {
-            Ok(Some(id)) => Ok(Ticket(id)),
+            Ok(Some(id)) => Ok(Ticket { id, of: self.queue.identity() }),
             _ => Err(OpError::Again),
         }
     }

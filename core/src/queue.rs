@@ -5,8 +5,24 @@
 //! lock and no system call, unless the worker sleeps and must be woken; only the waits block, until their deadline.
 //!
 //! Commands of one queue begin in the order of submission, and may end in any. A [`MarkerCommand`] is done when everything before
-//! it is; [`Cmd::after`] has a command begin only once another, of any queue, has ended well. The worker does not look for circles:
-//! two commands that come after each other wait for ever.
+//! it is; [`Cmd::after`] has a command begin only once another, of any queue and any worker, has ended well.
+//!
+//! Commands never wait for each other in a circle. A command comes after those before it in its queue and after events, and there is
+//! an event only of what was submitted; what was submitted takes no more events. So each waits only for what was submitted
+//! earlier. Closing a circle does not compile:
+//!
+//! ```compile_fail,E0382
+//! # use fishplate_core::{queue::{MarkerCommand, Queue}, sync::host::SpinHost};
+//! # fn circle(queue: &mut Queue<'static, SpinHost>) {
+//! let (first, second) = (queue.create(MarkerCommand).unwrap(), queue.create(MarkerCommand).unwrap());
+//! let first_event = queue.submit(first);
+//! let second_event = queue.submit(second.after(&first_event).unwrap());
+//! queue.submit(first.after(&second_event).unwrap());
+//! # }
+//! ```
+//!
+//! What commands *do* may still wait for ever: a receive that nothing matches, say, and a marker behind it. Waits end at their
+//! deadline, and [`Queue::held`] tells which command the worker is held up by, and why.
 //!
 //! A queue may be dropped at any time. What it submitted is done all the same, events stay good, and the last of them lets go of
 //! the memory. Sharing a queue between threads does not compile:
@@ -38,7 +54,7 @@ mod races;
 #[cfg(test)]
 mod tests;
 
-pub use crate::engine::lane::Pending;
+pub use crate::engine::lane::{Held, HeldBy, Pending};
 pub use commands::{
     CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, QueueCommand,
     ReadCommand, RecvCommand, SendCommand, WriteCommand,
@@ -246,7 +262,7 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Waits until everything that was submitted has ended, well or not: receives too.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: something is still with the worker.
+    /// [`WaitError::Deadline`]: something is still with the worker. If it is held up, [`held`](Self::held) says by what.
     pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
         self.flush();
         self.wait_for(deadline_ns, |queue| {
@@ -278,6 +294,11 @@ impl<'m, H: Host> Queue<'m, H> {
     /// What was submitted and its worker has not taken, and what has ended and this queue has not taken back.
     pub fn pending(&mut self) -> Pending {
         self.side.pending()
+    }
+
+    /// What the worker is held up by in this queue, as of its last turn: where to look when a wait has come to its deadline.
+    pub fn held(&self) -> Option<Held> {
+        self.side.held()
     }
 
     /// How this thread idled so far.
@@ -352,6 +373,12 @@ impl<'m, H: Host> Queue<'m, H> {
     /// The slot of the command with this number.
     pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
+    }
+
+    /// Tells this queue from every other whose memory is in use.
+    #[inline]
+    pub(crate) fn identity(&self) -> usize {
+        core::ptr::from_ref(self.side.lane) as usize
     }
 
     #[inline]

@@ -289,7 +289,7 @@ impl<'m> Entry<'m> {
         for after in &mut work.after {
             let Some(event) = after else { continue };
             match event.reply() {
-                None => return Readiness::Waits(event.listen(worker)),
+                None => return Readiness::Waits(event.index(), event.listen(worker)),
                 Some(reply) if reply.is_well() => *after = None,
                 Some(_) => return Readiness::Never,
             }
@@ -343,8 +343,8 @@ impl<'m> Entry<'m> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Something before it has not ended, and may or may not be heard of.
-    Waits(Listening),
+    /// The event with this index has not ended, and may or may not be heard of.
+    Waits(u16, Listening),
     /// Something before it failed.
     Never,
 }
@@ -369,6 +369,12 @@ impl Event<'_> {
     /// The command.
     pub fn command(&self) -> &Command {
         self.0.command()
+    }
+
+    /// Its place in its queue, which no other command of that queue has as long as this event is held.
+    pub fn index(&self) -> u16 {
+        // The slots of a queue are its pool's.
+        self.0.index().unwrap_or(u16::MAX)
     }
 }
 

@@ -17,7 +17,7 @@ use core::mem::{ManuallyDrop, MaybeUninit};
 use crate::sync::event::{Channel, Listeners};
 use crate::sync::host::Host;
 use crate::sync::pool::{Parcel, Shared};
-use crate::sync::primitive::{AtomicU32, Watch, edge};
+use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, Watch, edge};
 use crate::sync::ring::{Consumer, Producer};
 
 use super::ContextId;
@@ -57,7 +57,51 @@ pub struct Lane<'m> {
     desk: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Who waits for an event of this queue, and is no user of it.
     pub(crate) listeners: Listeners<'m>,
+    /// [`Held`], as of the worker's last turn.
+    held: AtomicU64,
     watch: Watch,
+}
+
+/// The command that a worker cannot do yet, and that what was submitted after it waits behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// [`Event::index`] of the command.
+    pub command: u16,
+    /// What it waits for.
+    pub by: HeldBy,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBy {
+    /// Room in the engine: a window, a table or a rail is full.
+    Room,
+    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the first half of a copy between peers.
+    Engine,
+    /// A command that it comes after: [`Event::index`] of that, in whichever queue.
+    Event(u16),
+}
+
+impl Held {
+    /// As a word that is not 0.
+    fn pack(self) -> u64 {
+        let (kind, event) = match self.by {
+            HeldBy::Room => (1, 0),
+            HeldBy::Engine => (2, 0),
+            HeldBy::Event(event) => (3, event),
+        };
+        u64::from(self.command) | u64::from(event) << 16 | kind << 32
+    }
+
+    fn unpack(word: u64) -> Option<Self> {
+        let by = match word >> 32 {
+            1 => HeldBy::Room,
+            2 => HeldBy::Engine,
+            3 => HeldBy::Event((word >> 16) as u16),
+            _ => return None,
+        };
+        Some(Held { command: word as u16, by })
+    }
 }
 
 const QUEUE: u32 = 1;
@@ -74,6 +118,7 @@ impl Lane<'_> {
             queue: UnsafeCell::new(MaybeUninit::uninit()),
             desk: UnsafeCell::new(MaybeUninit::uninit()),
             listeners: Listeners::new(),
+            held: AtomicU64::new(0),
             watch: Watch::new(),
         }
     }
@@ -146,6 +191,12 @@ impl<'m> Side<'m> {
             true => Pending { send: out, recv: inn },
             false => Pending { send: inn, recv: out },
         }
+    }
+
+    /// What the worker is held up by, as of its last turn.
+    pub fn held(&self) -> Option<Held> {
+        // Relaxed: as in `Desk::note`.
+        Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
     /// Whether the other side has left. What was sent to it then comes back by [`unsent`](Self::unsent).
@@ -270,6 +321,8 @@ pub struct Desk<'m> {
     pub(super) held: Option<Job<'m>>,
     /// Nobody tells when that can be done.
     pub(super) restless: bool,
+    /// What the lane says of it.
+    noted: u64,
     pub(super) watch: Option<Job<'m>>,
     answered: bool,
 }
@@ -296,6 +349,7 @@ impl<'m> Desk<'m> {
             receiving: 0,
             held: None,
             restless: false,
+            noted: 0,
             watch: None,
             answered: false,
         }
@@ -316,6 +370,29 @@ impl<'m> Desk<'m> {
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
         // SAFETY: it was submitted to this worker, which holds no other reference to its work.
         unsafe { job.entry.looks_ready(self.channel.send) }
+    }
+
+    /// Holds a command back, and with it those behind it.
+    #[cold]
+    pub(super) fn hold(&mut self, job: Job<'m>, by: HeldBy) {
+        self.note(Held { command: job.entry.index().unwrap_or(u16::MAX), by }.pack());
+        self.held = Some(job);
+    }
+
+    /// Nothing is held back any more, if anything was.
+    #[inline]
+    pub(super) fn note_progress(&mut self) {
+        if self.noted != 0 && self.held.is_none() {
+            self.note(0);
+        }
+    }
+
+    fn note(&mut self, word: u64) {
+        if self.noted != word {
+            self.noted = word;
+            // Relaxed: for a reader who wants to know, and hands nothing over.
+            self.side.lane.held.store(word, Ordering::Relaxed);
+        }
     }
 
     /// Ends a command and sends its slot home.

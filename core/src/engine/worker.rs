@@ -22,7 +22,7 @@ use crate::sync::primitive::AtomicBool;
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::command::{Command, Readiness, Relay, Reply};
-use super::lane::{Desk, Job, Part, Pending};
+use super::lane::{Desk, HeldBy, Job, Part, Pending};
 use super::protocol::{self, Payload};
 use super::table::resolve_local;
 use super::wait::{Noted, Pulse};
@@ -177,9 +177,9 @@ fn serve<R: Rail, const RAILS: usize>(
                 busy = true;
                 continue;
             }
-            Readiness::Waits(listening) => {
+            Readiness::Waits(event, listening) => {
                 desk.restless = listening != Listening::Standing;
-                desk.held = Some(job);
+                desk.hold(job, HeldBy::Event(event));
                 break;
             }
         }
@@ -198,28 +198,29 @@ fn serve<R: Rail, const RAILS: usize>(
             Step::Relayed => {
                 let first_half = Job { entry: job.entry.clone(), report: job.report };
                 desk.launch(ticket, first_half, Part::Relay);
-                desk.held = Some(job);
+                desk.hold(job, HeldBy::Engine);
                 busy = true;
                 break;
             }
             Step::Watch if desk.watch.is_none() => desk.watch = Some(job),
             Step::Later { moved } => {
-                desk.held = Some(job);
+                desk.hold(job, HeldBy::Engine);
                 busy |= moved;
                 break;
             }
             Step::Full => {
                 desk.restless = true;
-                desk.held = Some(job);
+                desk.hold(job, HeldBy::Room);
                 break;
             }
             Step::Watch => {
-                desk.held = Some(job);
+                desk.hold(job, HeldBy::Engine);
                 break;
             }
         }
         busy = true;
     }
+    desk.note_progress();
     busy
 }
 
