@@ -474,11 +474,13 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
                 scope.spawn(move || user(i, queue, at))
             })
             .collect();
-        users.into_iter().for_each(|user| user.join().unwrap());
+        let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
         // Release: the worker that sees it has everything that was submitted before in its rings.
         stop.store(true, Ordering::Release);
         channels.send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
+        // The worker has stopped, so a failure ends the test.
+        ends.into_iter().for_each(|end| end.unwrap());
     });
     assert!(desks.iter_mut().all(Desk::is_over));
 }

@@ -94,11 +94,13 @@ fn with_worker(
                 scope.spawn(move || user(i, &mut context, peers))
             })
             .collect();
-        users.into_iter().for_each(|user| user.join().unwrap());
+        let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
         // Release: the worker that sees it has everything that was submitted before in its rings.
         stop.store(true, Ordering::Release);
         send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
+        // The worker has stopped, so a failure ends the test.
+        ends.into_iter().for_each(|end| end.unwrap());
     });
 }
 
