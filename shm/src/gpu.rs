@@ -4,6 +4,24 @@
 //! one thread. Its calls enter a driver: those marked *queue* return at once and neither allocate nor wait on a driver that keeps its
 //! promises; all others are slow paths and may take a millisecond.
 //!
+//! | module              | gives                                                                                  |
+//! |---------------------|----------------------------------------------------------------------------------------|
+//! | `host`              | [`HostDevice`]: memory of the processor as a device                                    |
+//! | [`fake`]            | a driver for tests                                                                     |
+//! | `export`, `import`  | [`Exports`] and [`Imports`]: what peers may open, and what of theirs is open here      |
+//! | `publish`           | [`Publications`]: buffers by the user's names, in versions; [`DirectToken`]            |
+//! | `revoke`            | taking memory back before it is freed                                                  |
+//! | `wire`, `board`     | what is said of all this over the handshake's socket, and what was said                |
+//! | `share`             | [`Sharing`]: all of it together, over [`Links`]                                        |
+//!
+//! # From a buffer to a transfer
+//!
+//! The owner [registers](Sharing::register) a range, which exports its allocation once, and [publishes](Sharing::publish) it under a
+//! number of its choice. The peer [prefetches](Sharing::prefetch): it waits for a version, opens the allocation, and has a
+//! [`DirectToken`] and an [`ImportId`]. Each transfer [begins](Imports::begin) and [ends](Imports::end) with that, no more. Who has
+//! a key instead of a token [imports](Sharing::import) by it, which asks the owner for the handle if need be. Before the owner frees
+//! the memory it [revokes](Sharing::revoke_and_wait) it.
+//!
 //! # What every driver has in common
 //!
 //! - **Whole allocations.** An export names an allocation, never a part of it: offsets travel beside the handle, counted from the

@@ -414,7 +414,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Imports a range of an allocation of a peer. Opens the allocation if it is not open, and asks the peer for its handle if it has not
-    /// sent it.
+    /// sent it. What is open costs no system call.
     pub fn import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -452,16 +452,20 @@ impl<D: Device> Sharing<D> {
         offset: u64,
         len: u64,
     ) -> Result<Option<Imported>, ImportError> {
+        // What is open needs no look at any socket.
+        if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
+            return found.map(Some);
+        }
         self.turn(links);
+        if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
+            return found.map(Some);
+        }
         let error = |why| fault(peer, Some(alloc), why);
         let control = links.line(peer).ok_or(error(Fault::PeerGone))?.control;
         if control.ended().is_some() {
             return Err(error(Fault::PeerGone));
         }
         let incarnation = control.incarnation();
-        if let Some(found) = self.imports.find(incarnation, alloc, offset, len) {
-            return found.map(Some).map_err(error);
-        }
         if let Some(offer) = control.board.accept(alloc) {
             let opened = self.imports.open(&mut self.device, peer, incarnation, offer, offset, len);
             return opened.map(Some).map_err(error);
@@ -474,6 +478,22 @@ impl<D: Device> Sharing<D> {
             control.tell(packet, None);
         }
         Ok(None)
+    }
+
+    fn open_already<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+    ) -> Option<Result<Imported, ImportError>> {
+        let control = links.line(peer)?.control;
+        if control.ended().is_some() {
+            return None;
+        }
+        let found = self.imports.find(control.incarnation(), alloc, offset, len)?;
+        Some(found.map_err(|why| fault(peer, Some(alloc), why)))
     }
 
     /// Gives an import back.

@@ -2,6 +2,7 @@
 //! between them.
 
 mod bugs;
+mod host;
 mod hostile;
 mod model;
 mod revoking;
