@@ -3,7 +3,7 @@
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_FLOODS, PROOF_KILLS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -13,6 +13,7 @@ share=1
 iters=${PROOF_ITERS:-$((10000000 / share))}
 seeds=${PROOF_SEEDS:-$((10000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
+cycles=${PROOF_CYCLES:-$((1000 / share))}
 floods=${PROOF_FLOODS:-$((1000000 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
 
@@ -103,6 +104,23 @@ kill_nine() {
     [ "$before" = "$after" ]
 } 2>/dev/null # where bash reports each kill
 
+# Device memory: every open is closed, and nothing is left of a peer that is killed.
+memory_cycles() {
+    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --test gpu_memory -- \
+        b20_ --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'seed|connections|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
+memory_model() {
+    FISHPLATE_SEEDS=$((seeds / 2)) timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --lib -- \
+        gpu::tests::model --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'seeds from|begun|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
 no_lost_wake_up() {
     local kinds
     kinds=$(grep -c '^fn no_wake_up_is_lost' sys/tests/linux/park.rs)
@@ -127,6 +145,8 @@ proof "tagged messages over shared memory, every payload verified" tagged_checke
 proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
 proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
 proof "kill -9 of either side: $kills" kill_nine
+proof "device memory: connect, transfer, kill: $cycles" memory_cycles
+proof "device memory: random work of two processes against a model: $((seeds / 2)) seeds" memory_model
 proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 
