@@ -263,9 +263,11 @@ impl Exports {
             .is_some_and(|slice| slice.version == registration.version)
     }
 
-    /// Whether any range of an allocation is registered.
-    pub fn in_use(&self, alloc: AllocId) -> bool {
-        self.entries.get(&alloc).is_some_and(|entry| !entry.slices.is_empty())
+    /// Allocations that may be had but of which no range is registered, so many at most, the oldest first.
+    pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
+        let idle =
+            self.entries.iter().filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
+        idle.map(|(&alloc, _)| alloc).take(most).collect()
     }
 
     /// Which exported allocation a range lies in, and where. No driver call: what was freed without being revoked is found still.

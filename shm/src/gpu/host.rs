@@ -153,7 +153,8 @@ impl Device for HostDevice {
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
         let made = self.allocations.get(&allocation.base).filter(|made| made.buffer == allocation.buffer);
         let fd = made.ok_or(DeviceError::NotDeviceMemory)?.fd.try_clone();
-        Ok(Handle::Descriptor(fd.map_err(|error| DeviceError::Driver(error.raw_os_error().unwrap_or(0)))?))
+        let code = |error: std::io::Error| SegmentError::System(error.raw_os_error().unwrap_or(0));
+        Ok(Handle::Descriptor(fd.map_err(code)?))
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {

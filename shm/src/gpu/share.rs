@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use fishplate_core::mem::Peer;
 use fishplate_core::sync::host::Host;
+use static_assertions::assert_impl_all;
 
 use super::export::{AllocId, ExportError, ExportStats, Exports, Registration};
 use super::import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 use super::publish::{Binding, DirectToken, Found, Publications, PublishError, Wanted};
 use super::revoke::{Revocations, RevokeError};
 use super::wire::{self, Ask};
-use super::{Device, DevicePtr};
+use super::{Device, DeviceError, DevicePtr, HostDevice};
 use crate::control::Control;
 use crate::handshake::{Link, Nonce};
 use crate::rail::ShmRail;
@@ -62,6 +63,9 @@ impl<H: Host> Links for ShmRail<H> {
     }
 }
 
+/// Exports of which nothing is registered that are taken back at once, to make room.
+const RECLAIMED: usize = 32;
+
 /// What is published, and whether anything had to be said for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
@@ -82,6 +86,8 @@ pub enum TellError {
     /// The peer cannot be told.
     Peer(ImportError),
 }
+
+assert_impl_all!(Sharing<HostDevice>: Send);
 
 /// Exports, imports and publications of one device. It belongs to the thread that the device belongs to.
 #[derive(Debug)]
@@ -140,6 +146,11 @@ impl<D: Device> Sharing<D> {
         &mut self.imports
     }
 
+    /// What is published.
+    pub fn publications(&self) -> &Publications {
+        &self.publications
+    }
+
     /// How often what was done.
     pub fn stats(&self) -> (ExportStats, ImportStats) {
         (self.exports.stats(), self.imports.stats())
@@ -148,14 +159,21 @@ impl<D: Device> Sharing<D> {
     // Exporting.
 
     /// Registers a range of this device's memory. One driver call or two if its allocation is exported already. Memory found to have
-    /// been freed and taken again is taken back from its importers.
+    /// been freed and taken again is taken back from its importers; when there is no room for another export, so are some allocations
+    /// of which no range is registered any more.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
         ptr: DevicePtr,
         len: u64,
     ) -> Result<Registration, ExportError> {
-        let registered = self.exports.register(&mut self.device, ptr, len);
+        let mut registered = self.exports.register(&mut self.device, ptr, len);
+        if let Err(ExportError::Full(_) | ExportError::Device(DeviceError::Exhausted)) = registered {
+            for alloc in self.exports.idle(RECLAIMED) {
+                self.revoke(links, alloc)?;
+            }
+            registered = self.exports.register(&mut self.device, ptr, len);
+        }
         self.revoke_superseded(links);
         registered
     }

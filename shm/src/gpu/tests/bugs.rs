@@ -386,3 +386,65 @@ fn an_offer_names_one_allocation() {
     imports.keep_only(|_| false);
     imports.sweep(device);
 }
+
+#[test]
+fn b23_exports_of_which_nothing_is_registered_make_room() {
+    let (driver, mut a, mut b) = pair(Behaviour { recycle: false, memory: 1 << 40, ..Behaviour::PLAIN });
+    let mut first = None;
+    for n in 0..MAX_EXPORTS as u64 + 100 {
+        let base = a.alloc(64);
+        let at = a.register(base, 64).unwrap();
+        if n < 2 {
+            // One that is open and in use there, one that is open and not registered here any more.
+            import_from(&mut b, &mut a, &at).unwrap();
+        }
+        if n == 0 {
+            first = Some(at);
+        } else {
+            a.sharing.deregister(&at);
+        }
+        b.turn();
+    }
+    assert!(a.sharing.exports().len() <= MAX_EXPORTS);
+    assert!(a.sharing.exports().holds(&first.unwrap()));
+    settle(&mut a, &mut b);
+    assert_eq!(opened(b.process()), (2, 1), "the second was taken back");
+    // All in use: said so.
+    let mut error = None;
+    for _ in 0..MAX_EXPORTS {
+        let base = a.alloc(64);
+        if let Err(full) = a.register(base, 64) {
+            error = Some(full);
+            break;
+        }
+    }
+    assert_eq!(error, Some(ExportError::Full(MAX_EXPORTS)));
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn b18_devices_are_known_by_what_they_are_and_not_by_their_number() {
+    let driver = FakeDriver::new(Behaviour::PLAIN, 7);
+    let end = |devices: &[u32]| {
+        End::new(driver.process_seeing(devices).device(0).unwrap(), ImportLimits::default())
+    };
+    // The same number for different devices, and devices that the other process does not see.
+    for (theirs, ours) in [(&[1, 0][..], &[0, 1][..]), (&[1], &[0])] {
+        let (mut a, mut b) = (end(theirs), end(ours));
+        link(&mut a, 0, &mut b, 0);
+        let base = a.alloc(4096);
+        a.process().poke(base, b"there").unwrap();
+        let at = a.register(base, 4096).unwrap();
+        let there = import_from(&mut b, &mut a, &at).unwrap();
+        assert_eq!(b.read(&there, 5).unwrap(), b"there");
+    }
+    driver.part(0, 1);
+    let (mut a, mut b) = (end(&[1]), end(&[0]));
+    link(&mut a, 0, &mut b, 0);
+    let base = a.alloc(4096);
+    let at = a.register(base, 4096).unwrap();
+    let error = import_from(&mut b, &mut a, &at).unwrap_err();
+    let why = Fault::Device(DeviceError::NoPeerAccess);
+    assert_eq!(error, ImportError { peer: PEER, alloc: Some(at.alloc), why });
+    assert_eq!(opened(b.process()), (0, 0));
+}
