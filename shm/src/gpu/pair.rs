@@ -26,7 +26,7 @@ use fishplate_core::sync::primitive::AtomicU64;
 use super::done::Line;
 use super::relay::Descriptor;
 use crate::handshake::{HandshakeError, Link};
-use crate::segment::{PAGE, Segment};
+use crate::segment::{PAGE, Segment, SegmentError};
 
 /// Layout of blobs and segments.
 const VERSION: u32 = 1;
@@ -174,11 +174,22 @@ pub(crate) fn agree(
     want: (bool, bool),
     deadline: Instant,
 ) -> Result<Agreed, HandshakeError> {
+    agree_over(link, layout, want, Segment::create, deadline)
+}
+
+/// [`agree`], over segments made by `create`.
+fn agree_over(
+    link: &mut Link,
+    layout: Layout,
+    want: (bool, bool),
+    create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
+    deadline: Instant,
+) -> Result<Agreed, HandshakeError> {
     let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
     let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
     flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
     // A segment that cannot be had is no reason to have no link.
-    let ours = if flags == 0 { None } else { Segment::create(layout.len()).ok() };
+    let ours = if flags == 0 { None } else { create(layout.len()).ok() };
     let flags = if ours.is_some() { flags } else { 0 };
     if let Some(segment) = &ours {
         link.control.announce(segment.clone());
@@ -216,4 +227,14 @@ pub(crate) fn agree(
         }
     };
     Ok(Agreed { layout, boards, done: active & DONE != 0, relay: active & RELAY != 0 })
+}
+
+/// [`agree`] of an end whose segment is shorter than it says, so that the other cannot use it.
+#[cfg(test)]
+pub(crate) fn agree_cut_short(
+    link: &mut Link,
+    layout: Layout,
+    deadline: Instant,
+) -> Result<Agreed, HandshakeError> {
+    agree_over(link, layout, (true, true), |len| Segment::create(len - PAGE), deadline)
 }

@@ -116,6 +116,12 @@ impl Relay {
         self.jobs.len() < self.most_jobs
     }
 
+    /// Slots of ours in use.
+    #[cfg(test)]
+    pub(super) fn in_flight(&self) -> usize {
+        self.sent.iter().flatten().count()
+    }
+
     pub(super) fn push(&mut self, job: Job) {
         self.jobs.push_back(job);
     }

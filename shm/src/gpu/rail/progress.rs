@@ -260,8 +260,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let deadline = Instant::now() + self.config.timeout;
         while self.is_moving(peer) && Instant::now() < deadline && self.step_device() {}
         let moving = self.is_moving(peer);
-        let mut left: Vec<u32> = self.ops.of(peer).collect();
-        while let Some(index) = left.pop() {
+        for index in self.ops.of(peer).collect::<Vec<_>>() {
             let Some(op) = self.ops.get_mut(index) else { continue };
             if op.parts == 0 {
                 op.unposted = false;

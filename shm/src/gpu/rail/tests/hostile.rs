@@ -1,0 +1,105 @@
+//! A peer that writes anything into what is shared.
+
+use fishplate_core::error::Violation;
+
+use super::*;
+use crate::gpu::relay::{Outgoing, Piece, What};
+
+/// Has the second end of a pair say a piece to the first that no rail would.
+fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
+    let shared = pair.rails[1].shared(PEER).unwrap();
+    let (mine, theirs) = (shared.mine, shared.theirs);
+    // SAFETY: both boards are mapped as long as the pair lives; the rail itself has sent no piece.
+    let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
+    out.fill(0, &Piece { what, offset, len });
+}
+
+#[test]
+fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
+    let len = LEN as u64;
+    let cases: &[(fn(RailKey, u64) -> What, u64, u32, Violation)] = &[
+        (|key, _| What::Write { key, last: true, data: Some(1) }, 1, 4097, Violation::Length),
+        (|key, _| What::Write { key, last: true, data: Some(1) }, u64::MAX, 1, Violation::Bounds),
+        (|key, len| What::Read { key, want: len + 1, id: 1 }, 0, 0, Violation::Bounds),
+        (|key, _| What::Read { key, want: u64::MAX, id: 1 }, 8, 0, Violation::Bounds),
+        (|key, _| What::Read { key, want: 0, id: 1 }, 0, 0, Violation::Length),
+        (|_, _| What::Reply { id: 1 << 32 }, 0, 8, Violation::Reply),
+        (|_, _| What::Reply { id: u64::MAX }, 0, 8, Violation::Reply),
+    ];
+    let at_the_end: [(u64, u32); 3] = [(len - 8, 9), (len, 1), (len - 4095, 4096)];
+    for round in 0..cases.len() + at_the_end.len() {
+        let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+        let key = pair.memory[0].key;
+        let (what, offset, bytes, violation) = match cases.get(round) {
+            Some(&(what, offset, bytes, violation)) => (what(key, len), offset, bytes, violation),
+            None => {
+                let (offset, bytes) = at_the_end[round - cases.len()];
+                (What::Write { key, last: true, data: Some(1) }, offset, bytes, Violation::Bounds)
+            }
+        };
+        poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
+        let before = process(&pair.rails[0]).counts().calls;
+        say(&mut pair, what, offset, bytes);
+        pair.until("it is seen", |pair| !pair.seen[0].down.is_empty());
+        assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(violation))], "{what:?} {offset} {bytes}");
+        assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0, "{what:?}");
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
+        assert!(pair.seen[0].landed.is_empty());
+        assert_eq!(pair.driver.violations(), []);
+    }
+}
+
+#[test]
+fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_goes_on() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, ..small() };
+        let mut pair = Pair::new(Behaviour::PLAIN, config, 1);
+        // A slice in the middle of an allocation.
+        let base = pair.rails[1].device_mut().alloc(10_000).unwrap();
+        let (key, _) = pair.rails[1].register(&device_region(base.at(1000), 2000)).unwrap();
+        if !relay {
+            assert_eq!(pair.rails[0].import(PEER, key, 2001), Err(AttachError::BadRange));
+        }
+        pair.rails[0].import(PEER, key, 2000).unwrap();
+        for (offset, len) in [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)] {
+            let (local, remote) = (pair.memory[0].local(0, len), Remote { key, offset });
+            // SAFETY: refused.
+            let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(1), 1) };
+            match relay {
+                // What is relayed is checked where it arrives.
+                true if posted.is_ok() => {}
+                _ => assert_eq!(posted, Err(PostError::BadKey), "{offset} {len}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
+    for seed in 1..16u64 {
+        let config = GpuConfig { force_relay: seed % 2 == 0, ..small() };
+        let mut pair = Pair::new(Behaviour::LATE, config, seed);
+        let mut random = Random(seed);
+        let before = peek(&pair.rails[0], &pair.memory[0], 0, 64);
+        for n in 0..400u64 {
+            let (local, remote) = (pair.memory[0].local(64, 700), pair.memory[1].remote(64));
+            // SAFETY: the memory is there until the pair is dropped.
+            let _ = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) };
+            let Some(shared) = pair.rails[1].shared(PEER) else { break };
+            // Everything but the bounce slots, whose bytes are anybody's; either segment.
+            let board = if random.below(2) == 0 { shared.mine } else { shared.theirs };
+            let at = random.below(board.bounce_at(0) as usize) & !7;
+            // SAFETY: inside the segment and aligned; both ends access it through atomics.
+            let word = unsafe {
+                fishplate_core::sync::primitive::AtomicU64::from_ptr(board.ptr().as_ptr().add(at).cast())
+            };
+            word.fetch_xor(1 << random.below(64), fishplate_core::sync::primitive::Ordering::Relaxed);
+            pair.poll();
+        }
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 64), before);
+        let Pair { driver, rails, .. } = pair;
+        drop(rails);
+        driver.drain();
+        assert_eq!(driver.violations(), [], "seed {seed}");
+    }
+}
