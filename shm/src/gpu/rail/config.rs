@@ -58,7 +58,7 @@ impl Default for GpuConfig {
             pin_regions: true,
             imports: ImportLimits::default(),
             timeout: Duration::from_secs(5),
-            longest_nap: Duration::from_millis(2),
+            longest_nap: Duration::from_millis(10),
         }
     }
 }

@@ -5,6 +5,9 @@ use fishplate_core::error::Violation;
 use super::*;
 use crate::gpu::relay::{Outgoing, Piece, What};
 
+/// A piece, of a region's key and length.
+type Says = fn(RailKey, u64) -> What;
+
 /// Has the second end of a pair say a piece to the first that no rail would.
 fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
     let shared = pair.rails[1].shared(PEER).unwrap();
@@ -17,7 +20,7 @@ fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
 #[test]
 fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
     let len = LEN as u64;
-    let cases: &[(fn(RailKey, u64) -> What, u64, u32, Violation)] = &[
+    let cases: &[(Says, u64, u32, Violation)] = &[
         (|key, _| What::Write { key, last: true, data: Some(1) }, 1, 4097, Violation::Length),
         (|key, _| What::Write { key, last: true, data: Some(1) }, u64::MAX, 1, Violation::Bounds),
         (|key, len| What::Read { key, want: len + 1, id: 1 }, 0, 0, Violation::Bounds),
