@@ -21,7 +21,7 @@ say() {
     fi
 }
 
-cargo build --locked --quiet -p fishplate-fake-cuda || exit
+cargo build --locked --quiet -p fishplate-fake-cuda && cargo build --locked --quiet || exit
 tests=$(cargo test --locked --quiet -p fishplate-shm --features cuda --test device --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 mkdir "$place/fake" "$place/old" "$place/none"
@@ -30,7 +30,7 @@ cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
 # suite MOOD: the tests of a device, over that driver; nothing may be skipped, left open, or done that must not be
 suite() {
     rm -f "$place/report"
-    env LD_LIBRARY_PATH="$place/fake" FISHPLATE_FAKE_CUDA="$1" FISHPLATE_FAKE_CUDA_REPORT="$place/report" \
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
         timeout 120 "$tests" cuda --nocapture || return
     ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" cuda --show-output | grep SKIPPED || return
     # The tests and two children each for two kinds of memory.
@@ -40,6 +40,14 @@ suite() {
 for mood in "" late late,differ,reopen flush,nowords,devices=1; do
     say "the suite over a fake driver${mood:+: $mood}" suite "$mood"
 done
+
+# info: the tool lists the devices of that driver
+info() {
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info >"$place/seen" || return
+    grep '^gpu' "$place/seen"
+    grep -q '^gpu.usable  *usable$' "$place/seen" && grep -q '^gpu.devices.cuda:2.reaches  *cuda:0, cuda:1, cuda:2$' "$place/seen"
+}
+say "what the tool tells of it" info
 
 # none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.
 none() {

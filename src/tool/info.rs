@@ -1,6 +1,8 @@
-//! What is known of this machine and this build, as text or as one JSON object. `fabric` tells of libfabric.
+//! What is known of this machine and this build, as text or as one JSON object. `fabric` tells of libfabric, `gpu` of
+//! CUDA.
 
 mod fabric;
+mod gpu;
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -57,6 +59,7 @@ fn gather() -> Outcome<Value> {
             "shm": shm_usable(),
         },
         "topology": topology(&nics),
+        "gpu": gpu::gather(),
         "fabric": fabric::gather(&now, &nics),
         "defaults": {
             "contexts": config.contexts,

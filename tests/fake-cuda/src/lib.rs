@@ -4,10 +4,10 @@
 //! It is put under that name into a folder of its own and that folder into `LD_LIBRARY_PATH`, by `tests/cuda-fake.sh`. What is
 //! not here is missing: a program that uses another function of the driver does not find it.
 //!
-//! `FISHPLATE_FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies that end late and out of
+//! `FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies that end late and out of
 //! order, moved on by a thread; `differ` for handles as HIP's; `reopen` for opens that are counted; `flush` for NICs whose writes must be
 //! flushed; `nowords` for streams that cannot store words; `fail=CALL:SKIP:CODE` for an error to come. With
-//! `FISHPLATE_FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what it did, and what it has not given back.
+//! `FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what it did, and what it has not given back.
 //!
 //! `context` has devices and contexts, `memory` memory of all kinds, `stream` streams and events.
 
@@ -77,14 +77,12 @@ impl Library {
 /// Starts it.
 fn start() {
     LIBRARY.get_or_init(|| {
-        let words = std::env::var("FISHPLATE_FAKE_CUDA").unwrap_or_default();
+        let words = std::env::var("FAKE_CUDA").unwrap_or_default();
         let mut behaviour = Behaviour::PLAIN;
         let mut faults = vec![];
         for word in words.split(',') {
             match word.split_once('=').unwrap_or((word, "")) {
-                ("devices", count) => {
-                    behaviour.devices = count.parse().expect("FISHPLATE_FAKE_CUDA: devices=N")
-                }
+                ("devices", count) => behaviour.devices = count.parse().expect("FAKE_CUDA: devices=N"),
                 ("late", _) => {
                     (behaviour.late, behaviour.pieces) = (Behaviour::LATE.late, Behaviour::LATE.pieces)
                 }
@@ -92,9 +90,9 @@ fn start() {
                 ("reopen", _) => behaviour.reopen = true,
                 ("flush", _) => behaviour.must_flush = true,
                 ("nowords", _) => behaviour.write_word = false,
-                ("fail", what) => faults.push(fault(what).expect("FISHPLATE_FAKE_CUDA: fail=CALL:SKIP:CODE")),
+                ("fail", what) => faults.push(fault(what).expect("FAKE_CUDA: fail=CALL:SKIP:CODE")),
                 ("", _) => {}
-                (other, _) => panic!("FISHPLATE_FAKE_CUDA: {other}"),
+                (other, _) => panic!("FAKE_CUDA: {other}"),
             }
         }
         let process = FakeDriver::of_this_process(behaviour, u64::from(std::process::id()));
@@ -126,7 +124,7 @@ fn fault(what: &str) -> Option<(Call, u64, i32)> {
 
 /// Writes what the process did.
 extern "C" fn report() {
-    let Some(path) = std::env::var_os("FISHPLATE_FAKE_CUDA_REPORT") else { return };
+    let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
     let (counts, violations) = (library.process.counts(), library.process.driver().violations());
     let line = format!(
