@@ -256,6 +256,7 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
+const PWD: u64 = 4;
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
     #[inline(always)]
@@ -302,6 +303,7 @@ impl Producer {
             (*first.cast::<AtomicU64>()).store(stamp(self.at), Ordering::Release);
         }
         self.at = next;
+        prefetch_write(self.cell(next.wrapping_add(PWD)));
     }
 
     /// Position of the next record.
@@ -346,6 +348,14 @@ impl Consumer {
         self.mask
     }
 
+    /// Begins to fetch a cell some records ahead of the next: where several have come, the transfer of one line goes on while
+    /// another is looked at.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, cells: u64) {
+        let place = (self.at.wrapping_add(cells) & self.mask) as usize * CELL;
+        prefetch_read(self.cells.wrapping_add(place));
+    }
+
     /// Goes on to the record behind. Returns whether the producer was told of the room, and may have waited for it.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
@@ -362,12 +372,70 @@ impl Consumer {
     }
 }
 
-/// Copies bytes that do not overlap, without a call when they are few.
+/// Asks for a line to be read. A hint, which touches nothing.
+#[inline(always)]
+fn prefetch_read(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect that can be seen, whatever the address.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Asks for a line to be written. As [`prefetch_read`].
+#[inline(always)]
+fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above. The intrinsic becomes a prefetch for reading where the processor is not known to have this one; where it
+    // is missing, it does nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Copies the head of a message: whole words where it consists of them, as it was written. Loaded in a greater width than it was
+/// stored in, it would have to wait until every store before it is in the cache, those to the lane included.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline(always)]
+pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
+    unsafe {
+        if len % 8 != 0 {
+            return copy_many(from, to, len);
+        }
+        for at in (0..len).step_by(8) {
+            let word = from.add(at).cast::<u64>().read_unaligned();
+            to.add(at).cast::<u64>().write_unaligned(word);
+        }
+    }
+}
+
+/// Copies bytes that do not overlap, without a call when they are one word or none.
+///
+/// # Safety
+/// As [`copy_words`].
+#[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            0 => {}
+            _ => copy_many(from, to, len),
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy_words`].
+#[inline(never)]
+unsafe fn copy_many(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each branch touches exactly the first `len` bytes: a head and a tail of fixed width that may overlap in
     // the middle, with the same bytes.
     unsafe {
@@ -387,7 +455,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`copy`], with `N <= len <= 2 * N`.
+/// As for [`copy_many`], with `N <= len <= 2 * N`.
 #[inline(always)]
 unsafe fn overlapped<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.

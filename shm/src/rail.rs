@@ -383,7 +383,7 @@ impl<H: Host> Rail for ShmRail<H> {
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_message(
         &mut self,
         peer: Peer,
@@ -406,7 +406,7 @@ impl<H: Host> Rail for ShmRail<H> {
         // lane, which is reachable only from here. The cells are published right away.
         unsafe {
             let payload = record.add(PAYLOAD);
-            lane::copy(head.as_ptr(), payload, head.len());
+            lane::copy_words(head.as_ptr(), payload, head.len());
             lane::copy(body.as_ptr(), payload.add(head.len()), body.len());
             attached.out.publish(cells, record::header(MESSAGE, len as u32));
         }

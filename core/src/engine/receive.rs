@@ -150,17 +150,16 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    #[inline]
-    fn message_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
-        // Only which way it goes: each way copies the head out and checks the kind for itself.
-        if bytes.first() >= FIRST_KIND {
-            return self.tagged_arrived(peer, bytes);
+    /// A message of a one-sided operation.
+    #[inline(never)]
+    fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        if let Err(violation) = self.untagged_checked(peer, bytes) {
+            self.quarantine(peer.0, violation);
         }
-        self.untagged_arrived(peer, bytes)
     }
 
-    #[inline]
-    fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
+    #[inline(always)]
+    fn untagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (message, payload) = Message::decode(bytes)?;
         let Some(stream) = self.arrival_stream(peer, message.context)? else { return Ok(()) };
         self.acknowledged(stream, message.ack)?;
@@ -288,10 +287,12 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
-        if let Err(violation) = self.state.message_arrived(peer, bytes) {
-            self.state.quarantine(peer.0, violation);
+        // Only which way it goes: each way copies the head out and checks the kind for itself.
+        match bytes.first() >= FIRST_KIND {
+            true => self.state.tagged_arrived(peer, bytes),
+            false => self.state.untagged_arrived(peer, bytes),
         }
     }
 

@@ -129,7 +129,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
     #[doc(alias = "psm2_mq_irecv2")]
     #[doc(alias = "fi_trecv")]
-    #[inline]
+    #[inline(always)]
     pub fn post(
         &mut self,
         source: Option<u32>,
@@ -196,24 +196,28 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     ///
     /// # Errors
     /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
-    #[inline]
+    #[inline(always)]
     pub fn arrive(&mut self, source: u32, tag: Tag, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         self.check_width(tag)?;
         let key = Key::new(source, tag);
-        if self.posted.order.head != NONE {
-            let matched = match self.posted.pop_fresh(&self.shapes, key) {
-                None => self.deliver_behind(key),
-                popped => {
-                    self.stats.searches += 1;
-                    popped
-                }
-            };
-            if let Some((receive, context)) = matched {
-                self.stats.expected += 1;
-                self.stats.expected_bytes = self.stats.expected_bytes.wrapping_add(len);
-                return Ok(Arrive::Matched { receive, context });
+        let matched = match self.posted.pop_fresh(&self.shapes, key) {
+            None => self.deliver_behind(key),
+            popped => {
+                self.stats.searches += 1;
+                popped
             }
+        };
+        if let Some((receive, context)) = matched {
+            self.stats.expected += 1;
+            self.stats.expected_bytes = self.stats.expected_bytes.wrapping_add(len);
+            return Ok(Arrive::Matched { receive, context });
         }
+        self.store(key, len, cookie)
+    }
+
+    /// Keeps a message that no receive accepts.
+    #[inline(never)]
+    fn store(&mut self, key: Key, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         let stored = self.unexpected.store(key, len, cookie).ok_or(TagError::Full)?;
         self.stats.unexpected += 1;
         self.stats.unexpected_bytes = self.stats.unexpected_bytes.wrapping_add(len);
@@ -222,9 +226,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Arrive::Stored(stored))
     }
 
-    /// Takes out the oldest receive that accepts a message with this key. There is at least one receive.
+    /// Takes out the oldest receive that accepts a message with this key.
     #[inline(never)]
     fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
+        if self.posted.order.head == NONE {
+            return None;
+        }
         let found = self.posted.find(&self.shapes, key);
         self.count(found);
         let context = self.posted.slots.get(found.index as usize)?.context;

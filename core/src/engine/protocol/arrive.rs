@@ -12,85 +12,115 @@ use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Arrival, Parcel, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
-use super::request::{Received, Stage};
+use super::request::{Received, Sender, Stage};
 use super::stock::Kept;
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// A message of one of the protocol's kinds.
     #[inline(never)]
-    pub(in super::super) fn tagged_arrived(
-        &mut self,
-        peer: Peer,
-        bytes: Untrusted<'_>,
-    ) -> Result<(), Violation> {
-        let (head, rest) = Head::read(bytes)?;
-        if head.kind == head::TAGGED && self.next_tagged(peer, &head, rest)? {
-            return Ok(());
+    pub(in super::super) fn tagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        if !self.next_tagged(peer, bytes) {
+            self.tagged_in_detail(peer, bytes);
         }
-        self.tagged_in_detail(peer, head, rest)
     }
 
     /// The usual case at once: the next message of its stream, with its payload, and nothing about its cursor or credits that has to be
     /// looked at closely. `false`: it is something else, and nothing changed.
     #[inline(always)]
-    fn next_tagged(&mut self, peer: Peer, head: &Head, payload: Untrusted<'_>) -> Result<bool, Violation> {
-        let Some(protocol) = &mut self.protocol else { return Ok(false) };
+    fn next_tagged(&mut self, peer: Peer, bytes: Untrusted<'_>) -> bool {
+        let Ok((head, payload)) = Head::read(bytes) else { return false };
+        let Some(protocol) = &mut self.protocol else { return false };
         let count = self.peers.len();
-        let Some(slot) = self.peers.get(peer.0 as usize) else { return Ok(false) };
         let stream = head.context as usize * count + peer.0 as usize;
         // Streams of contexts that are not configured are not there, or not live.
-        let (Some(s), Some(account)) = (self.streams.get_mut(stream), protocol.accounts.get_mut(stream))
-        else {
-            return Ok(false);
+        let (Some(slot), Some(s), Some(account)) = (
+            self.peers.get(peer.0 as usize),
+            self.streams.get_mut(stream),
+            protocol.accounts.get_mut(stream),
+        ) else {
+            return false;
         };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        if !s.live
+        // An operation that is not wholly posted is among those that are not acknowledged.
+        if head.kind != head::TAGGED
             || head.op > 1
             || head.words[1] >> 32 != 0
+            || !s.live
             || acked as u64 > s.in_flight()
             || freed > account.used()
-            || s.unposted != NONE
             || s.ops.head != NONE
             || payload.len() > protocol.blocks.size()
             || !s.window.take_in_order(head.seq)
         {
-            return Ok(false);
+            return false;
         }
-        s.acked = s.acked.plus(acked as u64);
         account.freed = head.freed;
-        self.open -= s.silent_over();
+        // Its credit goes back at once: most often its receive is there.
+        account.returned = account.returned.wrapping_add(1);
+        if acked != 0 {
+            s.acked = s.acked.plus(acked as u64);
+            self.open -= s.silent_over();
+        }
+        // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
+        let half = self.config.window as u64 / 2;
+        if head.op != 0 || s.owed() > half || account.owed() > protocol.credits / 2 {
+            self.due.push(self.streams, stream as u32);
+        }
+        let source = Sender::new(PeerId { index: peer.0, generation: slot.generation });
         self.stats.arrived += 1;
         let tag = Tag { lo: head.words[0], hi: head.words[1] as u32 };
         let len = payload.len() as u64;
         // The matcher's word for what is kept of it comes afterwards, if that is needed.
         match protocol.matcher.arrive(peer.0 as u32, tag, len, 0) {
             Ok(Arrive::Matched { context, .. }) => {
-                let source = PeerId { index: peer.0, generation: slot.generation };
                 let Some(receive) = protocol.requests.slots.get_mut(context as u32 as usize) else {
-                    return self.matched_device(stream as u32, context, tag, payload, NO_TOKEN);
+                    self.next_for_device(stream as u32, context, tag, payload);
+                    return true;
                 };
-                let (n, outcome) = receive.fit(len);
+                let (n, fit) = receive.fit(len);
+                (receive.source, receive.tag, receive.len) = (source, tag, len);
+                (receive.delivered, receive.fit) = (n, fit);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
                 // payload is readable during this call.
-                unsafe { copy_bytes(payload.as_ptr(), receive.ptr, n as usize) };
-                (receive.source, receive.tag, receive.len) = (Some(source), tag, len);
-                (receive.delivered, receive.outcome) = (n, outcome);
-                account.returned = account.returned.wrapping_add(1);
+                unsafe { copy_payload(payload.as_ptr(), receive.ptr, n as usize) };
                 protocol.requests.end(context as u32, &mut self.pending.ends);
-                // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
-                let half = (self.config.window as u64 / 2).max(1);
-                if head.op != 0 || s.owed() >= half || account.owed() > protocol.credits / 2 {
-                    self.due.push(self.streams, stream as u32);
-                }
-                Ok(true)
             }
-            Ok(Arrive::Stored(id)) => {
-                self.store(stream as u32, id, payload, NO_TOKEN)?;
-                self.due.push(self.streams, stream as u32);
-                Ok(true)
-            }
-            Err(_) => Err(Violation::Credit),
+            Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),
+            Err(_) => self.next_unexpected(stream as u32, None, payload),
+        }
+        true
+    }
+
+    /// What follows for such a message when no receive has matched: the matcher has stored it, or has no room.
+    #[inline(never)]
+    fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
+        if let Some(protocol) = &mut self.protocol {
+            // Not yet.
+            let account = &mut protocol.accounts[stream as usize];
+            account.returned = account.returned.wrapping_sub(1);
+        }
+        let kept = match id {
+            Some(id) => self.store(stream, id, payload, NO_TOKEN),
+            None => Err(Violation::Credit),
+        };
+        match kept {
+            Ok(()) => self.due.push(self.streams, stream),
+            Err(violation) => self.quarantine(self.streams[stream as usize].peer, violation),
+        }
+    }
+
+    /// What follows for such a message when its receive is into a device's memory.
+    #[cold]
+    #[inline(never)]
+    fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {
+        if let Some(protocol) = &mut self.protocol {
+            // Not yet.
+            let account = &mut protocol.accounts[stream as usize];
+            account.returned = account.returned.wrapping_sub(1);
+        }
+        if let Err(violation) = self.matched_device(stream, context, tag, payload, NO_TOKEN) {
+            self.quarantine(self.streams[stream as usize].peer, violation);
         }
     }
 
@@ -115,8 +145,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Looks at everything about a message. The head is copied out again: what the first look saw of it had no effect.
     #[inline(never)]
-    fn tagged_in_detail(&mut self, peer: Peer, head: Head, rest: Untrusted<'_>) -> Result<(), Violation> {
+    fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        if let Err(violation) = self.tagged_checked(peer, bytes) {
+            self.quarantine(peer.0, violation);
+        }
+    }
+
+    fn tagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
+        let (head, rest) = Head::read(bytes)?;
         let Some(stream) = self.arrival_stream(peer, head.context)? else { return Ok(()) };
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         protocol.accounts[stream as usize].freed(head.freed)?;
@@ -207,14 +245,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
                 let index = context as u32;
                 let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
-                    return self.matched_device(stream, context, tag, payload, token).map(drop);
+                    return self.matched_device(stream, context, tag, payload, token);
                 };
-                let (n, outcome) = slot.fit(len as u64);
+                let (n, fit) = slot.fit(len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;
                 // the payload is readable during this call.
                 unsafe { copy_bytes(payload.as_ptr(), slot.ptr, n as usize) };
-                (slot.source, slot.tag, slot.len) = (Some(source), tag, len as u64);
-                (slot.delivered, slot.outcome) = (n, outcome);
+                (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
+                (slot.delivered, slot.fit) = (n, fit);
                 let account = &mut protocol.accounts[stream as usize];
                 account.returned = account.returned.wrapping_add(1);
                 if token == NO_TOKEN {
@@ -337,12 +375,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Kept::Block(block) => {
                 let from = protocol.blocks.bytes(block);
                 let description = &protocol.blocks.slots[block as usize];
-                let (n, outcome) = slot.fit(description.len as u64);
+                let (n, fit) = slot.fit(description.len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; a
                 // block holds at least the length it was taken for.
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
-                (slot.source, slot.len) = (Some(description.source), description.len as u64);
-                (slot.delivered, slot.outcome) = (n, outcome);
+                (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
+                (slot.delivered, slot.fit) = (n, fit);
                 let (token, stream) = (description.token, description.stream);
                 if token == NO_TOKEN {
                     protocol.requests.end(index, &mut self.pending.ends);
@@ -355,9 +393,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Kept::Header(header) => {
                 let HeaderOf { source, stream, len, token } =
                     HeaderOf::of(&protocol.headers.slots[header as usize]);
-                let (_, outcome) = slot.fit(len);
-                (slot.source, slot.len, slot.stream) = (Some(source), len, stream);
-                (slot.delivered, slot.outcome) = (0, outcome);
+                let (_, fit) = slot.fit(len);
+                (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
+                (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
                 protocol.requests.push_due(index, Stage::Fetch(false));
             }
@@ -465,11 +503,33 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
-        (slot.outcome, slot.delivered) = (outcome, 0);
+        slot.spoil(outcome);
         let header = core::mem::replace(&mut slot.header, NONE);
         protocol.requests.end(index, &mut self.pending.ends);
         if header != NONE {
             self.give_back(Kept::Header(header), false);
+        }
+    }
+}
+
+/// Copies a payload, the shortest without a call.
+///
+/// # Safety
+/// As [`copy_bytes`].
+#[inline(always)]
+unsafe fn copy_payload(from: *const u8, to: *mut u8, len: usize) {
+    /// # Safety
+    /// As [`copy_bytes`].
+    #[inline(never)]
+    unsafe fn copy_longer(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_bytes(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => copy_bytes(from, to, 8),
+            _ => copy_longer(from, to, len),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::super::wire::NO_TOKEN;
 use super::super::{Engine, State};
 use super::arrive::HeaderOf;
 use super::head;
-use super::request::{Buffer, DEVICE, Received, Stage};
+use super::request::{Buffer, DEVICE, Received, Sender, Stage};
 use super::stock::Kept;
 
 /// Most of a device's memory that one chunk carries, in bytes: it passes through the stack.
@@ -122,8 +122,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut protocol.requests.slots[index as usize];
         if let Err(error) = placed {
             // Of a copy that the device was given and has not finished, nobody knows.
-            slot.outcome = Received::Unknown(Fault::Post(RailId(0), error));
-            slot.delivered = 0;
+            slot.spoil(Received::Unknown(Fault::Post(RailId(0), error)));
         }
         let token = slot.token;
         match ours {
@@ -168,7 +167,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A payload that came in a message has matched such a receive. `true`, always, if it was in order.
+    /// A payload that came in a message has matched such a receive.
     #[cold]
     #[inline(never)]
     pub(super) fn matched_device(
@@ -178,13 +177,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         tag: Tag,
         payload: Untrusted<'_>,
         token: u64,
-    ) -> Result<bool, Violation> {
+    ) -> Result<(), Violation> {
         let index = (context & !DEVICE) as u32;
         self.due.push(self.streams, stream);
         match self.keep_payload(stream, payload, token) {
             Ok(kept) => {
                 self.deliver_device(index, tag, kept);
-                Ok(true)
+                Ok(())
             }
             Err(violation) => {
                 self.fail_receive(index, Received::Failed(Fault::Receiver));
@@ -204,18 +203,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match kept {
             Kept::Block(block) => {
                 let description = &protocol.blocks.slots[block as usize];
-                (slot.source, slot.len) = (Some(description.source), description.len as u64);
+                (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
                 (slot.stream, slot.token) = (description.stream, description.token);
-                (slot.delivered, slot.outcome) = slot.fit(slot.len);
+                (slot.delivered, slot.fit) = slot.fit(slot.len);
                 slot.left = block as u64;
                 protocol.requests.push_due(index, Stage::Place);
             }
             Kept::Header(header) => {
                 let HeaderOf { source, stream, len, token } =
                     HeaderOf::of(&protocol.headers.slots[header as usize]);
-                let (_, outcome) = slot.fit(len);
-                (slot.source, slot.len, slot.stream) = (Some(source), len, stream);
-                (slot.delivered, slot.outcome) = (0, outcome);
+                let (_, fit) = slot.fit(len);
+                (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
+                (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
                 protocol.requests.push_due(index, Stage::FetchDevice);
             }
@@ -261,7 +260,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
-        (slot.outcome, slot.delivered) = (Received::Failed(fault), 0);
+        slot.spoil(Received::Failed(fault));
         protocol.requests.push_due(index, Stage::Tell);
     }
 
@@ -278,7 +277,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 Stage::PlaceOurs => true,
                 _ => continue,
             };
-            if slot.source.is_none_or(|source| source.index != peer) {
+            if slot.source.get().is_none_or(|source| source.index != peer) {
                 continue;
             }
             let block = slot.left as u32;

@@ -20,15 +20,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let ends = &mut self.pending.ends;
         matcher.fail_source(peer as u32, |_, context| {
             let index = (context & !DEVICE) as u32;
-            let slot = &mut requests.slots[index as usize];
-            (slot.outcome, slot.delivered) = (failed, 0);
+            requests.slots[index as usize].spoil(failed);
             requests.end(index, ends);
         });
         let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
         for index in 0..count {
             let Some(protocol) = &mut self.protocol else { return };
             let slot = &protocol.requests.slots[index as usize];
-            if slot.source.is_none_or(|source| source.index != peer) {
+            if slot.source.get().is_none_or(|source| source.index != peer) {
                 continue;
             }
             match slot.stage {
@@ -78,7 +77,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.matcher.retain_messages(|_, message| message.source != peer as u32);
         for slot in protocol.requests.slots.iter_mut() {
             let reading = matches!(slot.stage, Stage::Reading | Stage::ReadingDevice);
-            if reading && slot.source.is_some_and(|source| source.index == peer) {
+            if reading && slot.source.get().is_some_and(|source| source.index == peer) {
                 slot.header = NONE;
             }
         }

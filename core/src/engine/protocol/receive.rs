@@ -7,7 +7,7 @@ use crate::sync::event::Park;
 use crate::sync::host::Host;
 
 use super::super::table::{PeerState, resolve_local};
-use super::super::tag::{Arrived, Cancel, Post, Tag, TagError, UnexpectedId};
+use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
 use super::request::{Buffer, Cancelled, DEVICE, Envelope, Received, Request, Stage, Status};
@@ -60,9 +60,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
         let name = index as u64 | mark;
         match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, name) {
-            Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, Some(id))),
+            Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, id)),
             Ok(Post::Matched(message)) => {
-                let request = protocol.requests.open(index, &buffer, word, None);
+                let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
                 state.deliver(name as u32, message.tag, Kept::unpack(message.cookie));
                 self.after_match();
                 Ok(request)
@@ -123,7 +123,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
         let arrived = state.claimed(message)?;
         let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
-        let request = protocol.requests.open(index, &buffer, word, None);
+        let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
         match device {
             true => state.deliver_device(index, arrived.tag, Kept::unpack(arrived.cookie)),
             false => state.deliver(index, arrived.tag, Kept::unpack(arrived.cookie)),
@@ -174,12 +174,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.find(request)?;
         let slot = &mut protocol.requests.slots[index as usize];
-        let (Stage::Posted, Some(id)) = (slot.stage, slot.posted) else {
+        if slot.stage != Stage::Posted {
             return Ok(Cancelled::AlreadyMatched);
-        };
-        match protocol.matcher.cancel(id) {
+        }
+        match protocol.matcher.cancel(slot.posted) {
             Cancel::Removed(_) => {
-                slot.outcome = Received::Cancelled;
+                slot.spoil(Received::Cancelled);
                 protocol.requests.end(index, &mut self.state.pending.ends);
                 Ok(Cancelled::Removed)
             }
@@ -205,8 +205,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, OpError> {
         let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.find(request)?;
-        Ok((protocol.requests.slots[index as usize].stage == Stage::Ended)
-            .then(|| protocol.requests.take(index)))
+        if protocol.requests.slots[index as usize].stage != Stage::Ended {
+            return Ok(None);
+        }
+        match protocol.requests.take_fit(index) {
+            Some(status) => Ok(Some(status)),
+            None => Ok(Some(protocol.requests.take(index))),
+        }
     }
 
     /// The status of the receive that ended first among those whose status was not taken. It stays. Does not make progress.
@@ -222,7 +227,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline]
     pub fn next_recv(&mut self) -> Option<Status> {
         let requests = &mut self.state.protocol.as_mut()?.requests;
-        requests.oldest().map(|index| requests.take(index))
+        let index = requests.oldest()?;
+        match requests.take_fit(index) {
+            Some(status) => Some(status),
+            None => Some(requests.take(index)),
+        }
     }
 
     /// Waits until a receive has ended, and takes its status.
@@ -245,7 +254,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if let Some(protocol) = &mut self.state.protocol
                 && protocol.requests.slots[index as usize].stage == Stage::Ended
             {
-                return Ok(protocol.requests.take(index));
+                return match protocol.requests.take_fit(index) {
+                    Some(status) => Ok(status),
+                    None => Ok(protocol.requests.take(index)),
+                };
             }
             self.progress();
         }

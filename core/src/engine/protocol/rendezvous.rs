@@ -101,7 +101,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Why the sender of a receive's message cannot be asked any more, if it cannot.
     pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
-        let source = protocol.requests.slots[index as usize].source?;
+        let source = protocol.requests.slots[index as usize].source.get()?;
         self.state.lost(source)
     }
 
@@ -167,7 +167,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
         let (stream, words) = (slot.stream, [slot.token, slot.delivered]);
-        let failed = matches!(slot.outcome, Received::Failed(_) | Received::Unknown(_));
+        let failed = slot.has_failed();
         let told = lost
             || self
                 .post_answer(stream, head::FIN, failed as u8, words, None, Untrusted::from_slice(&[]))
@@ -347,7 +347,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
-        let Some(source) = slot.source else { return };
+        let Some(source) = slot.source.get() else { return };
         match outcome {
             Outcome::Done => {
                 slot.delivered = slot.fit(slot.len).0;
@@ -367,8 +367,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
             },
             Outcome::Unknown(fault) => {
-                slot.outcome = Received::Unknown(fault);
-                slot.delivered = 0;
+                slot.spoil(Received::Unknown(fault));
                 protocol.requests.push_due(index, Stage::Tell);
             }
         }

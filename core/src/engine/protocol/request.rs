@@ -115,7 +115,36 @@ pub(crate) enum Stage {
     Ended,
 }
 
-/// One receive. 128 bytes; a match in time touches the first 64.
+/// How much of its message a receive has got, or that its `outcome` tells more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Whole,
+    Cut,
+    Told,
+}
+
+/// Who sent a message: a peer in one word, so that what is stored in a slot is loaded in the same width. A load that covers several
+/// stores waits until all before them are in the cache, those to memory of a peer included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sender(u32);
+
+impl Sender {
+    /// Nobody yet. No peer has the number 65535.
+    pub(crate) const NONE: Sender = Sender(u32::MAX);
+
+    #[inline(always)]
+    pub(crate) fn new(peer: PeerId) -> Self {
+        Sender(peer.index as u32 | (peer.generation as u32) << 16)
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(self) -> Option<PeerId> {
+        let peer = PeerId { index: self.0 as u16, generation: (self.0 >> 16) as u16 };
+        (peer.index != u16::MAX).then_some(peer)
+    }
+}
+
+/// One receive: three cache lines. A match in time touches two, and what it stores is loaded in the same width.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -123,18 +152,21 @@ pub struct RecvSlot {
     pub(crate) prev: u32,
     pub(crate) generation: u32,
     pub(crate) stage: Stage,
+    pub(crate) fit: Fit,
+    /// Nobody wants its status.
+    pub(crate) unclaimed: bool,
     pub(crate) ptr: *mut u8,
     /// Bytes that the buffer holds.
     pub(crate) capacity: u64,
     pub(crate) word: u64,
-    pub(crate) delivered: u64,
     /// Length of the message.
     pub(crate) len: u64,
-    pub(crate) source: Option<PeerId>,
     pub(crate) tag: Tag,
-    pub(crate) outcome: Received,
+
+    pub(crate) delivered: u64,
     pub(crate) order: u64,
-    pub(crate) posted: Option<ReceiveId>,
+    pub(crate) posted: ReceiveId,
+    pub(crate) source: Sender,
     /// The region of the buffer, as the table of regions counts.
     pub(crate) region: u16,
     /// The stream that the message came in.
@@ -145,9 +177,12 @@ pub struct RecvSlot {
     pub(crate) token: u64,
     /// Bytes that have not arrived in chunks.
     pub(crate) left: u64,
-    /// Nobody wants its status.
-    pub(crate) unclaimed: bool,
+
+    /// How it ended, where that is neither whole nor cut.
+    outcome: Received,
 }
+
+const _: () = assert!(size_of::<RecvSlot>() == 192);
 
 // SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised.
 unsafe impl Send for RecvSlot {}
@@ -159,28 +194,49 @@ impl RecvSlot {
         prev: NONE,
         generation: 0,
         stage: Stage::Free,
+        fit: Fit::Whole,
+        unclaimed: false,
         ptr: core::ptr::null_mut(),
         capacity: 0,
         word: 0,
-        delivered: 0,
         len: 0,
-        source: None,
         tag: Tag { lo: 0, hi: 0 },
-        outcome: Received::Ok,
+        delivered: 0,
         order: 0,
-        posted: None,
+        posted: ReceiveId::NONE,
+        source: Sender::NONE,
         region: 0,
         stream: NONE,
         header: NONE,
         token: 0,
         left: 0,
-        unclaimed: false,
+        outcome: Received::Ok,
     };
 
     /// How a message of `len` bytes fits.
     #[inline(always)]
-    pub(crate) fn fit(&self, len: u64) -> (u64, Received) {
-        if len <= self.capacity { (len, Received::Ok) } else { (self.capacity, Received::Truncated) }
+    pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {
+        if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
+    }
+
+    /// It ends in another way than with as much of its message as fits: nothing is delivered.
+    #[cold]
+    pub(crate) fn spoil(&mut self, outcome: Received) {
+        (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
+    }
+
+    /// How it ended.
+    fn outcome(&self) -> Received {
+        match self.fit {
+            Fit::Whole => Received::Ok,
+            Fit::Cut => Received::Truncated,
+            Fit::Told => self.outcome,
+        }
+    }
+
+    /// Whether it ends as failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.fit == Fit::Told && matches!(self.outcome, Received::Failed(_) | Received::Unknown(_))
     }
 }
 
@@ -256,18 +312,12 @@ impl<'m> Requests<'m> {
 
     /// Begins a receive in that slot.
     #[inline(always)]
-    pub(super) fn open(
-        &mut self,
-        index: u32,
-        buffer: &Buffer,
-        word: u64,
-        posted: Option<ReceiveId>,
-    ) -> Request {
+    pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
         let slot = &mut self.slots[index as usize];
         self.free = slot.next;
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
-        (slot.stage, slot.posted, slot.header) = (Stage::Posted, posted, NONE);
-        (slot.source, slot.len, slot.delivered, slot.unclaimed) = (None, 0, 0, false);
+        (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
+        (slot.delivered, slot.header) = (0, NONE);
         Request(((slot.generation as u64) << 32) | index as u64)
     }
 
@@ -337,29 +387,47 @@ impl<'m> Requests<'m> {
     }
 
     /// What is to be said of one that has ended.
-    #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
+        self.status_of(index, self.slots[index as usize].outcome())
+    }
+
+    #[inline(always)]
+    fn status_of(&self, index: u32, outcome: Received) -> Status {
         let slot = &self.slots[index as usize];
-        Status {
-            request: self.name(index),
-            word: slot.word,
-            outcome: slot.outcome,
-            envelope: slot.source.map(|source| Envelope { source, tag: slot.tag, len: slot.len }),
-            delivered: slot.delivered,
-            order: slot.order,
-        }
+        let envelope = slot.source.get().map(|source| Envelope { source, tag: slot.tag, len: slot.len });
+        let request = Request(((slot.generation as u64) << 32) | index as u64);
+        Status { request, word: slot.word, outcome, envelope, delivered: slot.delivered, order: slot.order }
+    }
+
+    /// Takes the status of one that has ended with as much of its message as fits, the usual end; its name is stale from now on.
+    /// `None`: it ended otherwise, and [`take`](Self::take) tells how.
+    #[inline(always)]
+    pub(crate) fn take_fit(&mut self, index: u32) -> Option<Status> {
+        let outcome = match self.slots[index as usize].fit {
+            Fit::Whole => Received::Ok,
+            Fit::Cut => Received::Truncated,
+            Fit::Told => return None,
+        };
+        let status = self.status_of(index, outcome);
+        self.release(index);
+        Some(status)
     }
 
     /// Takes the status of one that has ended; its name is stale from now on.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);
+        self.release(index);
+        status
+    }
+
+    #[inline(always)]
+    fn release(&mut self, index: u32) {
         self.ended.remove(self.slots, index);
         let slot = &mut self.slots[index as usize];
         slot.stage = Stage::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
         slot.next = self.free;
         self.free = index;
-        status
     }
 }

@@ -100,6 +100,11 @@ pub struct ReceiveId {
     pub(super) generation: u32,
 }
 
+impl ReceiveId {
+    /// Names nothing: no matcher has so many receives.
+    pub(crate) const NONE: ReceiveId = ReceiveId { index: u32::MAX, generation: 0 };
+}
+
 /// A message that came before its receive. Stale once it was received, taken or discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedId {
