@@ -256,7 +256,9 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-const PWD: u64 = 4;
+/// How many cells before they are needed lines are asked for: a transfer takes as long as a few short records do.
+pub(crate) const AHEAD: u64 = 4;
+
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
     #[inline(always)]
@@ -303,7 +305,8 @@ impl Producer {
             (*first.cast::<AtomicU64>()).store(stamp(self.at), Ordering::Release);
         }
         self.at = next;
-        prefetch_write(self.cell(next.wrapping_add(PWD)));
+        // A line that the consumer has read has to be taken back from it before it can be written.
+        prefetch_write(self.cell(next.wrapping_add(AHEAD)));
     }
 
     /// Position of the next record.
@@ -348,7 +351,7 @@ impl Consumer {
         self.mask
     }
 
-    /// Begins to fetch a cell some records ahead of the next: where several have come, the transfer of one line goes on while
+    /// Begins to fetch the cell so many ahead of the next record: where several have come, the transfer of one line goes on while
     /// another is looked at.
     #[inline(always)]
     pub(crate) fn prefetch(&self, cells: u64) {
@@ -406,7 +409,7 @@ fn prefetch_write(at: *const u8) {
 pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
     unsafe {
-        if len % 8 != 0 {
+        if !len.is_multiple_of(8) {
             return copy_many(from, to, len);
         }
         for at in (0..len).step_by(8) {
