@@ -131,11 +131,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
             // SAFETY: both ranges were checked when the operation was taken in, and the source or target of an operation stays
-            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once. The remote
-            // region is imported on every rail of its peer, and the piece is no longer than this one takes.
+            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once. Checked by the
+            // rail as well: the remote region may have been released since.
             let result = unsafe {
                 match write {
-                    true => self.rails[rail].post_write_checked(Peer(peer), local, remote, word, cx),
+                    true => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
                     false => self.rails[rail].post_read(Peer(peer), local, remote, cx),
                 }
             };
