@@ -529,6 +529,18 @@ fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
     }
 }
 
+/// Which processors the threads may use that are workers.
+fn cpus_of_workers() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
+        .filter(|status| status.starts_with("Name:\tfishplate\n"))
+        .filter_map(|status| {
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(str::to_owned))
+        })
+        .collect()
+}
+
 #[test]
 fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everything_back() {
     let cpu = fishplate_sys::affinity::allowed().unwrap().iter().next();
@@ -552,7 +564,13 @@ fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everyt
                         queue.submit(command)
                     })
                     .collect();
+                let cpus = (round == 0).then(|| {
+                    // What it has done, it has done pinned.
+                    queue.finish(NEVER).unwrap();
+                    cpus_of_workers()
+                });
                 let stopped = running.stop().unwrap();
+                assert!(cpus.is_none_or(|cpus| cpus == [cpu.unwrap().to_string()]));
                 assert!(stopped.finished && events.iter().all(|event| event.reply() == Some(Reply::Done(0))));
                 assert_eq!(word(&stopped.parts.0, at), round + 1);
                 parts = stopped.parts;

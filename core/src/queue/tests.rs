@@ -1,4 +1,5 @@
-//! Queues that end under load, in memory that is freed at once: run under AddressSanitizer by tests/sanitize.sh.
+//! Queues beside each other, and queues that end under load, in memory that is freed at once: run under AddressSanitizer by
+//! tests/sanitize.sh.
 
 #![cfg(not(fishplate_loom))]
 
@@ -62,4 +63,36 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
         }
     }
     assert!(done > 5_000 && abandoned > 5_000, "{done} done, {abandoned} abandoned");
+}
+
+#[test]
+fn a_busy_queue_holds_up_no_other_by_more_than_a_batch() {
+    const BATCH: usize = 4;
+    let mut tables = Tables::<1, 1, 128, 4, 16>::new();
+    let config = Config { batch: BATCH as u32, ..Config::DEFAULT };
+    let mut engine = Engine::new(config, [Loopback::<16>::new()], tables.memory()).unwrap();
+    let (host, channels) = (SpinHost::new(1), Channels::<2>::new());
+    let (mut rooms, mut queues, mut desks) = ([Room::<64>::new(), Room::new()], Vec::new(), Vec::new());
+    for (id, room) in rooms.iter_mut().enumerate() {
+        let channel = channels.queue(id);
+        let made = Queue::new(ContextId(0), &host, channel, room.memory(), Policy::BALANCED);
+        let (queue, desk) = made.unwrap();
+        queues.push(queue);
+        desks.push(desk);
+    }
+    let submit = |queue: &mut Queue<'_, _>, count| {
+        for _ in 0..count {
+            let marker = queue.create(MarkerCommand).unwrap();
+            queue.submit(marker);
+        }
+    };
+    submit(&mut queues[0], 64);
+    let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+    for turn in 1..=64 / BATCH {
+        submit(&mut queues[1], 1);
+        worker.turn(&host);
+        let done = queues.iter_mut().map(|queue| queue.pending().recv).collect::<Vec<_>>();
+        assert_eq!(done, [turn * BATCH, turn]);
+    }
+    assert!(queues.iter_mut().all(|queue| queue.finish(u64::MAX).is_ok()));
 }
