@@ -176,6 +176,8 @@ pub struct GpuRail<D: Device, H: Host> {
     lost: Option<i32>,
     stage: Stage,
     pace: Arc<Pace>,
+    /// Peers whose devices store words that ring nobody.
+    silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
     /// Whether the next poll looks at the device first.
@@ -227,6 +229,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             lost: None,
             stage,
             pace: Arc::new(Pace::new(config.longest_nap)),
+            silent: 0,
             stats: GpuStats::default(),
             why: None,
             device_first: false,
@@ -339,13 +342,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.peer(peer)?.shared.as_mut()
     }
 
-    /// Tells the bell what may come without ringing it.
-    fn expect_silence(&self) {
+    /// Tells the bell what may come without ringing it: when peers come or go.
+    fn expect_silence(&mut self) {
         let told =
             self.peers.iter().flatten().filter(|peer| {
                 !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
             });
-        self.pace.expect(told.count() as u32 + u32::from(!self.ops.is_empty()));
+        self.silent = told.count() as u32;
+        self.pace.expect(self.silent + u32::from(!self.ops.is_empty()));
     }
 }
 
@@ -521,14 +525,14 @@ impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        // What a peer has still told, before it is told that the peer is gone.
+        self.poll_device(self.caps.depth, sink);
         let mut watch = Watch { sink, fallen: &mut self.fallen };
         self.inner.check_peers(&mut watch);
         if !self.fallen.is_empty() {
             self.take_down();
         }
         self.sharing.turn(&mut self.inner);
-        // An owner who polls only here still learns what has ended.
-        while self.poll_device(self.caps.depth, sink) > 0 {}
     }
 }
 

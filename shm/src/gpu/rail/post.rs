@@ -75,10 +75,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         };
         let transfer = Transfer { peer, way, len, data, cx, local: slot };
         match (far, near, view) {
-            (Far::Near(_, Some(there), _), _, Some(here)) if len <= self.config.mapped_store || len == 0 => {
+            (Far::Near(_, Some(there), import), _, Some(here))
+                if len <= self.config.mapped_store || len == 0 =>
+            {
                 // SAFETY: both ranges were checked against what is registered and imported, and the processor sees them; the local
                 // one is the caller's promise otherwise.
-                unsafe { self.store(&transfer, here, there) }
+                unsafe { self.store(&transfer, here, there, import) }
             }
             (Far::Near(ptr, _, import), Place::Device(here), _) if len > 0 => {
                 // SAFETY: as above, for the device.
@@ -186,12 +188,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// A transfer that the processor makes itself.
     ///
     /// # Safety
-    /// `len` bytes are valid at both, for reads and writes by `way`.
+    /// `len` bytes are valid at both, for reads and writes by `way`, as long as `import` is open.
     unsafe fn store(
         &mut self,
         transfer: &Transfer,
         here: *mut u8,
         there: *mut u8,
+        import: Option<ImportId>,
     ) -> Result<Posted, PostError> {
         let ticket = match transfer.data {
             Some(_) => Some(self.can_tell(transfer.peer)?),
@@ -201,6 +204,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Way::Put => (here, there),
             Way::Get => (there, here),
         };
+        // Until this thread lets it, nothing closes what is open: a look is enough.
+        if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
+            return Err(self.is_closed(transfer.peer));
+        }
         // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
         unsafe { copy_bytes(from, to, transfer.len as usize) };
         self.stats.stored += 1;
@@ -234,8 +241,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Some(_) => self.can_tell(peer)?,
             None => None,
         };
-        if let Some(id) = import {
-            self.sharing.imports_mut().begin(id).map_err(|_| PostError::BadKey)?;
+        if import.is_some_and(|id| self.sharing.imports_mut().begin(id).is_err()) {
+            return Err(self.is_closed(peer));
         }
         let (to, from) = match way {
             Way::Put => (there, here),
@@ -290,14 +297,22 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             word_queued,
             reported: false,
         };
-        let Some(index) = self.ops.insert(op) else { return Err(PostError::Again) };
+        let Some(index) = self.begin(op) else { return Err(PostError::Again) };
         for turn in 0..used {
             let stream = (first + turn) % self.streams.count();
             self.streams.mark(self.sharing.device_mut(), stream, Owner::Op(index));
         }
         self.stats.direct += 1;
-        self.expect_silence();
         Ok(Posted::Pending)
+    }
+
+    /// Why the memory of a peer is not open any more: the peer is gone, or has taken it back.
+    #[cold]
+    fn is_closed(&mut self, peer: Peer) -> PostError {
+        match self.inner.remote(peer).is_none_or(|remote| remote.control.ended().is_some()) {
+            true => PostError::PeerDown,
+            false => PostError::BadKey,
+        }
     }
 
     /// Has the device store the word of a write behind its one copy, if it can.
@@ -353,7 +368,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             word_queued: false,
             reported: false,
         };
-        let Some(index) = self.ops.insert(op) else { return Err(PostError::Again) };
+        let Some(index) = self.begin(op) else { return Err(PostError::Again) };
         let id = self.ops.id(index);
         if let Some(slot) = local {
             self.locals[slot as usize].uses += 1;
@@ -367,8 +382,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         self.stats.relayed += 1;
         self.pump(peer);
-        self.expect_silence();
         Ok(Posted::Pending)
+    }
+
+    /// Enters an operation.
+    fn begin(&mut self, op: Op) -> Option<u32> {
+        if self.ops.is_empty() {
+            self.pace.expect(self.silent + 1);
+        }
+        self.ops.insert(op)
     }
 
     /// Whether so many ends wait to be reported that no more can be taken in.

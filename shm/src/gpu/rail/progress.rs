@@ -46,7 +46,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             count += 1;
         }
         if self.ops.is_empty() {
-            self.expect_silence();
+            self.pace.expect(self.silent);
         }
         count
     }
