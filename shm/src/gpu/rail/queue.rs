@@ -211,6 +211,14 @@ impl Ops {
         }
     }
 
+    /// Has every generation begin there.
+    #[cfg(test)]
+    pub(super) fn begin_at(&mut self, generation: u32) {
+        for (known, _) in &mut self.slots {
+            *known = generation;
+        }
+    }
+
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }

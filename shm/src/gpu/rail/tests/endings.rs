@@ -187,3 +187,46 @@ fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothin
         }
     }
 }
+
+#[test]
+fn b6_b7_a_name_of_an_operation_that_is_over_names_nothing_also_when_generations_wrap() {
+    use crate::gpu::rail::queue::{Kind, Op, Ops};
+    let op = Op {
+        cx: 0,
+        peer: PEER,
+        life: 1,
+        kind: Kind::Direct,
+        import: None,
+        local: None,
+        parts: 0,
+        unposted: false,
+        error: None,
+        data: None,
+        ticket: None,
+        word_queued: false,
+        reported: false,
+    };
+    for start in [1, u32::MAX - 2] {
+        let mut ops = Ops::new(2);
+        ops.begin_at(start);
+        let mut old = vec![];
+        for _ in 0..8 {
+            let index = ops.insert(op).unwrap();
+            let id = ops.id(index);
+            assert!(id >> 32 != 0, "a generation of 0 would be that of a name of nothing");
+            assert_eq!(ops.find(id), Some(index));
+            assert!(!old.contains(&id));
+            assert!(ops.remove(index).is_some());
+            old.push(id);
+            for &id in &old {
+                assert_eq!(ops.find(id), None, "{id:#x}");
+            }
+            let again = ops.insert(op).unwrap();
+            assert!(old.iter().all(|&id| ops.find(id).is_none()));
+            ops.remove(again);
+        }
+        for id in [0, 2, 1 << 32 | 2, u64::MAX] {
+            assert_eq!(ops.find(id), None);
+        }
+    }
+}
