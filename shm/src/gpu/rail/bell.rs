@@ -73,3 +73,21 @@ impl Park for GpuBell {
         self.bell.park(host, timeout_ns, work)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_to_their_limit_begin_anew_with_every_find_and_are_none_where_everything_rings() {
+        let pace = Pace::new(Duration::from_micros(90));
+        assert_eq!(pace.nap(), None);
+        pace.expect(1);
+        let naps: Vec<_> = (0..5).map(|_| pace.nap().unwrap()).collect();
+        assert_eq!(naps, [20_000, 40_000, 80_000, 90_000, 90_000]);
+        pace.found();
+        assert_eq!(pace.nap(), Some(20_000));
+        pace.expect(0);
+        assert_eq!(pace.nap(), None);
+    }
+}

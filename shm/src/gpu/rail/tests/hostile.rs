@@ -106,3 +106,59 @@ fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
         assert_eq!(driver.violations(), [], "seed {seed}");
     }
 }
+
+#[test]
+fn bad_input_is_refused_at_once_and_by_name() {
+    use crate::gpu::fake::Kind;
+    use crate::gpu::{Fault, Unshared};
+    let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
+    let [rail, other] = &mut pair.rails;
+    // A device that is not there.
+    let at = rail.device_mut().alloc(4096).unwrap();
+    let ptr = NonNull::new(at.0 as *mut u8).unwrap();
+    // SAFETY: refused.
+    let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
+    assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
+    assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
+    // Memory that cannot be exported, with what to do about it; an address of nothing; more than there is.
+    for (kind, why) in [(Kind::Pool, Unshared::Pool), (Kind::Managed, Unshared::Managed)] {
+        let at = rail.device_mut().alloc_as(kind, 4096).unwrap();
+        assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
+        let told = rail.why().unwrap();
+        assert_eq!(told, Refused::Export(ExportError::Device(DeviceError::NotExportable(why))));
+    }
+    let nothing = device_region(DevicePtr(64), 4096);
+    assert_eq!(rail.register(&nothing), Err(AttachError::Unsupported));
+    assert_eq!(rail.register(&device_region(at, 4097)), Err(AttachError::BadRange));
+    // What the peer never registered: an answer within the time that the configuration gives.
+    let RailKey { key, base } = pair.memory[1].key;
+    for (key, base, len, want) in [
+        (key + 1000, base, 8, AttachError::System(libc::ETIMEDOUT)),
+        (key & !0xffff_ffff, base, 8, AttachError::BadHandle),
+        (key, base, 0, AttachError::BadRange),
+        (key, u64::MAX, 8, AttachError::BadRange),
+        (key, base, 8, AttachError::BadHandle),
+        (key ^ 1 << 40, base, 8, AttachError::System(libc::ETIMEDOUT)),
+    ] {
+        let refused = rail.import(PEER, RailKey { key, base }, len);
+        assert_eq!(refused, Err(want), "{key:#x} {base:#x} {len}");
+    }
+    match rail.why() {
+        Some(Refused::Import(error)) => assert_eq!((error.peer, error.why), (PEER, Fault::Deadline)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
+    // A second import is the same one; what is given back too often is not there.
+    rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
+    for _ in 0..3 {
+        rail.release(PEER, pair.memory[1].key);
+    }
+    let (local, remote) = (pair.memory[0].local(0, 8), pair.memory[1].remote(0));
+    // SAFETY: refused.
+    assert_eq!(unsafe { rail.post_write(PEER, local, remote, None, 1) }, Err(PostError::BadKey));
+    rail.deregister(pair.memory[0].key);
+    rail.deregister(pair.memory[0].key);
+    other.deregister(RailKey { key: u64::MAX, base: 0 });
+    assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+    assert_eq!(pair.driver.violations(), []);
+}
