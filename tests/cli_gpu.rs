@@ -28,3 +28,54 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
     );
     assert_eq!(told["transports"]["shm"], "usable");
 }
+
+/// Runs a line that must succeed, and returns its rows.
+fn rows(line: &str) -> Vec<Value> {
+    let output = Command::new(env!("CARGO_BIN_EXE_fishplate"))
+        .args(line.split_whitespace())
+        .args(["--format", "json"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {:?}\n{error}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+#[test]
+fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots() {
+    for test in ["put-signal", "put", "get", "tag"] {
+        for (path, way) in [("direct", ["direct", "stored"]), ("relay", ["relayed", "relayed"])] {
+            let line = format!(
+                "perf {test} --transport gpu --device host --ipc-path {path} -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check"
+            );
+            let rows = rows(&line);
+            assert_eq!(rows.len(), 3, "{line}");
+            for row in rows {
+                let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
+                assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
+                assert_eq!(row["devices"], serde_json::json!(["host", "host"]), "{line}: {row}");
+                let moved = |how: &str| row["moved"][how].as_u64().unwrap();
+                let all = moved("direct") + moved("stored") + moved("relayed");
+                let as_asked: u64 = moved(way[0]) + if way[0] == way[1] { 0 } else { moved(way[1]) };
+                assert!(as_asked > 0 && as_asked == all, "{line}: {row}");
+                assert!(row["lat_ns"]["p50"].as_f64() <= row["lat_ns"]["p99"].as_f64(), "{line}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_fishplate"))
+            .args(["perf", "put", "--transport", "gpu", "--device", device, "-n", "1"])
+            .stdin(Stdio::null())
+            .output()
+            .expect("the binary starts");
+        assert_eq!(output.status.code(), Some(1));
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains(says) && !told.contains("panicked"), "{told}");
+    }
+}

@@ -49,6 +49,24 @@ info() {
 }
 say "what the tool tells of it" info
 
+# perf MOOD OPTIONS...: two processes over that driver, every payload verified, nothing left open or done that must not be
+perf() {
+    local mood=$1 test
+    shift
+    rm -f "$place/report"
+    for test in put-signal put get tag; do
+        env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mood" FAKE_CUDA_REPORT="$place/report" \
+            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device cuda:0,cuda:1 "$@" \
+            -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check --pin none || return
+    done
+    cat "$place/report"
+    [ "$(wc -l <"$place/report")" = 8 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
+}
+for path in direct relay; do
+    say "perf over it, $path" perf "" --ipc-path "$path"
+    say "perf over it, $path: late" perf late --ipc-path "$path"
+done
+
 # none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return

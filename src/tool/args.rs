@@ -1,6 +1,8 @@
 //! The command line, and its translation into a [`Plan`] that is known to be possible.
 
 use std::ffi::OsString;
+use std::fmt;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fishplate::config::Settings;
@@ -71,6 +73,12 @@ pub struct PeerArgs {
     /// Their interfaces.
     #[arg(long, value_delimiter = ',')]
     pub interface: Vec<String>,
+    /// Whose memory payloads are in.
+    #[arg(long, default_value = "host")]
+    pub device: DeviceName,
+    /// How they get from one device to the other.
+    #[arg(long, value_enum, default_value_t = IpcPath::Direct)]
+    pub ipc_path: IpcPath,
 }
 
 /// Operations that can be measured.
@@ -109,6 +117,49 @@ pub enum Transport {
     Sim,
     /// libfabric, between two processes on one host or two.
     Fabric,
+    /// Memory of a device, between two processes on one host.
+    Gpu,
+}
+
+/// How payloads get from one device's memory into another process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpcPath {
+    /// The device copies.
+    Direct,
+    /// Both sides copy, through memory of the processor.
+    Relay,
+}
+
+/// Whose memory payloads are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceName {
+    /// The processor's, used as if it were a device's.
+    Host,
+    /// That of a GPU, by its number in this process.
+    Cuda(u32),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Host => f.write_str("host"),
+            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+        match (text, ordinal) {
+            ("host", _) => Ok(DeviceName::Host),
+            (_, Some(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
+            _ => Err(format!("`{text}` is neither host nor cuda:N")),
+        }
+    }
 }
 
 /// Where signal and payload lie.
@@ -192,6 +243,13 @@ pub struct PerfArgs {
     /// With --transport fabric: interfaces, one rail for each time that one is named [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
+    /// With --transport gpu: whose memory payloads are in, host or cuda:N; A,B for this side and the other [default: cuda:0 if
+    /// there is one, else host].
+    #[arg(long, value_name = "WHERE", value_delimiter = ',')]
+    pub device: Vec<DeviceName>,
+    /// With --transport gpu: how payloads get from one device's memory into another process's [default: direct].
+    #[arg(long, value_enum)]
+    pub ipc_path: Option<IpcPath>,
     /// Seed of payloads and of the simulated fabric.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -295,6 +353,10 @@ pub struct Plan {
     pub mode: Mode,
     /// How to write the results.
     pub format: Format,
+    /// Whose memory payloads are in, here and there; as the transport has it, if empty.
+    pub devices: Vec<DeviceName>,
+    /// How payloads get from device to device.
+    pub ipc_path: IpcPath,
     /// How the two sides meet.
     pub meeting: Meeting,
     /// Memory of one direction, in bytes.
@@ -379,10 +441,15 @@ impl PerfArgs {
             window: self.window,
             places: pin.resolve()?,
             streams: self.streams,
-            layout: self.layout,
+            layout: match self.transport {
+                Transport::Gpu => Some(Layout::Split),
+                _ => self.layout,
+            },
             signal: self.signal,
             mode: self.mode,
             format: self.format,
+            devices: self.device,
+            ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),
             meeting,
             region: self.region,
             timeout: self.timeout,
@@ -466,19 +533,21 @@ impl PerfArgs {
     }
 
     fn check_roles(&self) -> Outcome {
-        let two = matches!(self.transport, Transport::Shm | Transport::Fabric);
+        let two = matches!(self.transport, Transport::Shm | Transport::Fabric | Transport::Gpu);
         if !two && (self.listen.is_some() || self.connect.is_some()) {
             return Err(Failure::usage(format!(
-                "--listen and --connect join two processes, and {} stays within one: use --transport shm or fabric",
+                "--listen and --connect join two processes, and {} stays within one: use --transport shm, gpu or fabric",
                 name(self.transport)
             )));
         }
-        if self.transport == Transport::Shm && self.rails != 1 {
+        if matches!(self.transport, Transport::Shm | Transport::Gpu) && self.rails != 1 {
             return Err(Failure::usage(format!(
-                "--rails {}: two processes share one memory, so shm has one rail; use --transport fabric, sim or loopback",
-                self.rails
+                "--rails {}: two processes share one memory, so {} has one rail; use --transport fabric, sim or loopback",
+                self.rails,
+                name(self.transport)
             )));
         }
+        self.check_device()?;
         if self.seeds.is_some()
             && (self.transport != Transport::Sim || !matches!(self.test, Test::PutSignal | Test::Tag))
         {
@@ -505,6 +574,42 @@ impl PerfArgs {
             )));
         }
         Ok(())
+    }
+}
+
+impl PerfArgs {
+    fn check_device(&self) -> Outcome {
+        if self.transport != Transport::Gpu {
+            return match self.device.is_empty() && self.ipc_path.is_none() {
+                true => Ok(()),
+                false => Err(Failure::usage(format!(
+                    "--device and --ipc-path choose memory of a device, and {} has none: use --transport gpu",
+                    name(self.transport)
+                ))),
+            };
+        }
+        if self.device.len() > 2 {
+            return Err(Failure::usage("--device: one for both sides, or one for each"));
+        }
+        if self.meeting_is_given() && self.device.len() > 1 {
+            return Err(Failure::usage("--device: with --listen or --connect, each side names its own"));
+        }
+        if !matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Tag) {
+            return Err(Failure::usage(format!(
+                "--transport gpu measures put-signal, put, get and tag: use --transport shm for {}",
+                name(self.test)
+            )));
+        }
+        if self.layout == Some(Layout::Adjacent) {
+            return Err(Failure::usage(
+                "--layout adjacent: signals are in memory of the processor, never behind a payload on a device",
+            ));
+        }
+        Ok(())
+    }
+
+    fn meeting_is_given(&self) -> bool {
+        self.listen.is_some() || self.connect.is_some()
     }
 }
 
@@ -544,6 +649,14 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named() {
+        let plan =
+            plan("put --transport gpu --device cuda:1,host --ipc-path relay -s 256M --region 256M").unwrap();
+        assert_eq!(plan.devices, [DeviceName::Cuda(1), DeviceName::Host]);
+        assert_eq!((plan.ipc_path, plan.layout), (IpcPath::Relay, Some(Layout::Split)));
+    }
+
+    #[test]
     fn mistakes_are_named_with_a_remedy() {
         for (line, says) in [
             ("put -s 0", "size 0"),
@@ -570,6 +683,15 @@ mod tests {
             ("put --transport loopback --seeds 3", "put-signal"),
             ("put-signal --transport sim --seeds 0", "--seeds 0"),
             ("steal", "steal"),
+            ("put --device host", "--transport gpu"),
+            ("put --ipc-path relay", "--transport gpu"),
+            ("put --transport gpu --device cuda", "cuda:N"),
+            ("put --transport gpu --device host --device host,host", "one for each"),
+            ("put --transport gpu --device host,host --listen a", "its own"),
+            ("amo --transport gpu", "--transport shm for amo"),
+            ("put-signal --transport gpu --layout adjacent", "never behind a payload"),
+            ("put --transport gpu --rails 2", "gpu has one rail"),
+            ("put --transport gpu --mode worker", "--mode inline"),
             ("put --transport pigeon", "pigeon"),
         ] {
             let failure = plan(line).expect_err(line);

@@ -1,4 +1,4 @@
-//! Measuring. `pair` and `fabric` bring two processes together, at a `table` where both run the same legs; `solo` plays both sides
+//! Measuring. `pair`, `gpu` and `fabric` bring two processes together, at a `table` where both run the same legs; `solo` plays both sides
 //! in one thread. `pool` has no sides. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`,
 //! `ring`) do not know which. `worker` runs some of them with a second thread per side, which drives the engine. `matching` stands
 //! apart: it measures tag matching without a transport, beside other engines.
@@ -6,6 +6,7 @@
 mod amo;
 mod fabric;
 mod get;
+mod gpu;
 mod leg;
 pub mod matching;
 mod meet;
@@ -38,6 +39,7 @@ use seat::Seat;
 pub fn answer(args: &PeerArgs) -> Outcome {
     match args.transport {
         Transport::Fabric => fabric::answer(args),
+        Transport::Gpu => gpu::answer(args),
         _ => pair::answer(args),
     }
 }
@@ -48,6 +50,7 @@ pub fn run(plan: &Plan) -> Outcome {
         _ if plan.test == Test::Pool => pool::run(plan),
         Transport::Shm => pair::run(plan),
         Transport::Fabric => fabric::run(plan),
+        Transport::Gpu => gpu::run(plan),
         Transport::Loopback | Transport::Sim => solo::run(plan),
     }
 }

@@ -4,13 +4,24 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::args::{self, Format, Layout, Mode, Plan, Test, Transport};
+use super::args::{self, Format, IpcPath, Layout, Mode, Plan, Test, Transport};
 use super::failure::{Failure, Outcome};
 use super::histogram::Latency;
 use super::sizes;
 
 /// Goes up when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// How payloads got from one device's memory into another process's, on the side that measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// Copies of a device.
+    pub direct: u64,
+    /// Through bounce slots.
+    pub relayed: u64,
+    /// Stores of the processor.
+    pub stored: u64,
+}
 
 /// One line of results.
 #[derive(Clone, Debug, Serialize)]
@@ -57,6 +68,12 @@ pub struct Row {
     pub p50_over_floor: Option<f64>,
     /// A plain copy of the same buffers, interleaved with the measurement.
     pub memcpy_bytes_per_s: Option<f64>,
+    /// Whose memory payloads were in, here and there, if a device's.
+    pub devices: Vec<String>,
+    /// What way they were to go, then.
+    pub ipc_path: Option<IpcPath>,
+    /// What way they went.
+    pub moved: Option<Moved>,
     /// How often the row was measured again because the floor moved.
     pub repeats: u32,
     /// Whether the floor still moved in the repetition that is reported.
@@ -88,6 +105,9 @@ impl Row {
             pin: plan.places.cpus,
             p50_over_floor: None,
             memcpy_bytes_per_s: None,
+            devices: plan.devices.iter().map(ToString::to_string).collect(),
+            ipc_path: (plan.transport == Transport::Gpu).then_some(plan.ipc_path),
+            moved: None,
             repeats: 0,
             floor_unsteady: false,
         }
@@ -303,6 +323,8 @@ mod tests {
             signal: SignalKind::Add,
             mode: Mode::Inline,
             format: Format::Json,
+            devices: vec![],
+            ipc_path: args::IpcPath::Direct,
             meeting: Meeting::Spawn,
             region: 4096,
             timeout: 1,

@@ -6,7 +6,7 @@ use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::put;
-use super::seat::{CONTEXT, Seat, issue};
+use super::seat::{CONTEXT, Memory, Seat, issue};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -16,11 +16,12 @@ pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
     put::prepare(seat, leg, side)?;
     if side == Side::Answers {
         for slot in 0..leg.slots() {
-            // SAFETY: the slots lie inside the arena, which nobody reads before the leg begins.
+            // SAFETY: the slots lie inside the memory where payloads land, which nobody reads before the leg begins.
             unsafe {
-                let at = seat.arena.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
+                let at = seat.landing.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
                 Pattern::new(leg.seed, 0, slot).fill(at, leg.size);
             }
+            seat.give(Memory::Landing, SLOTS_AT + slot as usize * leg.stride(), leg.size)?;
         }
     }
     Ok(())
@@ -59,7 +60,7 @@ fn gets<R: Rail, const RAILS: usize>(
     let mut slot = 0;
     for _ in 0..count {
         let offset = slot as usize * stride;
-        let (into, from) = (seat.buffer.at(offset as u64), seat.theirs.at((SLOTS_AT + offset) as u64));
+        let (into, from) = (seat.buffer.at(offset as u64), seat.there.at((SLOTS_AT + offset) as u64));
         let issued =
             issue!(seat, deadline_ns, engine => engine.get(CONTEXT, into, len, from, Notice::Report(0)));
         if let Issued::Pending(token) = issued {
@@ -69,6 +70,7 @@ fn gets<R: Rail, const RAILS: usize>(
         histogram.record(now.wrapping_sub(last));
         last = now;
         if leg.check {
+            seat.take(Memory::Buffer, offset, len)?;
             // SAFETY: the slot lies inside the buffer, and the get that filled it is over.
             let at = unsafe { seat.bytes.as_ptr().add(offset) };
             // SAFETY: as above.
@@ -78,6 +80,7 @@ fn gets<R: Rail, const RAILS: usize>(
             // So that the next get cannot pass for this one.
             // SAFETY: as above.
             unsafe { at.write(!at.read()) };
+            seat.give(Memory::Buffer, offset, 1)?;
             last = clock.now();
         }
         slot = if slot + 1 == slots { 0 } else { slot + 1 };

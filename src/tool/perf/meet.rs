@@ -50,8 +50,8 @@ pub fn launch(plan: &Plan, address: &str, more: &[String]) -> Outcome<Second> {
     Ok(Second { child })
 }
 
-/// Starts the second process and shakes hands with it.
-pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
+/// Starts the second process, with `more` on its command line, and shakes hands with it.
+pub fn spawn(plan: &Plan, profile: &Profile, more: &[String]) -> Outcome<(Link, Second)> {
     let mut random = [0u8; 16];
     // SAFETY: 16 bytes, all ours.
     if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
@@ -61,7 +61,7 @@ pub fn spawn(plan: &Plan, profile: &Profile) -> Outcome<(Link, Second)> {
     let address = format!("@fishplate-{:032x}", u128::from_ne_bytes(random));
     let listener = Listener::bind(&address)
         .map_err(|error| Failure::run(format!("cannot listen for a second process: {error}")))?;
-    let mut second = launch(plan, &address, &[])?;
+    let mut second = launch(plan, &address, more)?;
     let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(10));
     loop {
         match listener.accept(profile, deadline) {

@@ -44,7 +44,7 @@ pub fn run(plan: &Plan) -> Outcome {
         Meeting::Spawn => {
             // The second process is started before this one is pinned, so that it does not inherit that.
             let rail = rail(plan.region)?;
-            let (link, second) = meet::spawn(plan, &rail.profile())?;
+            let (link, second) = meet::spawn(plan, &rail.profile(), &[])?;
             let _pinned = pin_first(plan)?;
             lead(plan, rail, link, Some(second))
         }
@@ -142,6 +142,10 @@ impl Ground {
                 ours,
                 arena,
                 theirs,
+                there: theirs,
+                landing: arena,
+                on_device: false,
+                mirror: None,
                 buffer,
                 bytes: self.buffer.ptr(),
                 clock: Clock::calibrate(),

@@ -6,7 +6,7 @@ use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
-use super::seat::{CONTEXT, LOOK_TICKS, Seat, issue};
+use super::seat::{CONTEXT, LOOK_TICKS, Memory, Seat, issue};
 use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -73,13 +73,13 @@ fn windows_of<R: Rail, const RAILS: usize>(
     let (mut last, mut looked) = (begun, begun);
     for window in first..first + count {
         if leg.check {
-            fill(seat, leg, window);
+            fill(seat, leg, window)?;
         }
         let mut slot = 0;
         for _ in 0..per_window {
             let offset = slot * stride;
             slot = if slot + 1 == slots { 0 } else { slot + 1 };
-            let (from, to) = (seat.buffer.at(offset as u64), seat.theirs.at((SLOTS_AT + offset) as u64));
+            let (from, to) = (seat.buffer.at(offset as u64), seat.there.at((SLOTS_AT + offset) as u64));
             issue!(seat, deadline_ns, engine => engine.put(CONTEXT, from, len, to, Notice::Silent));
         }
         if leg.check {
@@ -104,7 +104,7 @@ fn pattern(leg: &Leg, window: u64, slot: u64) -> Pattern {
     Pattern::new(leg.seed, window, slot)
 }
 
-fn fill<R: Rail, const RAILS: usize>(seat: &Seat<'_, R, RAILS>, leg: &Leg, window: u64) {
+fn fill<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, window: u64) -> Outcome {
     for slot in 0..leg.slots() {
         // SAFETY: the slots lie inside the buffer, which is as large as the arena; the window before was answered, so
         // nothing reads them now.
@@ -112,7 +112,9 @@ fn fill<R: Rail, const RAILS: usize>(seat: &Seat<'_, R, RAILS>, leg: &Leg, windo
             let at = seat.bytes.as_ptr().add(slot as usize * leg.stride());
             pattern(leg, window, slot).fill(at, leg.size);
         }
+        seat.give(Memory::Buffer, slot as usize * leg.stride(), leg.size)?;
     }
+    Ok(())
 }
 
 /// The side that receives.
@@ -129,9 +131,10 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
     for window in 1..=warm + leg.iters / leg.per_window() {
         seat.wait(SIGNALS[0], Cmp::Eq, window, deadline_ns)?;
         for slot in 0..leg.slots() {
-            // SAFETY: the slots lie inside the arena.
+            seat.take(Memory::Landing, SLOTS_AT + slot as usize * leg.stride(), leg.size)?;
+            // SAFETY: the slots lie inside the memory where payloads land.
             let whole = unsafe {
-                let at = seat.arena.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
+                let at = seat.landing.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
                 pattern(leg, window, slot).verify(at, leg.size)
             };
             tally.checked += u64::from(whole && window > warm);

@@ -9,13 +9,16 @@ use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, Side, Tally};
-use super::seat::{CONTEXT, Seat, issue};
+use super::seat::{CONTEXT, Memory, Seat, issue};
 use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
 
 /// Looks at a payload that should have been there before its signal.
 const SECOND_LOOKS: u32 = 1_000_000;
+
+/// The same where each look is a copy.
+const COPIES: u32 = 100;
 
 /// Clears this side's words before the leg.
 pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
@@ -87,7 +90,7 @@ impl Play {
         leg: &Leg,
         histogram: &mut Histogram,
     ) -> Outcome {
-        self.fill::<R, RAILS, CHECK>(seat, 1);
+        self.fill::<R, RAILS, CHECK>(seat, 1)?;
         let mut discarded = Histogram::new();
         self.run::<R, RAILS, CHECK>(seat, 1, leg.warmup, &mut discarded)?;
         self.tally = Tally::default();
@@ -121,11 +124,11 @@ impl Play {
                 last = now;
             }
             // In flight.
-            self.fill::<R, RAILS, CHECK>(seat, seq + 1);
+            self.fill::<R, RAILS, CHECK>(seat, seq + 1)?;
             // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
-            self.verify::<R, RAILS, CHECK>(seat, expected);
+            self.verify::<R, RAILS, CHECK>(seat, expected)?;
         }
         let now = clock.now();
         histogram.record(now.wrapping_sub(last));
@@ -140,11 +143,11 @@ impl Play {
         leg: &Leg,
     ) -> Outcome {
         for seq in 1..=leg.warmup + leg.iters {
-            self.fill::<R, RAILS, CHECK>(seat, seq);
+            self.fill::<R, RAILS, CHECK>(seat, seq)?;
             // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
-            self.verify::<R, RAILS, CHECK>(seat, expected);
+            self.verify::<R, RAILS, CHECK>(seat, expected)?;
             self.post(seat, seq)?;
         }
         self.tally.checked = self.tally.checked.saturating_sub(leg.warmup);
@@ -154,7 +157,7 @@ impl Play {
     #[inline(always)]
     fn post<R: Rail, const RAILS: usize>(&mut self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
         let signal = Signal { at: seat.theirs.at(self.out.1), op: SignalOp::Set, value: seq };
-        let (from, to) = (seat.buffer.at(self.from as u64), seat.theirs.at(self.out.0));
+        let (from, to) = (seat.buffer.at(self.from as u64), seat.there.at(self.out.0));
         issue!(seat, self.deadline_ns, engine =>
             engine.put_signal(CONTEXT, from, self.len, to, signal, Notice::Silent));
         self.from ^= self.stride;
@@ -162,32 +165,63 @@ impl Play {
     }
 
     #[inline(always)]
-    fn fill<R: Rail, const RAILS: usize, const CHECK: bool>(&self, seat: &Seat<'_, R, RAILS>, seq: u64) {
+    fn fill<R: Rail, const RAILS: usize, const CHECK: bool>(
+        &self,
+        seat: &mut Seat<'_, R, RAILS>,
+        seq: u64,
+    ) -> Outcome {
         if CHECK {
             // SAFETY: two sources of `stride` bytes lie inside the buffer. This one belonged to the operation before the
             // last, which was answered and is over.
             let at = unsafe { seat.bytes.as_ptr().add(self.from) };
             // SAFETY: as above; `len <= stride`.
             unsafe { Pattern::new(self.seed, self.directions.0, seq).fill(at, self.len) };
+            seat.give(Memory::Buffer, self.from, self.len)?;
         }
+        Ok(())
     }
 
     #[inline(always)]
     fn verify<R: Rail, const RAILS: usize, const CHECK: bool>(
         &mut self,
-        seat: &Seat<'_, R, RAILS>,
+        seat: &mut Seat<'_, R, RAILS>,
         expected: Pattern,
-    ) {
+    ) -> Outcome {
         if CHECK {
-            // SAFETY: the placement of the payload lies inside the arena.
-            let at = unsafe { seat.arena.as_ptr().add(self.inward.0) };
+            seat.take(Memory::Landing, self.inward.0, self.len)?;
+            // SAFETY: the placement of the payload lies inside the memory where payloads land.
+            let at = unsafe { seat.landing.as_ptr().add(self.inward.0) };
             // SAFETY: as above.
             if unsafe { expected.verify(at, self.len) } {
                 self.tally.checked += 1;
+            } else if seat.is_mirrored() {
+                self.wrong_there(seat, at, expected)?;
             } else {
                 self.wrong(at, expected);
             }
         }
+        Ok(())
+    }
+
+    /// The same of memory of a device, which is looked at again by copying it again.
+    #[cold]
+    #[inline(never)]
+    fn wrong_there<R: Rail, const RAILS: usize>(
+        &mut self,
+        seat: &mut Seat<'_, R, RAILS>,
+        at: *const u8,
+        expected: Pattern,
+    ) -> Outcome {
+        for _ in 0..COPIES {
+            seat.take(Memory::Landing, self.inward.0, self.len)?;
+            // SAFETY: as in `verify`.
+            if unsafe { expected.verify(at, self.len) } {
+                self.tally.misordered += 1;
+                return Ok(());
+            }
+        }
+        self.tally.errors += 1;
+        Ok(())
     }
 
     /// Finds out whether the payload comes late or is wrong.

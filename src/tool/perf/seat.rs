@@ -37,6 +37,24 @@ const LOOK_NS: u64 = 10_000_000;
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
 
+/// Memory that payloads are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// What the other side writes to.
+    Landing,
+    /// What this side sends from and gets into.
+    Buffer,
+}
+
+/// Brings payloads from where the processor sees them into memory of a device, and back. Slow path: waits for the device.
+pub trait Mirror: Send {
+    /// Into the device.
+    fn give(&mut self, memory: Memory, offset: usize, len: usize) -> Outcome;
+
+    /// Out of it.
+    fn take(&mut self, memory: Memory, offset: usize, len: usize) -> Outcome;
+}
+
 /// One side of a run.
 pub struct Seat<'m, R: Rail, const RAILS: usize> {
     /// The engine.
@@ -53,6 +71,14 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     pub arena: NonNull<u8>,
     /// The arena there.
     pub theirs: RemoteId,
+    /// Where payloads go there: the arena, or memory of a device.
+    pub there: RemoteId,
+    /// Where payloads come here, as the processor sees them.
+    pub landing: NonNull<u8>,
+    /// Whether payloads are in memory of a device: then none of it travels in a call.
+    pub on_device: bool,
+    /// What keeps what the processor sees of a device's memory equal to it, when a test asks for that. Without it, both are one.
+    pub mirror: Option<Box<dyn Mirror>>,
     /// Private memory to send from and to get into.
     pub buffer: LocalId,
     /// First byte of it.
@@ -106,10 +132,34 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         }
     }
 
+    /// Makes a payload that the processor has written be there.
+    #[inline(always)]
+    pub fn give(&mut self, memory: Memory, offset: usize, len: usize) -> Outcome {
+        match &mut self.mirror {
+            None => Ok(()),
+            Some(mirror) => mirror.give(memory, offset, len),
+        }
+    }
+
+    /// Lets the processor see a payload that is there.
+    #[inline(always)]
+    pub fn take(&mut self, memory: Memory, offset: usize, len: usize) -> Outcome {
+        match &mut self.mirror {
+            None => Ok(()),
+            Some(mirror) => mirror.take(memory, offset, len),
+        }
+    }
+
+    /// Whether payloads are in memory that the processor may not touch.
+    #[inline(always)]
+    pub fn is_mirrored(&self) -> bool {
+        self.mirror.is_some()
+    }
+
     /// The payload of a message: a slice where that is short enough to travel in it.
     #[inline(always)]
     pub fn payload(&self, offset: usize, len: usize) -> Payload<'_> {
-        if len <= self.engine.eager_max() {
+        if len <= self.engine.eager_max() && !self.on_device {
             // SAFETY: the tests use offsets inside the buffer; nothing writes there before the send has returned.
             Payload::Bytes(unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(offset), len) })
         } else {

@@ -62,6 +62,14 @@ pub trait Talk<R: Rail, const RAILS: usize> {
     fn exchange(&mut self, seat: &mut Seat<'_, R, RAILS>, word: &[u8], deadline: Instant)
     -> Outcome<Vec<u8>>;
 
+    /// Adds to a row what the rails know of it.
+    fn fill_in(&mut self, _seat: &mut Seat<'_, R, RAILS>, _row: &mut Row) {}
+
+    /// Ends what both sides have in common, when both have nothing more to measure.
+    fn part(&mut self, _seat: &mut Seat<'_, R, RAILS>) -> Outcome {
+        Ok(())
+    }
+
     /// Adds what is known of the other side's process to the news that it is lost.
     fn explain(&mut self, failure: Failure) -> Failure {
         failure
@@ -139,9 +147,9 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         let begun = clock.now();
         for k in 0..count {
             let offset = k % slots * leg.stride();
-            // SAFETY: the slots lie inside buffer and arena, which do not overlap; the follower waits for an order.
+            // SAFETY: the slots lie inside the buffer and where payloads land, which do not overlap; the follower waits for an order.
             unsafe {
-                copy(self.seat.bytes.add(offset), self.seat.arena.add(SLOTS_AT + offset), leg.size);
+                copy(self.seat.bytes.add(offset), self.seat.landing.add(SLOTS_AT + offset), leg.size);
             };
         }
         (count * leg.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
@@ -173,6 +181,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         }
         drop(progress);
         self.order(Order::Done)?;
+        self.talk.part(&mut self.seat)?;
         fault
     }
 
@@ -184,7 +193,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         loop {
             histogram.clear();
             progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
-            let compare = plan.test == Test::Put;
+            let compare = plan.test == Test::Put && !self.seat.is_mirrored();
             let mut copied = Vec::new();
             let mut copy = |table: &Self| {
                 if compare {
@@ -237,6 +246,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             row.memcpy_bytes_per_s = copied.get(copied.len() / 2).copied();
             row.repeats = repeats;
             row.floor_unsteady = floors.is_some_and(|floors| !floors.steady());
+            self.talk.fill_in(&mut self.seat, &mut row);
             return Ok(row);
         }
     }
@@ -267,8 +277,13 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
                     wrong += tally.errors + tally.misordered;
                     let _: Tally = self.exchange(&tally)?;
                 }
-                Order::Done if wrong == 0 || expected.is_none() => return Ok(()),
-                Order::Done => return Err(Failure::run(format!("{wrong} iterations had wrong data"))),
+                Order::Done => {
+                    self.talk.part(&mut self.seat)?;
+                    return match wrong == 0 || expected.is_none() {
+                        true => Ok(()),
+                        false => Err(Failure::run(format!("{wrong} iterations had wrong data"))),
+                    };
+                }
             }
         }
     }

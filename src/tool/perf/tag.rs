@@ -8,7 +8,7 @@ use std::hint::black_box;
 use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, Side, Tally};
-use super::seat::Seat;
+use super::seat::{Memory, Seat};
 use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -48,7 +48,7 @@ fn rounds<R: Rail, const RAILS: usize>(
     let mut last = begun;
     let mut from = 0;
     for seq in first..first + count {
-        fill(seat, leg, Side::Starts, seq, from);
+        fill(seat, leg, Side::Starts, seq, from)?;
         let pending = seat.send(seq, from, leg.size, deadline_ns)?;
         from ^= stride(leg.size);
         if seq != first {
@@ -60,7 +60,7 @@ fn rounds<R: Rail, const RAILS: usize>(
         // Made before the wait, not between the message and the answer to it.
         let expected = black_box(Pattern::new(leg.seed, Side::Answers as u64, seq));
         seat.received(request, deadline_ns)?;
-        verify(seat, leg, expected, tally);
+        verify(seat, leg, expected, tally)?;
         seat.sent(pending as u64, deadline_ns)?;
     }
     let now = clock.now();
@@ -77,10 +77,10 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
     let last = leg.warmup + leg.iters;
     let mut request = seat.recv(1, inward_of(leg), leg.size)?;
     for seq in 1..=last {
-        fill(seat, leg, Side::Answers, seq, from);
+        fill(seat, leg, Side::Answers, seq, from)?;
         let expected = black_box(Pattern::new(leg.seed, Side::Starts as u64, seq));
         seat.received(request, deadline_ns)?;
-        verify(seat, leg, expected, &mut tally);
+        verify(seat, leg, expected, &mut tally)?;
         let pending = seat.send(seq, from, leg.size, deadline_ns)?;
         from ^= stride(leg.size);
         if seq != last {
@@ -99,29 +99,33 @@ pub fn inward_of(leg: &Leg) -> usize {
 
 #[inline(always)]
 fn fill<R: Rail, const RAILS: usize>(
-    seat: &Seat<'_, R, RAILS>,
+    seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
     side: Side,
     seq: u64,
     from: usize,
-) {
+) -> Outcome {
     if leg.check {
         // SAFETY: the sources lie inside the buffer. This one belonged to a send that is over.
         unsafe { Pattern::new(leg.seed, side as u64, seq).fill(seat.bytes.as_ptr().add(from), leg.size) };
+        seat.give(Memory::Buffer, from, leg.size)?;
     }
+    Ok(())
 }
 
 #[inline(always)]
 fn verify<R: Rail, const RAILS: usize>(
-    seat: &Seat<'_, R, RAILS>,
+    seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
     expected: Pattern,
     tally: &mut Tally,
-) {
+) -> Outcome {
     if leg.check {
+        seat.take(Memory::Buffer, inward_of(leg), leg.size)?;
         // SAFETY: the payload lies inside the buffer, and its receive is over.
         let whole = unsafe { expected.verify(seat.bytes.as_ptr().add(inward_of(leg)), leg.size) };
         tally.checked += u64::from(whole);
         tally.errors += u64::from(!whole);
     }
+    Ok(())
 }
