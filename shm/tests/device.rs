@@ -1,10 +1,10 @@
-//! What every device must do, over everything that implements [`Device`]: the fakes, and CUDA where there is a driver, real or not
+//! What every device must do, over everything that implements [`Device`]: memory of the processor, the fakes, and CUDA where there is a driver, real or not
 //! (`tests/cuda-fake.sh`, `tests/gpu.sh`). With a second process, which is this test binary again.
 
 use std::sync::OnceLock;
 
 use fishplate_shm::gpu::fake::{Behaviour, FakeDevice, FakeDriver, FakeProcess, Kind, Violation};
-use fishplate_shm::gpu::{Device, DeviceError, DevicePtr, Unshared};
+use fishplate_shm::gpu::{Device, DeviceError, DevicePtr, HostDevice, Unshared};
 
 mod support;
 
@@ -108,6 +108,22 @@ impl Kit for FakeLate {
 
     fn held(device: &FakeDevice) -> u64 {
         fake_held(device)
+    }
+}
+
+/// Memory of the processor.
+struct Host;
+
+impl Kit for Host {
+    type Device = HostDevice;
+    const NAME: &str = "host";
+
+    fn open(ordinal: u32) -> Option<Result<HostDevice, DeviceError>> {
+        (ordinal == 0).then(|| Ok(HostDevice::new()))
+    }
+
+    fn held(device: &HostDevice) -> u64 {
+        device.held().1 as u64
     }
 }
 
@@ -230,6 +246,7 @@ mod nvidia {
 fn child() {
     let Some((role, address)) = support::role() else { return };
     match role.as_str() {
+        Host::NAME => second::serve::<Host>(&address),
         Fake::NAME => second::serve::<Fake>(&address),
         FakeLate::NAME => second::serve::<FakeLate>(&address),
         #[cfg(feature = "cuda")]
@@ -275,6 +292,7 @@ macro_rules! suite {
     };
 }
 
+suite!(on_host, super::Host);
 suite!(on_fake, super::Fake);
 suite!(on_fake_late, super::FakeLate);
 #[cfg(feature = "cuda")]
