@@ -256,8 +256,10 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// How many cells before they are needed lines are asked for: a transfer takes as long as a few short records do.
-pub(crate) const AHEAD: u64 = 4;
+/// How many cells before they are needed lines are asked for, to be written and to be read: a transfer takes as long as a few
+/// short records do. Constants, so that the address is known before the record in between has arrived.
+const WRITE_AHEAD: u64 = 4;
+const READ_AHEAD: u64 = 8;
 
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
@@ -306,7 +308,7 @@ impl Producer {
         }
         self.at = next;
         // A line that the consumer has read has to be taken back from it before it can be written.
-        prefetch_write(self.cell(next.wrapping_add(AHEAD)));
+        prefetch_write(self.cell(next.wrapping_add(WRITE_AHEAD)));
     }
 
     /// Position of the next record.
@@ -351,11 +353,11 @@ impl Consumer {
         self.mask
     }
 
-    /// Begins to fetch the cell so many ahead of the next record: where several have come, the transfer of one line goes on while
-    /// another is looked at.
+    /// Begins to fetch a cell ahead of the next record: where several have come, the transfer of one line goes on while another is
+    /// looked at.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, cells: u64) {
-        let place = (self.at.wrapping_add(cells) & self.mask) as usize * CELL;
+    pub(crate) fn prefetch(&self) {
+        let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;
         prefetch_read(self.cells.wrapping_add(place));
     }
 

@@ -171,6 +171,7 @@ impl Attached {
         let mut count = 0;
         while count < budget {
             let Some(header) = self.input.header() else { break };
+            self.input.prefetch();
             let value = (header >> 32) as u32;
             let cells = match header as u32 {
                 MESSAGE => {
@@ -179,7 +180,6 @@ impl Attached {
                         self.fail(PeerError::Protocol(Violation::Length));
                         break;
                     }
-                    self.input.prefetch(cells_for(len) + lane::AHEAD / 2);
                     // SAFETY: a record may be as long as three quarters of the lane, `max_message` fits that, and the
                     // lane is mapped twice in a row. The sink keeps nothing beyond the call, by its type.
                     sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD), len) });
