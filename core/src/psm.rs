@@ -18,11 +18,13 @@
 //!
 //! # Files
 //!
-//! `request` is the table of requests, `status` what is said of them.
+//! `request` is the table of requests, `status` what is said of them; `provider` the calls that a libfabric provider makes besides.
 
+mod provider;
 mod request;
 mod status;
 
+pub use provider::{Copied, Fast, Opt};
 pub use request::{MqReq, MqSlot};
 pub use status::{Code, Stats, Status, Status2};
 
@@ -51,6 +53,8 @@ pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
     context: ContextId,
     requests: Requests<'e>,
     stats: Stats,
+    /// An option without effect.
+    max_sysbuf_mbytes: u32,
 }
 
 impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
@@ -64,10 +68,11 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         context: ContextId,
         slots: &'e mut [MqSlot],
     ) -> Result<Self, Code> {
-        if engine.eager_max() == 0 || slots.is_empty() || context.0 as u16 >= engine.config().contexts {
+        if !engine.has_matching() || slots.is_empty() || context.0 as u16 >= engine.config().contexts {
             return Err(Code::ParamErr);
         }
-        Ok(Mq { engine, context, requests: Requests::new(slots), stats: Stats::default() })
+        let requests = Requests::new(slots);
+        Ok(Mq { engine, context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
     }
 
     /// The engine, between calls.

@@ -131,7 +131,9 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub outgoing: Blocks<'m>,
     /// Sends that their receivers pull, by slot; linked through the slots.
     pub pulled: rendezvous::Pulled,
+    /// Longest payload that travels in its message, and the longest that may.
     pub eager: u32,
+    pub most_eager: u32,
     pub credits: u32,
     pub most_headers: u32,
     pub stats: ProtocolStats,
@@ -190,6 +192,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             room >= head::RTS + 16 * RAILS.min(head::KEYS),
             "rail: messages too short for a request to send",
         )?;
+        let most_eager = config.eager.min((room - head::SYNC) as u32);
         accounts.fill(Account::EMPTY);
         self.state.protocol = Some(Protocol {
             matcher: Matcher::new(matcher, config.seed)?,
@@ -199,7 +202,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             headers: Headers::new(headers),
             outgoing: Blocks::new(outgoing_bytes, outgoing, config.block()),
             pulled: rendezvous::Pulled::EMPTY,
-            eager: config.eager.min((room - head::SYNC) as u32),
+            eager: most_eager,
+            most_eager,
             credits: config.credits,
             most_headers: config.headers,
             stats: ProtocolStats::default(),
@@ -213,6 +217,20 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             Some(protocol) => ProtocolStats { matching: protocol.matcher.stats(), ..protocol.stats },
             None => ProtocolStats::default(),
         }
+    }
+
+    /// Whether it has [matching](Self::attach_matching).
+    pub fn has_matching(&self) -> bool {
+        self.state.protocol.is_some()
+    }
+
+    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the configuration and the rails allow, and
+    /// the receiver fetches longer ones. Returns which it is; 0 without matching.
+    pub fn set_eager_max(&mut self, bytes: u32) -> u32 {
+        self.state.protocol.as_mut().map_or(0, |protocol| {
+            protocol.eager = bytes.min(protocol.most_eager);
+            protocol.eager
+        })
     }
 
     /// Longest payload that [`send`](Self::send) takes from a slice, in bytes. 0 without matching.

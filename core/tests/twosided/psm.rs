@@ -3,7 +3,7 @@
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::mem::{LocalId, PeerId};
-use fishplate_core::psm::{Buffer, Code, FLAG_SENDSYNC, Mq, MqSlot, Status, Status2};
+use fishplate_core::psm::{Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, Opt, Status, Status2};
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
@@ -229,4 +229,72 @@ fn a_blocking_send_is_done_when_its_buffer_is_free() {
         bench.mq.poll();
     }
     assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
+}
+
+#[test]
+fn the_size_from_which_payloads_stay_at_the_sender_can_be_changed_at_any_time() {
+    let mut bench = bench(16, ROOMY);
+    let most = bench.mq.getopt(Opt::RndvShmSz);
+    assert_eq!(bench.mq.getopt(Opt::RndvHfiSz), most);
+    for (value, fetched) in [(7, 1), (8, 0), (0, 1), (u32::MAX, 0)] {
+        bench.mq.setopt(Opt::RndvHfiSz, value);
+        assert_eq!(bench.mq.getopt(Opt::RndvShmSz), value.min(most));
+        let before = bench.mq.engine_mut().matching_stats().fetched;
+        let recv = bench.mq.irecv(1, ALL, bench.to(8), 1).unwrap();
+        let send = bench.mq.isend(bench.me, 0, 1, bench.from(8), 2).unwrap();
+        assert_eq!(bench.wait(recv).nbytes, 8);
+        bench.wait(send);
+        assert_eq!(bench.mq.engine_mut().matching_stats().fetched - before, fetched, "at {value}");
+    }
+    bench.mq.setopt(Opt::MaxSysbufMbytes, 3);
+    assert_eq!(bench.mq.getopt(Opt::MaxSysbufMbytes), 3);
+    for (key, option) in [(0x301, Opt::RndvHfiSz), (0x302, Opt::RndvShmSz), (0x303, Opt::MaxSysbufMbytes)] {
+        assert_eq!(Opt::from_key(key), Ok(option));
+    }
+    assert_eq!(Opt::from_key(0x304), Err(Code::ParamErr));
+}
+
+#[test]
+fn completions_are_offered_oldest_first_and_those_not_taken_over_stay() {
+    let mut bench = bench(8, ROOMY);
+    // Seven sends to a queue of eight; each is complete at once.
+    let send = |bench: &mut Bench, context| {
+        let from = bench.from(8);
+        bench.mq.fp_msg(Fast::Send(bench.me, 0), [1, 0, 0], from, context).unwrap()
+    };
+    let requests: Vec<_> = (0..7).map(|context| send(&mut bench, context)).collect();
+    let answers = [Copied::Stored, Copied::Skipped, Copied::Stored, Copied::Refused];
+    let mut seen = vec![];
+    let stored = bench.mq.ipeek_dequeue_multi(8, |req, status, entry| {
+        seen.push((req, status.context, entry));
+        answers[seen.len() - 1]
+    });
+    assert_eq!(stored, 2);
+    assert_eq!(seen, [0, 1, 2, 3].map(|n| (requests[n], n as u64, [0, 1, 1, 2][n])));
+    // What was taken over is over; the one that was refused is the oldest again.
+    assert_eq!(bench.mq.test(&mut Some(requests[1])), Err(Code::ParamErr));
+    let mut contexts = vec![];
+    let mut offer = |bench: &mut Bench, entries, answer| {
+        bench.mq.ipeek_dequeue_multi(entries, |_, status, _| {
+            contexts.push(status.context);
+            answer
+        })
+    };
+    assert_eq!(offer(&mut bench, 8, Copied::StoredLast), 1);
+    assert_eq!(offer(&mut bench, 0, Copied::Stored), 0);
+    assert_eq!(offer(&mut bench, 2, Copied::Stored), 2);
+    assert_eq!(offer(&mut bench, 2, Copied::Stored), 1);
+    assert_eq!(offer(&mut bench, 2, Copied::Stored), 0);
+    assert_eq!(contexts, [3, 4, 5, 6]);
+    // With nothing complete it polls: the messages are there, and each finds its receive.
+    let into = bench.to(8);
+    let recv = bench.mq.fp_msg(Fast::Receive(Some(bench.me), ALL3), [1, 0, 0], into, 9).unwrap();
+    let mut got = None;
+    while got.is_none() {
+        bench.mq.ipeek_dequeue_multi(1, |req, status, _| {
+            got = Some((req, status.context, status.nbytes));
+            Copied::Stored
+        });
+    }
+    assert_eq!(got, Some((recv, 9, 8)));
 }

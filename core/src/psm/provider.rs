@@ -1,0 +1,131 @@
+//! What providers call besides: options, several completions at once, and messages from inside a handler. Nothing here blocks
+//! or allocates.
+
+use crate::mem::PeerId;
+use crate::rail::Rail;
+
+use super::request::MqReq;
+use super::status::{Code, Status2};
+use super::{Buffer, Mq};
+
+/// What [`Mq::getopt`] and [`Mq::setopt`] are about, under the numbers of `psm2_mq.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Opt {
+    /// The longest message that is sent with its payload, in bytes, to other machines.
+    #[doc(alias = "PSM2_MQ_RNDV_HFI_SZ")]
+    RndvHfiSz = 0x301,
+    /// The same within one machine. An engine has one such size, so either option sets it for both.
+    #[doc(alias = "PSM2_MQ_RNDV_SHM_SZ")]
+    RndvShmSz = 0x302,
+    /// Memory for messages that come before their receive, in MiB. Kept and told, as PSM2 does, and without effect: memory is bounded
+    /// by what the engine was lent.
+    #[doc(alias = "PSM2_MQ_MAX_SYSBUF_MBYTES")]
+    MaxSysbufMbytes = 0x303,
+}
+
+impl Opt {
+    /// The option of this number.
+    ///
+    /// # Errors
+    /// [`Code::ParamErr`] if there is none.
+    pub fn from_key(key: u32) -> Result<Self, Code> {
+        [Opt::RndvHfiSz, Opt::RndvShmSz, Opt::MaxSysbufMbytes]
+            .into_iter()
+            .find(|option| *option as u32 == key)
+            .ok_or(Code::ParamErr)
+    }
+}
+
+/// What became of a completion that was offered: PSM2's 0, 1, above 1, and below 0.
+#[doc(alias = "psm2_mq_status_copy_t")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// It needs no entry.
+    Skipped,
+    /// It has an entry.
+    Stored,
+    /// It has one, and no more are wanted.
+    StoredLast,
+    /// It could not be taken over: it stays where it is, and so does all behind it.
+    Refused,
+}
+
+/// Which way a message from inside a handler goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fast {
+    /// It is sent: to whom, and the flags of [`Mq::isend2`].
+    Send(PeerId, u32),
+    /// It is received: from whom, or from anybody, and the bits that are compared.
+    Receive(Option<PeerId>, [u32; 3]),
+}
+
+impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
+    /// The value of an option.
+    #[doc(alias = "psm2_mq_getopt")]
+    pub fn getopt(&self, option: Opt) -> u32 {
+        match option {
+            Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.eager_max() as u32,
+            Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes,
+        }
+    }
+
+    /// Changes an option from now on. A size above what the engine was set up for counts as that; `getopt` tells.
+    #[doc(alias = "psm2_mq_setopt")]
+    pub fn setopt(&mut self, option: Opt, value: u32) {
+        match option {
+            Opt::RndvHfiSz | Opt::RndvShmSz => {
+                self.engine.set_eager_max(value);
+            }
+            Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes = value,
+        }
+    }
+
+    /// Offers completed requests to `copy`, oldest first, until so many have an entry or there are no more; tells it the number of the
+    /// entry. What is taken over is over. Polls only if nothing has completed. Returns the number of entries.
+    #[doc(alias = "psm2_mq_ipeek_dequeue_multi")]
+    pub fn ipeek_dequeue_multi(
+        &mut self,
+        entries: usize,
+        mut copy: impl FnMut(MqReq, &Status2, usize) -> Copied,
+    ) -> usize {
+        let mut stored = 0;
+        self.collect();
+        if self.requests.oldest().is_none() {
+            self.poll();
+        }
+        while stored < entries
+            && let Some(index) = self.requests.oldest()
+        {
+            let copied = copy(self.requests.name(index), &self.requests.slots[index as usize].status, stored);
+            if copied == Copied::Refused {
+                break;
+            }
+            self.requests.dequeue(index);
+            self.requests.free(index);
+            stored += matches!(copied, Copied::Stored | Copied::StoredLast) as usize;
+            if copied == Copied::StoredLast {
+                break;
+            }
+        }
+        stored
+    }
+
+    /// Begins a send or posts a receive without making progress, for callers that are inside of a pass.
+    ///
+    /// # Errors
+    /// As [`isend2`](Self::isend2) and [`irecv2`](Self::irecv2).
+    #[doc(alias = "psm2_mq_fp_msg")]
+    pub fn fp_msg(
+        &mut self,
+        message: Fast,
+        tag: [u32; 3],
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        match message {
+            Fast::Send(to, flags) => self.isend2(to, flags, tag, buffer, context),
+            Fast::Receive(source, tagsel) => self.irecv2(source, tag, tagsel, buffer, context),
+        }
+    }
+}
