@@ -122,7 +122,7 @@ impl Side {
 
 #[cold]
 fn attach_failed(what: &str, error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up {what}: {error:?}"))
+    Failure::run(format!("cannot set up {what}: {error}"))
 }
 
 /// What a table stands on.
@@ -153,10 +153,8 @@ impl Ground {
         let who = format!("the other process (pid {pid})");
         let common = link.common().map(|(base, _)| base);
         let base = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
-        let link = rail
-            .profile()
-            .agree(link, deadline)
-            .map_err(|error| Failure::run(format!("{who}: {error:?}")))?;
+        let link =
+            rail.profile().agree(link, deadline).map_err(|error| Failure::run(format!("{who}: {error}")))?;
         let (told_by_words, bounces) = link.active();
         let len = Leg::arena(side.region);
         let memory = (take(&mut rail, side, len)?, take(&mut rail, side, len)?);
@@ -169,7 +167,7 @@ impl Ground {
         // SAFETY: both processes touch the common segment only through atomics, raw copies and the engine. The engine
         // and the table, which use it, are dropped together, and the peer is not detached before.
         let signals = unsafe { link.link().common_region(peer.peer(), 0, SIGNALS) }
-            .map_err(|error| Failure::run(format!("the common segment is too small: {error:?}")))?;
+            .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
         let rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         rail.attach(peer.peer(), link).map_err(refused)?;
         engine.connect_peer(peer, 1).map_err(refused)?;
@@ -351,9 +349,9 @@ impl Talk<Rail, 1> for Aside {
         let (sharing, links) = rail.sharing();
         for memory in [self.memory.0, self.memory.1] {
             let Some((alloc, _)) = sharing.exports().find(memory, 1) else { continue };
-            sharing.revoke_and_wait(links, alloc, deadline).map_err(|error| {
-                Failure::run(format!("{} does not give memory back: {error:?}", seat.name))
-            })?;
+            sharing
+                .revoke_and_wait(links, alloc, deadline)
+                .map_err(|error| Failure::run(format!("{} does not give memory back: {error}", seat.name)))?;
         }
         while sharing.imports().mapped().0 > 0 {
             sharing.turn(links);
