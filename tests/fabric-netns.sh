@@ -194,14 +194,24 @@ echo "# one rail slow: $done put-signals checked, $disorder arrivals out of orde
 check "no put-signal is misordered while one rail is slow" [ "$wrong" = 0 ]
 check "as many as were asked for were checked" [ "$done" -ge $((count * 99 / 100)) ]
 
+# sent: packets that this end has sent over both rails
+sent() {
+    ip netns exec "$here" cat /proc/net/dev | awk '/rail[01]:/ { sum += $11 } END { print sum + 0 }'
+}
+
 # lost_within SECONDS COMMAND...: both sides of a run without end fail, in time, after the command; peer and rail are named
 lost_within() {
-    local limit=$1 begun status=0 connector
+    local limit=$1 begun status=0 connector before
     shift
+    before=$(sent)
     listen rail0,rail1 put-signal -n 1e11 --rails 2 -T 600
     connect rail0,rail1 put-signal -n 1e11 --rails 2 -T 600 &
     connector=$!
-    sleep 2
+    # Traffic flows before anything is done to it, however busy the machine is.
+    for _ in {1..300}; do
+        [ $(($(sent) - before)) -ge 1000 ] && break
+        sleep 0.1
+    done
     begun=$(date +%s%N)
     "$@"
     # Whoever is killed is not to be announced.
