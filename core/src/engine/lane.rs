@@ -23,6 +23,10 @@ use crate::sync::ring::{Consumer, Producer};
 use super::ContextId;
 use super::command::{Entry, Event, Reply};
 
+mod held;
+
+pub use held::{Held, HeldBy};
+
 /// A command in a ring.
 #[derive(Clone, Copy)]
 pub struct Posted<'m> {
@@ -60,48 +64,6 @@ pub struct Lane<'m> {
     /// [`Held`], as of the worker's last turn.
     held: AtomicU64,
     watch: Watch,
-}
-
-/// The command that a worker cannot do yet, and that what was submitted after it waits behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// [`Event::index`] of the command.
-    pub command: u16,
-    /// What it waits for.
-    pub by: HeldBy,
-}
-
-/// What a command waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldBy {
-    /// Room in the engine: a window, a table or a rail is full.
-    Room,
-    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the first half of a copy between peers.
-    Engine,
-    /// A command that it comes after: [`Event::index`] of that, in whichever queue.
-    Event(u16),
-}
-
-impl Held {
-    /// As a word that is not 0.
-    fn pack(self) -> u64 {
-        let (kind, event) = match self.by {
-            HeldBy::Room => (1, 0),
-            HeldBy::Engine => (2, 0),
-            HeldBy::Event(event) => (3, event),
-        };
-        u64::from(self.command) | u64::from(event) << 16 | kind << 32
-    }
-
-    fn unpack(word: u64) -> Option<Self> {
-        let by = match word >> 32 {
-            1 => HeldBy::Room,
-            2 => HeldBy::Engine,
-            3 => HeldBy::Event((word >> 16) as u16),
-            _ => return None,
-        };
-        Some(Held { command: word as u16, by })
-    }
 }
 
 const QUEUE: u32 = 1;

@@ -1,0 +1,61 @@
+//! What a worker is held up by, in a word that its queue may look at any time. Only a report: nothing is handed over by it, and it is
+//! as old as the worker's last turn.
+
+/// The command that a worker cannot do yet, and that what was submitted after it waits behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// [`Event::index`] of the command.
+    pub command: u16,
+    /// What it waits for.
+    pub by: HeldBy,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBy {
+    /// Room in the engine: a window, a table or a rail is full.
+    Room,
+    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the first half of a copy between peers.
+    Engine,
+    /// A command that it comes after: [`Event::index`] of that, in whichever queue.
+    Event(u16),
+}
+
+impl Held {
+    /// As a word that is not 0.
+    pub(super) fn pack(self) -> u64 {
+        let (kind, event) = match self.by {
+            HeldBy::Room => (1, 0),
+            HeldBy::Engine => (2, 0),
+            HeldBy::Event(event) => (3, event),
+        };
+        u64::from(self.command) | u64::from(event) << 16 | kind << 32
+    }
+
+    pub(super) fn unpack(word: u64) -> Option<Self> {
+        let by = match word >> 32 {
+            1 => HeldBy::Room,
+            2 => HeldBy::Engine,
+            3 => HeldBy::Event((word >> 16) as u16),
+            _ => return None,
+        };
+        Some(Held { command: word as u16, by })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_comes_back_from_its_word_and_nothing_is_none() {
+        for by in [HeldBy::Room, HeldBy::Engine, HeldBy::Event(0), HeldBy::Event(u16::MAX)] {
+            for command in [0, 7, u16::MAX] {
+                let held = Held { command, by };
+                assert_ne!(held.pack(), 0);
+                assert_eq!(Held::unpack(held.pack()), Some(held));
+            }
+        }
+        assert_eq!(Held::unpack(0), None);
+    }
+}
