@@ -3,7 +3,7 @@
 
 extern crate std;
 
-use std::{boxed::Box, sync::Arc};
+use std::sync::Arc;
 
 use super::*;
 use crate::sync::{
@@ -143,8 +143,9 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
             let elsewhere = elsewhere.clone();
             move || {
                 let Elsewhere { host, work, listeners } = &*elsewhere;
-                // Lives as long as the places may point to it.
-                let event: &'static EventCount = Box::leak(Box::new(EventCount::new()));
+                let owned = Arc::new(EventCount::new());
+                // SAFETY: it goes back to the test, which drops it when nobody notifies any more.
+                let event: &'static EventCount = unsafe { &*Arc::as_ptr(&owned) };
                 for want in 1..=ALL {
                     let done = || work.load(Ordering::Relaxed) >= want;
                     while !done() {
@@ -158,6 +159,7 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
                         }
                     }
                 }
+                owned
             }
         });
         let Elsewhere { host, work, listeners } = &*elsewhere;
@@ -166,7 +168,7 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
             host.notifier_barrier();
             listeners.notify(host);
         }
-        listener.join().unwrap();
+        drop(listener.join().unwrap());
     });
     const ALL: u64 = rounds(2, 2_000);
 }
@@ -206,8 +208,11 @@ fn a_listener_is_seen_as_its_thread_made_it() {
         let listener = thread::spawn({
             let listeners = listeners.clone();
             move || {
-                let event: &'static EventCount = Box::leak(Box::new(EventCount::new()));
+                let owned = Arc::new(EventCount::new());
+                // SAFETY: as above.
+                let event: &'static EventCount = unsafe { &*Arc::as_ptr(&owned) };
                 assert_eq!(listeners.listen(event), Listening::New);
+                owned
             }
         });
         let host = Asymmetric(LockHost::new());
@@ -216,6 +221,6 @@ fn a_listener_is_seen_as_its_thread_made_it() {
             thread::yield_now();
         }
         assert_eq!(listeners.notify(&host), 0);
-        listener.join().unwrap();
+        drop(listener.join().unwrap());
     });
 }
