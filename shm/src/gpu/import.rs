@@ -302,6 +302,9 @@ impl Imports {
         if let Err(fault) = within(offset, len, mapping.size) {
             return Some(Err(fault));
         }
+        if mapping.uses == u32::MAX {
+            return Some(Err(Fault::Full));
+        }
         if mapping.uses == 0 {
             self.idle.remove(&mapping.idle_since);
         }

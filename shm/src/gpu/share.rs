@@ -97,6 +97,7 @@ pub struct Sharing<D: Device> {
     imports: Imports,
     publications: Publications,
     revocations: Revocations,
+    /// The lives of peers that were there in the last pass.
     alive: Vec<Nonce>,
     polls: Vec<libc::pollfd>,
 }
@@ -524,14 +525,17 @@ impl<D: Device> Sharing<D> {
     /// One pass over all peers: takes in what has arrived, answers it, closes what has drained, notices who is gone. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
-        self.alive.clear();
+        let before = std::mem::take(&mut self.alive);
         for number in 0..links.bound() {
-            let Some(line) = links.line(Peer(number)) else { continue };
-            line.control.pump();
-            self.answer(line);
+            if let Some(line) = links.line(Peer(number)) {
+                self.answer(line);
+            }
         }
         let alive = &self.alive;
-        self.imports.keep_only(|nonce| alive.contains(nonce));
+        // Nothing is imported but from who was there in a pass.
+        if *alive != before {
+            self.imports.keep_only(|nonce| alive.contains(nonce));
+        }
         self.revocations.keep_only(|nonce| alive.contains(nonce));
         self.imports.sweep(&mut self.device);
         for closed in self.imports.take_closed() {
@@ -581,7 +585,7 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// Looks at all sockets, for so many milliseconds at most, and at whose process is gone.
+    /// Looks at all sockets, for so many milliseconds at most, takes in what has come, and sees whose process is gone.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {
@@ -599,10 +603,13 @@ impl<D: Device> Sharing<D> {
         let mut polls = self.polls.chunks_exact(2);
         for number in 0..links.bound() {
             let Some(line) = links.line(Peer(number)) else { continue };
-            let dead = polls.next().is_some_and(|pair| pair[1].revents != 0);
-            if dead {
-                // What it has said before still counts, as far as it came.
+            let Some([socket, process]) = polls.next() else { return };
+            let dead = process.revents != 0;
+            if socket.revents != 0 || dead || line.control.has_notices() {
                 line.control.pump();
+            }
+            if dead {
+                // What it has said before still counted, as far as it came.
                 line.control.died();
             }
         }
