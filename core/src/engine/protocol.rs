@@ -43,10 +43,13 @@ pub use stock::{Account, BlockSlot, HeaderSlot};
 use crate::error::{AttachError, Violation};
 use crate::rail::Rail;
 
-use super::tag::{MatchStats, Matcher, MatcherMemory};
+use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory};
 use super::{Engine, State};
 use request::Requests;
 use stock::{Blocks, Headers};
+
+/// Receives of a window that are not hashed as long as they match in order.
+const LAZILY: u32 = 252;
 
 /// Sizes of the protocol. Both ends of a connection use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,10 +195,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             room >= head::RTS + 16 * RAILS.min(head::KEYS),
             "rail: messages too short for a request to send",
         )?;
+        let matching = MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
         let most_eager = config.eager.min((room - head::SYNC) as u32);
         accounts.fill(Account::EMPTY);
         self.state.protocol = Some(Protocol {
-            matcher: Matcher::new(matcher, config.seed)?,
+            matcher: Matcher::with_config(matcher, matching)?,
             requests: Requests::new(receives),
             accounts,
             blocks: Blocks::new(block_bytes, blocks, config.block()),

@@ -115,7 +115,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         let (for_posted, for_unexpected) = buckets.split_at_mut(half);
         Ok(Matcher {
             shapes: Shapes::new(config.seed),
-            posted: Posted::new(posted, for_posted, first, config.unhashed),
+            posted: Posted::new(posted, for_posted, first, config.unhashed, config.lazily),
             unexpected: Unexpected::new(unexpected, for_unexpected, first, config.walked),
             beyond: !Tag::low_bits(config.tag_bits),
             stats: MatchStats::default(),
@@ -232,6 +232,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if self.posted.order.head == NONE {
             return None;
         }
+        self.posted.catch_up(&mut self.shapes, key);
         let found = self.posted.find(&self.shapes, key);
         self.count(found);
         let context = self.posted.slots.get(found.index as usize)?.context;

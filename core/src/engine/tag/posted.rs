@@ -1,8 +1,8 @@
 //! Receives that wait, in the order of posting.
 //!
 //! The youngest few are only in that order; the others are in the hash table too, by shape and masked key, or in the
-//! overflow list when their shape has no place. So a short queue is never hashed, and in a long one every receive is hashed once,
-//! when it is no longer among the youngest. An arrival looks at the oldest receive, at one group per shape, at the
+//! overflow list when their shape has no place. So a short queue is never hashed, and in a long one every receive is hashed at most
+//! once, when it is no longer among the youngest; a bounded number more wait for that until a message is not for the oldest. An arrival looks at the oldest receive, at one group per shape, at the
 //! overflow list, and at the youngest few.
 
 use super::group::{Buckets, GroupLinks, Grouped};
@@ -119,8 +119,9 @@ pub(super) struct Posted<'m> {
     /// The oldest that is not indexed, and how many are not.
     pub cursor: u32,
     pub fresh: u32,
-    /// How many need not be.
+    /// How many need not be, and how many are not although they could be found faster, as long as every message is for the oldest.
     unhashed: u32,
+    most_fresh: u32,
     /// How many are.
     pub indexed: u32,
     pub free: u32,
@@ -133,6 +134,7 @@ impl<'m> Posted<'m> {
         heads: &'m mut [u32],
         first_seq: u64,
         unhashed: u32,
+        lazily: u32,
     ) -> Self {
         slots.fill(PostedSlot::EMPTY);
         let count = slots.len();
@@ -147,6 +149,7 @@ impl<'m> Posted<'m> {
             cursor: NONE,
             fresh: 0,
             unhashed,
+            most_fresh: unhashed.saturating_add(lazily),
             indexed: 0,
             free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
@@ -295,9 +298,8 @@ impl<'m> Posted<'m> {
         if self.cursor == NONE {
             self.cursor = index;
         }
-        if self.fresh < self.unhashed {
-            self.fresh += 1;
-        } else {
+        self.fresh += 1;
+        if self.fresh > self.most_fresh {
             self.index_oldest_fresh(shapes);
         }
         Some(ReceiveId { index, generation: seq as u32 })
@@ -310,6 +312,7 @@ impl<'m> Posted<'m> {
         let slot = &mut self.slots[index as usize];
         self.cursor = slot.order.next;
         slot.state = State::Indexed;
+        self.fresh -= 1;
         self.indexed += 1;
         let (number, key, seq) = (slot.shape, slot.key, slot.seq);
         match shapes.get_mut(number) {
@@ -324,6 +327,18 @@ impl<'m> Posted<'m> {
                     .insert(self.slots, hash, index, 0, |slot| slot.shape == number && slot.key == key);
             }
             None => self.overflow.push(self.slots, index),
+        }
+    }
+
+    /// Makes the receives ready for a search: a message is not for the oldest, or was not when it was looked at alone.
+    #[inline]
+    pub(super) fn catch_up<const S: usize>(&mut self, shapes: &mut Shapes<S>, key: Key) {
+        let head = &self.slots[self.order.head as usize];
+        if key.agrees(head.key, Self::mask_of(head, shapes)) {
+            return;
+        }
+        while self.fresh > self.unhashed {
+            self.index_oldest_fresh(shapes);
         }
     }
 

@@ -34,6 +34,9 @@ pub struct MatcherConfig {
     pub first_sequence: Option<u64>,
     /// So many of the youngest receives are looked at one by one, and not hashed.
     pub unhashed: u32,
+    /// So many more are hashed only when a message comes that is not for the oldest receive: a window of receives that match in order
+    /// is never hashed, and the first message out of order costs as much more.
+    pub lazily: u32,
     /// Among so many messages or fewer, a receive that does not get the oldest looks at them one by one, without an index.
     pub walked: u32,
 }
@@ -41,7 +44,7 @@ pub struct MatcherConfig {
 impl MatcherConfig {
     /// The defaults: 96 bits, seed 0.
     pub const DEFAULT: MatcherConfig =
-        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, walked: 8 };
+        MatcherConfig { tag_bits: 96, seed: 0, first_sequence: None, unhashed: 4, lazily: 0, walked: 8 };
 }
 
 impl Default for MatcherConfig {
