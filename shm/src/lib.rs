@@ -10,7 +10,7 @@
 //! | `control`   | the socket after the handshake                                                            |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
 //! | `rail`      | [`ShmRail`]                                                                               |
-//! | [`gpu`]     | device memory: what a driver must offer                                                   |
+//! | [`gpu`]     | device memory: what a driver must offer, how it is shared, [`GpuRail`](gpu::GpuRail)      |
 //!
 //! # Example
 //!

@@ -22,11 +22,12 @@ use std::time::Instant;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
-use fishplate_core::sync::host::Host;
+use fishplate_core::sync::host::{Host, SpinHost};
+use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
 use super::pair::{self, Agreed, Board, Layout};
-use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, ImportError, Sharing};
+use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
 use crate::cma::Way;
 use crate::config::ShmConfig;
 use crate::handshake::{HandshakeError, Link, Profile};
@@ -183,6 +184,9 @@ pub struct GpuRail<D: Device, H: Host> {
     /// Whether the next poll looks at the device first.
     device_first: bool,
 }
+
+assert_impl_all!(GpuRail<HostDevice, SpinHost>: Send);
+assert_not_impl_any!(GpuRail<HostDevice, SpinHost>: Sync, Clone);
 
 /// Why the last registration or import of device memory was refused, in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
