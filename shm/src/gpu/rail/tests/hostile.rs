@@ -53,6 +53,50 @@ fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
 }
 
 #[test]
+fn b13_a_reply_that_is_not_what_was_asked_for_fills_nothing() {
+    for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096)] {
+        let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+        poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
+        assert_eq!(pair.read(500, 0, 100, 1), Posted::Pending);
+        let id = pair.rails[0].ops.id(0);
+        let before = process(&pair.rails[0]).counts().calls;
+        say(&mut pair, What::Reply { id }, offset, len);
+        for _ in 0..PATIENCE {
+            let Pair { rails, seen, .. } = &mut pair;
+            rails[0].poll(8, &mut seen[0]);
+            if !seen[0].done.is_empty() {
+                break;
+            }
+        }
+        let bounds = PeerError::Protocol(Violation::Bounds);
+        assert_eq!(pair.seen[0].down, [(PEER, bounds)], "{len} bytes at {offset}");
+        assert_eq!(pair.ended(1), Some(Err(CompleteError::PeerDown)));
+        assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0);
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
+    }
+    // More replies than bytes: the second is one to nothing.
+    let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+    pair.read(500, 0, 100, 1);
+    let id = pair.rails[0].ops.id(0);
+    say(&mut pair, What::Reply { id }, 0, 60);
+    for _ in 0..100 {
+        let Pair { rails, seen, .. } = &mut pair;
+        rails[0].poll(8, &mut seen[0]);
+    }
+    assert!(pair.seen[0].down.is_empty());
+    let shared = pair.rails[1].shared(PEER).unwrap();
+    let (mine, theirs) = (shared.mine, shared.theirs);
+    // SAFETY: as in `say`.
+    let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
+    out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60 });
+    for _ in 0..100 {
+        let Pair { rails, seen, .. } = &mut pair;
+        rails[0].poll(8, &mut seen[0]);
+    }
+    assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(Violation::Bounds))]);
+}
+
+#[test]
 fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_goes_on() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, ..small() };
