@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: the tests of a device over its real driver, with two processes. Elsewhere it says so, and why.
+# On a machine with an NVIDIA GPU: the tests of a device over its real driver, with two processes, and every payload of the tool's
+# measurements verified. Elsewhere it says so, and why.
+#
+# usage: tests/gpu.sh            tests
+#        tests/gpu.sh --figures  and the table from 1 KiB to 256 MiB, direct and through bounce slots, from a release build
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+target=${CARGO_TARGET_DIR:-target}
 
 log=$(mktemp)
 trap 'rm "$log"' EXIT
@@ -13,4 +18,25 @@ if why=$(grep -m 1 -o 'SKIPPED on_cuda::copies_arrive_whole: .*' "$log"); then
 fi
 grep -E '^test |^SKIPPED|^test result' "$log"
 [ "$status" = 0 ] || tail -n 60 "$log"
+
+cargo build --locked --quiet || exit
+for test in put-signal put get tag; do
+    for path in direct relay; do
+        timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device cuda:0 --ipc-path "$path" \
+            -s 8,5K,300K,4M -n 100 --region 4M --check --format json >"$log" 2>&1 && echo "ok perf $test, $path" && continue
+        status=1
+        echo "FAILED perf $test, $path"
+        tail -n 20 "$log"
+    done
+done
+
+if [ "${1:-}" = --figures ]; then
+    cargo build --locked --quiet --release || exit
+    for test in put-signal put get tag; do
+        for path in direct relay; do
+            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device cuda:0 --ipc-path "$path" \
+                -b 1K -e 256M -f 4 --region 256M || status=1
+        done
+    done
+fi
 exit "$status"
