@@ -67,6 +67,19 @@ for path in direct relay; do
     say "perf over it, $path: late" perf late --ipc-path "$path"
 done
 
+# fails MOOD TEXT: an error of the driver ends the tool with that text, and no panic
+fails() {
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
+        --device cuda:0 --region 1M -n 1 --pin none >"$place/seen" 2>&1
+    local status=$?
+    cat "$place/seen"
+    [ "$status" = 1 ] && grep -qF -e "$2" "$place/seen" && ! grep -q panicked "$place/seen"
+}
+say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
+say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
+say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused (code 7777)"
+say "no devices" fails devices=0 "--device cuda:0: no such device: there are 0"
+
 # none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return

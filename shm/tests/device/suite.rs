@@ -342,6 +342,11 @@ pub fn memory_that_cannot_be_exported_says_why<K: Kit>() {
     host.end(&mut device);
 }
 
+pub fn what_a_nic_wrote_can_be_flushed<K: Kit>() {
+    // There is no NIC here: a driver takes the call all the same, and none is made where it is not needed.
+    with::<K>(4096, |device, _| assert_eq!(device.flush_remote_writes(), Ok(())));
+}
+
 pub fn only_what_is_pinned_is_seen_and_only_set_marks_are_known<K: Kit>() {
     with::<K>(4096, |device, _| {
         let mut host = Pinned::new(device, 4096);
