@@ -76,7 +76,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("quiet_idle_4",                  81.9,     78.0).per(4),
     ours("progress_idle",                 37.1,     36.0),
     ours("notify_awake",                   10.1,      8.1),
-    ours("tag_expected",                165.5,    157.6),
+    ours("tag_expected",                165.4,    157.6),
     ours("tag_unexpected",              210.6,    200.6),
     ours("tag_expected_shaped",         130.8,    124.6),
     ours("tag_p1_64",                   438.0,    417.2).repeats(UNITS),
@@ -92,7 +92,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("tag_p6_64",                   351.2,    334.6).repeats(UNITS),
     ours("tag_p6_64k",                  364.7,    347.4).repeats(UNITS),
     ours("tag_p7_64",                   458.2,    436.5).repeats(UNITS),
-    ours("tag_p7_64k",                  463.5,    441.4).repeats(UNITS),
+    ours("tag_p7_64k",                  463.4,    441.4).repeats(UNITS),
     ours("tag_p8_64",                   461.3,    439.4).repeats(UNITS),
     ours("tag_p8_64k",                  472.1,    449.7).repeats(UNITS),
     ours("tag_p9_64",                   362.1,    344.9).repeats(UNITS),
@@ -139,8 +139,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("fabric_poll_idle",               62.5,     60.0),
     ours("fabric_landed_32",             1963.5,   1870.0).per(32),
     ours("tagged_send",                  166.9,    159.0),
-    ours("tagged_receive",               544.2,    518.3),
-    ours("tagged_round",                 653.4,    622.3),
+    ours("tagged_receive",               544.0,    518.3),
+    ours("tagged_round",                 653.0,    622.3),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.
