@@ -4,7 +4,7 @@
 /// The command that a worker cannot do yet, and that what was submitted after it waits behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// [`Event::index`] of the command.
+    /// [`Event::index`](super::super::command::Event::index) of the command.
     pub command: u16,
     /// What it waits for.
     pub by: HeldBy,
@@ -17,7 +17,7 @@ pub enum HeldBy {
     Room,
     /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the first half of a copy between peers.
     Engine,
-    /// A command that it comes after: [`Event::index`] of that, in whichever queue.
+    /// A command that it comes after: [`Event::index`](super::super::command::Event::index) of that, in whichever queue.
     Event(u16),
 }
 
