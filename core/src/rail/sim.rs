@@ -12,6 +12,7 @@ use super::random::Random;
 use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
+use crate::sync::pool::FreeList;
 
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
@@ -104,7 +105,7 @@ impl Packet {
 
 struct World<'m> {
     packets: &'m mut [Packet],
-    free: u16,
+    free: FreeList,
     /// What each endpoint will do or see, in no particular order.
     heads: [u16; ENDPOINTS],
     regions: [Registered; REGIONS],
@@ -163,15 +164,11 @@ impl<'m> Sim<'m> {
         if packets.is_empty() || packets.len() >= NONE as usize {
             return Err(AttachError::Config("sim: 1 to 65534 packets"));
         }
-        let count = packets.len() as u16;
-        for (i, packet) in packets.iter_mut().enumerate() {
-            *packet =
-                Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
-        }
+        packets.fill(Packet::EMPTY);
         Ok(Sim {
             world: RefCell::new(World {
                 packets,
-                free: 0,
+                free: FreeList::new(),
                 heads: [NONE; ENDPOINTS],
                 regions: [Registered { memory: None, uses: 0 }; REGIONS],
                 dials: [dials; 16],
@@ -271,8 +268,8 @@ impl World<'_> {
 
     fn release(&mut self, index: u16) {
         self.packets[index as usize].kind = Kind::Free;
-        self.packets[index as usize].next = self.free;
-        self.free = index;
+        // No link exceeds the number of packets, which a u16 holds.
+        self.packets[index as usize].next = self.free.give(index.into()) as u16;
     }
 
     /// The place that a key of `node` names.
@@ -338,11 +335,13 @@ impl SimRail<'_, '_> {
             }
         }
         let again = world.dials[self.rail as usize].again as u64;
-        let index = world.free;
-        if index == NONE || (again != 0 && world.random.below(1000) < again) {
+        let World { packets, free, random, .. } = &mut *world;
+        if free.first(packets.len()).is_none() || (again != 0 && random.below(1000) < again) {
             return Err(PostError::Again);
         }
-        world.free = world.packets[index as usize].next;
+        let link = |index| packets.get(index as usize).map(|packet| packet.next.into());
+        let Some(index) = free.take(packets.len(), link) else { return Err(PostError::Again) };
+        let index = index as u16;
         let packet = &mut world.packets[index as usize];
         (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
         packet.from = self.node * world.rails + self.rail;

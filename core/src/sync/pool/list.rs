@@ -80,6 +80,19 @@ impl FreeList {
         core::mem::replace(&mut self.head, index + 1)
     }
 
+    /// How many places of a table of `len` are free, counted one by one. `link` reads the link in a place, if that is not in use.
+    /// `None`: the list leads to one that is, or in a circle.
+    pub fn count(&self, len: usize, link: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+        let (mut next, mut count) = (self.head, len as u32 - self.fresh);
+        while next != EMPTY {
+            if count as usize >= len {
+                return None;
+            }
+            (next, count) = (link(next - 1)?, count + 1);
+        }
+        Some(count)
+    }
+
     /// How many places were ever used.
     #[inline]
     pub fn used(&self) -> u32 {
