@@ -124,8 +124,7 @@ impl<'m> Requests<'m> {
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let Requests { slots, free, .. } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
-        let slot = &mut slots[index as usize];
+        let (index, slot) = free.take(slots, |slot| slot.next)?;
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
         slot.status = Status2::EMPTY;
         Some(index)

@@ -339,8 +339,8 @@ impl SimRail<'_, '_> {
         if free.first(packets.len()).is_none() || (again != 0 && random.below(1000) < again) {
             return Err(PostError::Again);
         }
-        let link = |index| packets.get(index as usize).map(|packet| packet.next.into());
-        let Some(index) = free.take(packets.len(), link) else { return Err(PostError::Again) };
+        let taken = free.take(packets, |packet| packet.next.into());
+        let Some((index, _)) = taken else { return Err(PostError::Again) };
         let index = index as u16;
         let packet = &mut world.packets[index as usize];
         (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);

@@ -311,9 +311,8 @@ impl<'m> Requests<'m> {
     /// Begins a receive in that slot.
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
-        let Requests { slots, free, .. } = self;
-        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next));
-        let slot = &mut slots[index as usize];
+        let slot = &mut self.slots[index as usize];
+        self.free.take_first(index, slot.next);
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
         (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);

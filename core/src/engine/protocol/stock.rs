@@ -90,9 +90,8 @@ impl<'m> Blocks<'m> {
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
         let Blocks { slots, free, .. } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
+        let (index, slot) = free.take(slots, |slot| slot.next)?;
         self.left -= 1;
-        let slot = self.slots.get_mut(index as usize)?;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
         Some(index)
     }
@@ -164,8 +163,7 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
 
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
         let Headers { slots, free } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
-        let slot = slots.get_mut(index as usize)?;
+        let (index, slot) = free.take(slots, |slot| slot.next)?;
         (slot.stream, slot.source, slot.offer) = (stream, source, offer);
         Some(index)
     }

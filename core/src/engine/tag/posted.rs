@@ -276,10 +276,7 @@ impl<'m> Posted<'m> {
         key: Key,
         context: u64,
     ) -> Option<ReceiveId> {
-        let index = self
-            .free
-            .take(self.slots.len(), |index| self.slots.get(index as usize).map(|slot| slot.order.next))?;
-        let slot = self.slots.get_mut(index as usize)?;
+        let (index, slot) = self.free.take(self.slots, |slot| slot.order.next)?;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key.under(mask);

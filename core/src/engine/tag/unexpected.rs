@@ -137,10 +137,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     /// Adds the youngest message. None when no slot is free.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
-        let index = self
-            .free
-            .take(self.slots.len(), |index| self.slots.get(index as usize).map(|slot| slot.order.next))?;
-        let slot = self.slots.get_mut(index as usize)?;
+        let (index, slot) = self.free.take(self.slots, |slot| slot.order.next)?;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key;

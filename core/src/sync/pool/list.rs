@@ -24,18 +24,22 @@ impl FreeList {
         Self { head: EMPTY, fresh: 0 }
     }
 
-    /// Takes a place of a table of `len`. `link` reads the link in a place, if its table has that place.
+    /// Takes a place of a table. `link` reads the link in a place.
     #[inline(always)]
-    pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
-        // The table's check stands for the end of the list too.
+    pub fn take<'t, T>(
+        &mut self,
+        table: &'t mut [T],
+        link: impl FnOnce(&T) -> u32,
+    ) -> Option<(u32, &'t mut T)> {
         let index = self.head_index();
-        match link(index) {
-            None => self.take_fresh(len),
-            Some(link) => {
-                self.set_head(link);
-                Some(index)
-            }
+        // The table's check stands for the end of the list too.
+        if (index as usize) < table.len() {
+            let place = &mut table[index as usize];
+            self.set_head(link(place));
+            return Some((index, place));
         }
+        let index = self.take_fresh(table.len())?;
+        Some((index, &mut table[index as usize]))
     }
 
     /// The place given back last. At the end of the list, or behind a link that was overwritten: one that no table has.
@@ -66,6 +70,16 @@ impl FreeList {
     pub fn first(&self, len: usize) -> Option<u32> {
         let index = self.head_index();
         if (index as usize) < len { Some(index) } else { self.first_fresh(len) }
+    }
+
+    /// Takes the place that [`first`](Self::first) has told, in which there is this link.
+    #[inline(always)]
+    pub fn take_first(&mut self, index: u32, link: u32) {
+        if index == self.head_index() {
+            self.set_head(link);
+        } else {
+            (self.head, self.fresh) = (EMPTY, self.fresh + 1);
+        }
     }
 
     #[cold]
@@ -109,8 +123,8 @@ mod tests {
     use super::*;
     use crate::sync::testing::Random;
 
-    fn link(links: &[u32]) -> impl FnOnce(u32) -> Option<u32> {
-        move |index| links.get(index as usize).copied()
+    fn take(list: &mut FreeList, links: &mut [u32]) -> Option<u32> {
+        list.take(links, |&link| link).map(|(index, _)| index)
     }
 
     #[test]
@@ -130,7 +144,10 @@ mod tests {
                 let want = free.pop().or((used < len as u32).then_some(used));
                 used += u32::from(want == Some(used));
                 assert_eq!(list.first(len), want);
-                assert_eq!(list.take(len, link(&links)), want);
+                match want {
+                    Some(index) if random.within(0..2) == 0 => list.take_first(index, links[index as usize]),
+                    _ => assert_eq!(take(&mut list, &mut links), want),
+                }
                 assert_eq!(list.used(), used);
                 out.extend(want);
             }
@@ -141,17 +158,17 @@ mod tests {
     fn links_that_somebody_overwrote_lead_nowhere() {
         for garbage in [5, 6, 1 << 16, u32::MAX] {
             let (mut list, mut links) = (FreeList::new(), [0; 4]);
-            let taken: Vec<_> = std::iter::from_fn(|| list.take(4, link(&links))).collect();
+            let taken: Vec<_> = std::iter::from_fn(|| take(&mut list, &mut links)).collect();
             assert_eq!(taken, [0, 1, 2, 3]);
             for index in [0, 1] {
                 links[index as usize] = list.give(index);
             }
             links[1] = garbage;
-            assert_eq!(list.take(4, link(&links)), Some(1));
+            assert_eq!(take(&mut list, &mut links), Some(1));
             assert_eq!(list.first(4), None);
-            assert_eq!(list.take(4, link(&links)), None);
+            assert_eq!(take(&mut list, &mut links), None);
             links[1] = list.give(1);
-            assert_eq!(list.take(4, link(&links)), Some(1), "{garbage}");
+            assert_eq!(take(&mut list, &mut links), Some(1), "{garbage}");
         }
     }
 }
