@@ -169,10 +169,12 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
         let memory: Vec<[Memory; 2]> =
             rails.iter_mut().map(|rail| [memory(rail, 50_000), memory(rail, 50_000)]).collect();
         let keys: Vec<RailKey> = memory.iter().map(|[into, _]| into.key).collect();
-        std::thread::scope(|scope| {
-            for (i, mut rail) in rails.into_iter().enumerate() {
+        let ranks: Vec<_> = rails
+            .into_iter()
+            .enumerate()
+            .map(|(i, mut rail)| {
                 let (next, from) = (keys[(i + 1) % 3], memory[i][1]);
-                scope.spawn(move || {
+                std::thread::spawn(move || {
                     // Cold: the import itself waits for the next, which waits for the one after.
                     rail.import(Peer(1), next, 50_000).unwrap();
                     let mut seen = Seen::default();
@@ -201,11 +203,14 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
                     for _ in 0..2000 {
                         rail.poll(8, &mut seen);
                     }
-                    std::mem::forget(rail);
-                });
-            }
-        });
+                    rail
+                })
+            })
+            .collect();
+        // None goes before all are done.
+        let rails: Vec<FakeRail> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         assert_eq!(driver.violations(), []);
+        drop(rails);
     }
 }
 
