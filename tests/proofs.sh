@@ -114,7 +114,7 @@ memory_cycles() {
 }
 
 memory_model() {
-    FISHPLATE_SEEDS=$((seeds / 2)) timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --lib -- \
+    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --lib -- \
         gpu::tests::model --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seeds from|begun|test result|panicked' "$log" | sed 's/^ */   /'
@@ -146,7 +146,7 @@ proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds
 proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
 proof "kill -9 of either side: $kills" kill_nine
 proof "device memory: connect, transfer, kill: $cycles" memory_cycles
-proof "device memory: random work of two processes against a model: $((seeds / 2)) seeds" memory_model
+proof "device memory: random work of two processes against a model: $((seeds / 10)) seeds" memory_model
 proof "tag matching against two lists: $matches operations, every word of $words letters" tag_matching
 proof "ping-pongs with random delays between threads that park: $pingpongs" no_lost_wake_up
 
