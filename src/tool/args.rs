@@ -558,7 +558,7 @@ impl PerfArgs {
         if self.test == Test::Ring && self.transport != Transport::Shm {
             return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
         }
-        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo | Test::Tag)
+        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo)
             && matches!(self.transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
         if self.transport != Transport::Fabric && !(self.provider.is_empty() && self.interface.is_empty()) {
             return Err(Failure::usage(format!(
@@ -568,7 +568,7 @@ impl PerfArgs {
         }
         if self.mode == Mode::Worker && !driven {
             return Err(Failure::usage(format!(
-                "--mode worker runs put-signal, put, get, amo and tag over shm, fabric or loopback: use --mode inline for {} over {}",
+                "--mode worker runs put-signal, put, get and amo over shm, fabric or loopback: use --mode inline for {} over {}",
                 name(self.test),
                 name(self.transport)
             )));
