@@ -76,9 +76,9 @@ pub const BUDGETS: &[Budget] = &[
     ours("quiet_idle_4",                  81.9,     78.0).per(4),
     ours("progress_idle",                 37.1,     36.0),
     ours("notify_awake",                   10.1,      8.1),
-    ours("tag_expected",                173.8,    165.6),
+    ours("tag_expected",                165.4,    157.6),
     ours("tag_unexpected",              210.6,    200.6),
-    ours("tag_expected_shaped",         135.0,    128.6),
+    ours("tag_expected_shaped",         130.8,    124.6),
     ours("tag_p1_64",                   462.2,    440.2).repeats(UNITS),
     ours("tag_p1_64k",                  447.5,    426.2).repeats(UNITS),
     ours("tag_p2_64",                   462.2,    440.2).repeats(UNITS),
@@ -139,8 +139,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("fabric_poll_idle",               62.5,     60.0),
     ours("fabric_landed_32",             1963.5,   1870.0).per(32),
     ours("tagged_send",                  166.9,    159.0),
-    ours("tagged_receive",               570.4,    543.3),
-    ours("tagged_round",                 683.8,    651.3),
+    ours("tagged_receive",               544.0,    518.3),
+    ours("tagged_round",                 653.0,    622.3),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.

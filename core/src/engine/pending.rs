@@ -243,7 +243,7 @@ impl<'m> Pending<'m> {
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
         let Pending { slots, free, .. } = self;
-        free.take(slots, |slot| slot.next).map(|(index, _)| index)
+        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))
     }
 
     /// An operation is over, and on no list any more: its completion waits to be taken, or nobody wants it.

@@ -124,7 +124,8 @@ impl<'m> Requests<'m> {
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let Requests { slots, free, .. } = self;
-        let (index, slot) = free.take(slots, |slot| slot.next)?;
+        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
+        let slot = &mut slots[index as usize];
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
         slot.status = Status2::EMPTY;
         Some(index)

@@ -12,7 +12,6 @@ use super::random::Random;
 use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
-use crate::sync::pool::FreeList;
 
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
@@ -105,7 +104,7 @@ impl Packet {
 
 struct World<'m> {
     packets: &'m mut [Packet],
-    free: FreeList,
+    free: u16,
     /// What each endpoint will do or see, in no particular order.
     heads: [u16; ENDPOINTS],
     regions: [Registered; REGIONS],
@@ -164,11 +163,15 @@ impl<'m> Sim<'m> {
         if packets.is_empty() || packets.len() >= NONE as usize {
             return Err(AttachError::Config("sim: 1 to 65534 packets"));
         }
-        packets.fill(Packet::EMPTY);
+        let count = packets.len() as u16;
+        for (i, packet) in packets.iter_mut().enumerate() {
+            *packet =
+                Packet { next: if i as u16 + 1 < count { i as u16 + 1 } else { NONE }, ..Packet::EMPTY };
+        }
         Ok(Sim {
             world: RefCell::new(World {
                 packets,
-                free: FreeList::new(),
+                free: 0,
                 heads: [NONE; ENDPOINTS],
                 regions: [Registered { memory: None, uses: 0 }; REGIONS],
                 dials: [dials; 16],
@@ -268,8 +271,8 @@ impl World<'_> {
 
     fn release(&mut self, index: u16) {
         self.packets[index as usize].kind = Kind::Free;
-        // No link exceeds the number of packets, which a u16 holds.
-        self.packets[index as usize].next = self.free.give(index.into()) as u16;
+        self.packets[index as usize].next = self.free;
+        self.free = index;
     }
 
     /// The place that a key of `node` names.
@@ -335,13 +338,11 @@ impl SimRail<'_, '_> {
             }
         }
         let again = world.dials[self.rail as usize].again as u64;
-        let World { packets, free, random, .. } = &mut *world;
-        if free.first(packets.len()).is_none() || (again != 0 && random.below(1000) < again) {
+        let index = world.free;
+        if index == NONE || (again != 0 && world.random.below(1000) < again) {
             return Err(PostError::Again);
         }
-        let taken = free.take(packets, |packet| packet.next.into());
-        let Some((index, _)) = taken else { return Err(PostError::Again) };
-        let index = index as u16;
+        world.free = world.packets[index as usize].next;
         let packet = &mut world.packets[index as usize];
         (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
         packet.from = self.node * world.rails + self.rail;

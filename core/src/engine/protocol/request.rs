@@ -8,7 +8,6 @@ use core::fmt;
 use crate::error::OpError;
 use crate::mem::PeerId;
 use crate::op::Fault;
-use crate::sync::pool::FreeList;
 
 use super::super::pending::NONE;
 use super::super::tag::{ReceiveId, Tag};
@@ -286,7 +285,7 @@ impl List {
 /// The table.
 pub(crate) struct Requests<'m> {
     pub slots: &'m mut [RecvSlot],
-    free: FreeList,
+    free: u32,
     /// Ended and not taken, oldest first.
     ended: List,
     /// With something to post.
@@ -296,23 +295,26 @@ pub(crate) struct Requests<'m> {
 impl<'m> Requests<'m> {
     pub(crate) fn new(slots: &'m mut [RecvSlot]) -> Self {
         slots.fill(RecvSlot::EMPTY);
-        for slot in slots.iter_mut() {
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
             slot.generation = 1;
         }
-        Requests { slots, free: FreeList::new(), ended: List::EMPTY, due: List::EMPTY }
+        let free = if count == 0 { NONE } else { 0 };
+        Requests { slots, free, ended: List::EMPTY, due: List::EMPTY }
     }
 
     /// The slot that the next receive gets.
     #[inline(always)]
     pub(crate) fn first_free(&self) -> Option<u32> {
-        self.free.first(self.slots.len())
+        (self.free != NONE).then_some(self.free)
     }
 
     /// Begins a receive in that slot.
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
         let slot = &mut self.slots[index as usize];
-        self.free.take_first(index, slot.next);
+        self.free = slot.next;
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
         (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);
@@ -425,6 +427,7 @@ impl<'m> Requests<'m> {
         let slot = &mut self.slots[index as usize];
         slot.stage = Stage::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free.give(index);
+        slot.next = self.free;
+        self.free = index;
     }
 }

@@ -3,7 +3,6 @@
 
 use crate::error::Violation;
 use crate::mem::PeerId;
-use crate::sync::pool::FreeList;
 
 use super::super::pending::NONE;
 use super::head::Offer;
@@ -67,17 +66,20 @@ pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     pub slots: &'m mut [BlockSlot],
     size: usize,
-    free: FreeList,
-    /// Blocks that nobody uses.
-    left: u32,
+    free: u32,
 }
 
 impl<'m> Blocks<'m> {
     /// Blocks of `size` bytes, as many as there are slots.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
-        slots.fill(BlockSlot::EMPTY);
-        let left = slots.len() as u32;
-        Blocks { bytes, slots, size, free: FreeList::new(), left }
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            *slot = BlockSlot {
+                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
+                ..BlockSlot::EMPTY
+            };
+        }
+        Blocks { bytes, slots, size, free: if count == 0 { NONE } else { 0 } }
     }
 
     /// Bytes that a block holds.
@@ -89,16 +91,16 @@ impl<'m> Blocks<'m> {
     /// Takes a block.
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
-        let Blocks { slots, free, .. } = self;
-        let (index, slot) = free.take(slots, |slot| slot.next)?;
-        self.left -= 1;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
         Some(index)
     }
 
     /// Whether the next one taken is the last.
     pub(crate) fn is_last(&self) -> bool {
-        self.left <= 1
+        self.slots.get(self.free as usize).is_none_or(|slot| slot.next == NONE)
     }
 
     /// Gives a block back.
@@ -107,8 +109,8 @@ impl<'m> Blocks<'m> {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
         slot.generation = slot.generation.wrapping_add(1);
-        slot.next = self.free.give(index);
-        self.left += 1;
+        slot.next = self.free;
+        self.free = index;
     }
 
     /// The first byte of a block.
@@ -152,18 +154,25 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
 /// All headers.
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
-    free: FreeList,
+    free: u32,
 }
 
 impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     pub(crate) fn new(slots: &'m mut [HeaderSlot<RAILS>]) -> Self {
-        slots.fill(HeaderSlot::EMPTY);
-        Headers { slots, free: FreeList::new() }
+        let count = slots.len() as u32;
+        for (i, slot) in slots.iter_mut().enumerate() {
+            *slot = HeaderSlot {
+                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
+                ..HeaderSlot::EMPTY
+            };
+        }
+        Headers { slots, free: if count == 0 { NONE } else { 0 } }
     }
 
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
-        let Headers { slots, free } = self;
-        let (index, slot) = free.take(slots, |slot| slot.next)?;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
         (slot.stream, slot.source, slot.offer) = (stream, source, offer);
         Some(index)
     }
@@ -172,7 +181,8 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
         slot.generation = slot.generation.wrapping_add(1);
-        slot.next = self.free.give(index);
+        slot.next = self.free;
+        self.free = index;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Lists through arrays of slots, by index: the order of posting, the order of arrival. Adding and removing cost a
+//! Lists through arrays of slots, by index: the order of posting, the order of arrival, free slots. Adding and removing cost a
 //! few stores.
 
 /// No slot.

@@ -2,15 +2,14 @@
 //!
 //! The youngest few are only in that order; the others are in the hash table too, by shape and masked key, or in the
 //! overflow list when their shape has no place. So a short queue is never hashed, and in a long one every receive is hashed at most
-//! once, when it is no longer among the youngest; a bounded number more wait for that until a message is not for the oldest. An
-//! arrival looks at the oldest receive, at one group per shape, at the overflow list, and at the youngest few.
+//! once, when it is no longer among the youngest; a bounded number more wait for that until a message is not for the oldest. An arrival looks at the oldest receive, at one group per shape, at the
+//! overflow list, and at the youngest few.
 
 use super::group::{Buckets, GroupLinks, Grouped};
 use super::key::Key;
 use super::list::{Fifo, Links, Listed, NONE};
 use super::shape::{OVERFLOW, Shapes};
 use super::words::{ReceiveId, Tag};
-use crate::sync::pool::FreeList;
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +124,7 @@ pub(super) struct Posted<'m> {
     most_fresh: u32,
     /// How many are.
     pub indexed: u32,
-    pub free: FreeList,
+    pub free: u32,
     next_seq: u64,
 }
 
@@ -138,6 +137,10 @@ impl<'m> Posted<'m> {
         lazily: u32,
     ) -> Self {
         slots.fill(PostedSlot::EMPTY);
+        let count = slots.len();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
+        }
         Posted {
             slots,
             buckets: Buckets::new(heads),
@@ -148,7 +151,7 @@ impl<'m> Posted<'m> {
             unhashed,
             most_fresh: unhashed.saturating_add(lazily),
             indexed: 0,
-            free: FreeList::new(),
+            free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
         }
     }
@@ -201,7 +204,8 @@ impl<'m> Posted<'m> {
         }
         let (next, generation, context) = (slot.order.next, slot.seq as u32, slot.context);
         slot.state = State::Matched;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
         self.fresh -= 1;
         self.cursor = next;
         self.order.head = next;
@@ -276,7 +280,9 @@ impl<'m> Posted<'m> {
         key: Key,
         context: u64,
     ) -> Option<ReceiveId> {
-        let (index, slot) = self.free.take(self.slots, |slot| slot.order.next)?;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key.under(mask);
@@ -361,7 +367,8 @@ impl<'m> Posted<'m> {
             }
         }
         self.order.remove(self.slots, index);
-        self.slots[index as usize].order.next = self.free.give(index);
+        self.slots[index as usize].order.next = self.free;
+        self.free = index;
     }
 
     /// The slot of an id, if no later receive took it.

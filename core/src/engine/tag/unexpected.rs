@@ -9,7 +9,6 @@ use super::key::Key;
 use super::list::{Fifo, Links, Listed, NONE};
 use super::shape::Shapes;
 use super::words::{Arrived, UnexpectedId};
-use crate::sync::pool::FreeList;
 
 /// Indexes at most: a slot has links for so many.
 pub(super) const MOST_INDEXES: usize = 4;
@@ -92,7 +91,7 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub order: Fifo<0>,
     pub len: u32,
     pub claimed: u32,
-    pub free: FreeList,
+    pub free: u32,
     next_seq: u64,
     /// Among so many, no index is thought of.
     pub walked: u32,
@@ -113,13 +112,17 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         walked: u32,
     ) -> Self {
         slots.fill(UnexpectedSlot::EMPTY);
+        let count = slots.len();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
+        }
         Unexpected {
             slots,
             buckets: Buckets::new(heads),
             order: Fifo::EMPTY,
             len: 0,
             claimed: 0,
-            free: FreeList::new(),
+            free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
             walked,
             indexes: [Index::NONE; INDEXES],
@@ -137,7 +140,9 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     /// Adds the youngest message. None when no slot is free.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
-        let (index, slot) = self.free.take(self.slots, |slot| slot.order.next)?;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key;
@@ -170,7 +175,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         }
         let (next, arrived) = (slot.order.next, slot.arrived());
         slot.state = State::Free;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
         self.len -= 1;
         self.order.head = next;
         match self.slots.get_mut(next as usize) {
@@ -204,7 +210,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     pub(super) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
     }
 
     /// The slot number of an id whose message is here.

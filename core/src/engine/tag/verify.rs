@@ -136,9 +136,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 }
             },
         )?;
-        let link =
-            |index| posted.slots.get(index as usize).filter(|slot| !slot.waits()).map(|slot| slot.order.next);
-        let free = posted.free.count(posted.slots.len(), link).ok_or("a free slot that is in use")?;
+        let free = self.count_free(posted.slots, posted.free, |slot| !slot.waits())?;
         if grouped != indexed || (free + len) as usize != posted.slots.len() {
             return Err("receives that are lost");
         }
@@ -200,15 +198,30 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 if right { Ok(()) } else { Err("a message in the wrong group") }
             },
         )?;
-        let link = |index| {
-            let slot: Option<&unexpected::UnexpectedSlot> = messages.slots.get(index as usize);
-            slot.filter(|slot| slot.state == unexpected::State::Free).map(|slot| slot.order.next)
-        };
-        let free = messages.free.count(messages.slots.len(), link).ok_or("a free slot that is in use")?;
+        let free =
+            self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
         let here = (free + len + messages.claimed) as usize;
         if grouped != linked || here != messages.slots.len() {
             return Err("messages that are lost");
         }
         Ok(())
+    }
+
+    /// The length of a list of free slots.
+    fn count_free<T: Listed<0>>(
+        &self,
+        slots: &[T],
+        head: u32,
+        is_free: impl Fn(&T) -> bool,
+    ) -> Result<u32, &'static str> {
+        let (mut at, mut count) = (head, 0);
+        while at != NONE {
+            let slot = slots.get(at as usize).ok_or("a free slot out of range")?;
+            if !is_free(slot) || count as usize == slots.len() {
+                return Err("a free slot that is in use");
+            }
+            (at, count) = (slot.links().next, count + 1);
+        }
+        Ok(count)
     }
 }

@@ -24,22 +24,18 @@ impl FreeList {
         Self { head: EMPTY, fresh: 0 }
     }
 
-    /// Takes a place of a table. `link` reads the link in a place.
+    /// Takes a place of a table of `len`. `link` reads the link in a place, if its table has that place.
     #[inline(always)]
-    pub fn take<'t, T>(
-        &mut self,
-        table: &'t mut [T],
-        link: impl FnOnce(&T) -> u32,
-    ) -> Option<(u32, &'t mut T)> {
-        let index = self.head_index();
+    pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
         // The table's check stands for the end of the list too.
-        if (index as usize) < table.len() {
-            let place = &mut table[index as usize];
-            self.set_head(link(place));
-            return Some((index, place));
+        let index = self.head_index();
+        match link(index) {
+            None => self.take_fresh(len),
+            Some(link) => {
+                self.set_head(link);
+                Some(index)
+            }
         }
-        let index = self.take_fresh(table.len())?;
-        Some((index, &mut table[index as usize]))
     }
 
     /// The place given back last. At the end of the list, or behind a link that was overwritten: one that no table has.
@@ -72,16 +68,6 @@ impl FreeList {
         if (index as usize) < len { Some(index) } else { self.first_fresh(len) }
     }
 
-    /// Takes the place that [`first`](Self::first) has told, in which there is this link.
-    #[inline(always)]
-    pub fn take_first(&mut self, index: u32, link: u32) {
-        if index == self.head_index() {
-            self.set_head(link);
-        } else {
-            (self.head, self.fresh) = (EMPTY, self.fresh + 1);
-        }
-    }
-
     #[cold]
     fn first_fresh(&self, len: usize) -> Option<u32> {
         ((self.fresh as usize) < len).then_some(self.fresh)
@@ -92,19 +78,6 @@ impl FreeList {
     #[must_use = "the link of the place given back"]
     pub fn give(&mut self, index: u32) -> u32 {
         core::mem::replace(&mut self.head, index + 1)
-    }
-
-    /// How many places of a table of `len` are free, counted one by one. `link` reads the link in a place, if that is not in use.
-    /// `None`: the list leads to one that is, or in a circle.
-    pub fn count(&self, len: usize, link: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-        let (mut next, mut count) = (self.head, len as u32 - self.fresh);
-        while next != EMPTY {
-            if count as usize >= len {
-                return None;
-            }
-            (next, count) = (link(next - 1)?, count + 1);
-        }
-        Some(count)
     }
 
     /// How many places were ever used.
@@ -123,8 +96,8 @@ mod tests {
     use super::*;
     use crate::sync::testing::Random;
 
-    fn take(list: &mut FreeList, links: &mut [u32]) -> Option<u32> {
-        list.take(links, |&link| link).map(|(index, _)| index)
+    fn link(links: &[u32]) -> impl FnOnce(u32) -> Option<u32> {
+        move |index| links.get(index as usize).copied()
     }
 
     #[test]
@@ -144,10 +117,7 @@ mod tests {
                 let want = free.pop().or((used < len as u32).then_some(used));
                 used += u32::from(want == Some(used));
                 assert_eq!(list.first(len), want);
-                match want {
-                    Some(index) if random.within(0..2) == 0 => list.take_first(index, links[index as usize]),
-                    _ => assert_eq!(take(&mut list, &mut links), want),
-                }
+                assert_eq!(list.take(len, link(&links)), want);
                 assert_eq!(list.used(), used);
                 out.extend(want);
             }
@@ -158,17 +128,17 @@ mod tests {
     fn links_that_somebody_overwrote_lead_nowhere() {
         for garbage in [5, 6, 1 << 16, u32::MAX] {
             let (mut list, mut links) = (FreeList::new(), [0; 4]);
-            let taken: Vec<_> = std::iter::from_fn(|| take(&mut list, &mut links)).collect();
+            let taken: Vec<_> = std::iter::from_fn(|| list.take(4, link(&links))).collect();
             assert_eq!(taken, [0, 1, 2, 3]);
             for index in [0, 1] {
                 links[index as usize] = list.give(index);
             }
             links[1] = garbage;
-            assert_eq!(take(&mut list, &mut links), Some(1));
+            assert_eq!(list.take(4, link(&links)), Some(1));
             assert_eq!(list.first(4), None);
-            assert_eq!(take(&mut list, &mut links), None);
+            assert_eq!(list.take(4, link(&links)), None);
             links[1] = list.give(1);
-            assert_eq!(take(&mut list, &mut links), Some(1), "{garbage}");
+            assert_eq!(list.take(4, link(&links)), Some(1), "{garbage}");
         }
     }
 }
