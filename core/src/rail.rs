@@ -45,6 +45,9 @@ pub struct Caps {
     pub inject: usize,
     /// Bytes of remote completion data that a write carries: 4 or 8. The engine uses 4.
     pub data_bytes: u8,
+    /// From this length on a read of memory that is not mapped is faster than a few messages that carry the same, in bytes; 0 where it
+    /// always is. Payloads of two-sided messages go by it.
+    pub read_from: usize,
     /// Whether everything to one peer arrives in the order posted.
     pub ordered: bool,
     /// Whether [`Rail::post_atomic`] is offered.

@@ -34,6 +34,9 @@ pub struct ShmConfig {
     /// `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either end does not, the rail notifies with a full
     /// fence. So the host that it is given may leave the fence out (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
+    /// Payloads of two-sided messages that lie in private memory come through the lane up to this length, in bytes, while their
+    /// sender makes progress, and are copied by the kernel from it on, whatever the sender does.
+    pub read_from: usize,
     /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
     pub force_staging: bool,
     /// Whose processes may be peers.
@@ -52,6 +55,7 @@ impl Default for ShmConfig {
             max_message: 8192,
             common_len: 0,
             membarrier: false,
+            read_from: 2 << 20,
             force_staging: false,
             users: Users::Own,
             timeout: Duration::from_secs(5),

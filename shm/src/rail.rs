@@ -87,6 +87,7 @@ impl<H: Host> ShmRail<H> {
             max_rma: MAX_RMA,
             inject: record::chunk_len(config.max_message),
             data_bytes: 4,
+            read_from: config.read_from,
             ordered: true,
             native_atomics: false,
             depth: STAGED as u32,

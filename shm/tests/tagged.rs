@@ -207,7 +207,26 @@ fn messages_from_segments_arrive_whole_or_cut() {
 
 #[test]
 fn messages_from_private_memory_arrive_whole_or_cut() {
-    exchange(pair(&ShmConfig::default(), private), "private");
+    exchange(pair(&ShmConfig { read_from: 0, ..ShmConfig::default() }, private), "private, read");
+    exchange(pair(&ShmConfig::default(), private), "private, sent");
+}
+
+#[test]
+fn private_payloads_come_through_the_lane_up_to_a_length_and_by_the_kernel_from_it_on() {
+    let config = ShmConfig { read_from: 50_000, ..ShmConfig::default() };
+    for (region, want) in [(private as fn() -> Region, [(1, 1), (2, 1)]), (segment, [(1, 0), (2, 0)])] {
+        let mut ends = pair(&config, region);
+        for (len, want) in [49_999, 50_000].into_iter().zip(want) {
+            let End { engine, peer, region, .. } = &mut ends[1];
+            let into = Some((region.at(0), len));
+            let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
+            let End { engine, peer, region, .. } = &mut ends[0];
+            engine.send(CX, *peer, Tag::ZERO, Payload::Region(region.at(0), len), Notice::Silent).unwrap();
+            finish(&mut ends, 1, request, "a long message");
+            let stats = ends[1].engine.matching_stats();
+            assert_eq!((stats.fetched, stats.pulled), want, "{len} bytes");
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! |-------------------------------------------|----------------------------------------------------|----------------------------------|
 //! | up to the eager limit, with a credit      | *Tagged*, the payload in it                        | it is posted: its bytes are copied |
 //! | the same, synchronous                     | *Sync*, the payload in it; *Fin* comes back        | it has matched                   |
-//! | longer, or without a credit               | *Rts*, where the payload lies; the receiver reads it over all rails, or has it sent in *Chunks* (*Pull*); *Fin* comes back | the receiver has all it wants |
+//! | longer, or without a credit               | *Rts*, where the payload lies; the receiver reads it over all rails, or has it sent in *Chunks* (*Pull*) where it cannot or that is faster; *Fin* comes back | the receiver has all it wants |
 //!
 //! A *credit* is room for one payload that comes before its receive; a stream has as many as both ends were configured with. Whoever
 //! runs out keeps the payload and sends its header only, so that a receiver may wait for any message first, and memory stays

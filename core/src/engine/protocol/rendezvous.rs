@@ -68,7 +68,7 @@ enum Read {
     Started,
     /// There is no room; later.
     Later,
-    /// It cannot be read.
+    /// It cannot be read, or comes faster in messages.
     Unable,
 }
 
@@ -198,6 +198,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // checked against its region, and `want` against the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
+        }
+        if want < self.state.read_from {
+            return Read::Unable;
         }
         match self.start_read(index, want, remote, Stage::Reading) {
             true => Read::Started,
