@@ -8,6 +8,8 @@ use super::args::Layout;
 /// Lines are kept this far apart: processors fetch pairs of lines.
 const APART: usize = 128;
 const LINE: usize = 64;
+/// Payloads that fill one begin at one, as their sources do.
+const PAGE: usize = 4096;
 
 /// Where one test's payloads and signals lie. Index 0: written by the side that starts; 1: by the side that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +42,21 @@ impl Placement {
                 Placement { payload: [0, LINE / 2], signal: [APART, APART + 8] }
             }
             Layout::Split => {
-                let stride = size.next_multiple_of(APART);
-                Placement { payload: [APART, APART + stride], signal: [0, 8] }
+                let apart = apart(size);
+                Placement { payload: [apart, apart + size.next_multiple_of(apart)], signal: [0, 8] }
             }
         }
     }
 
     /// Bytes of arena that any placement of payloads up to `size` bytes stays within.
     pub fn arena(size: usize) -> usize {
-        2 * (size + 8).next_multiple_of(APART) + APART
+        2 * (size + 8).next_multiple_of(apart(size)) + apart(size)
     }
+}
+
+/// What separates payloads of `size` bytes from each other and from their signals.
+fn apart(size: usize) -> usize {
+    if size < PAGE { APART } else { PAGE }
 }
 
 #[cfg(test)]

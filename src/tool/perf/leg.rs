@@ -89,8 +89,8 @@ impl Tally {
 /// Bytes that the slots of a stream of puts may take before they are used again sooner than the window asks: what a
 /// first-level cache holds.
 const SLOTS_BYTES: usize = 32 << 10;
-/// Where the payloads of a stream begin, behind its signals.
-pub const SLOTS_AT: usize = 256;
+/// Where the payloads of a stream begin, behind its signals: at a page, since copies between like places in pages are the fastest.
+pub const SLOTS_AT: usize = 4096;
 
 impl Leg {
     /// The legs of one row: both halves, alike.

@@ -58,7 +58,8 @@ struct Play {
     out: (u64, u64),
     inward: (usize, usize),
     directions: (u64, u64),
-    /// The source of the next post, and the distance to that of the one after: the operation before may still read its own.
+    /// The source of the next post, and the distance to that of the one after: checked, the operation before may still read its own
+    /// while the next payload is made. Unchecked, nothing is made, and one will do.
     /// Kept rather than computed from the number: a branch on an alternating bit, in the wake of a wait of random length,
     /// is mispredicted half of the time.
     from: usize,
@@ -78,7 +79,7 @@ impl Play {
             inward: (place.payload[theirs], place.signal[theirs]),
             directions: (mine as u64, theirs as u64),
             from: 0,
-            stride: leg.size.next_multiple_of(64),
+            stride: if leg.check { leg.size.next_multiple_of(64) } else { 0 },
             deadline_ns: leg.deadline_ns(),
             tally: Tally::default(),
         }
