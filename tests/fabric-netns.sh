@@ -181,7 +181,7 @@ shape 0 1000
 shape 1 20
 # Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while its signal passes on the fast one.
 done=0 wrong=0 disorder=0
-for share in "8 40" "200 30" "1000 20" "8K 9" "300K 1"; do
+for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
     n=$((count * percent / 100))
     [ "$size" = 300K ] && n=$((count / 2000))
@@ -192,7 +192,7 @@ for share in "8 40" "200 30" "1000 20" "8K 9" "300K 1"; do
 done
 echo "# one rail slow: $done put-signals checked, $disorder arrivals out of order below, $wrong wrong or misordered"
 check "no put-signal is misordered while one rail is slow" [ "$wrong" = 0 ]
-check "as many as were asked for were checked" [ "$done" -ge $((count * 99 / 100)) ]
+check "as many as were asked for were checked" [ "$done" -ge "$count" ]
 
 # sent: packets that this end has sent over both rails
 sent() {
