@@ -1,5 +1,5 @@
 //! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`, `variables`), where it runs (`cpu`,
-//! `clock`), what it is measured with (`histogram`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
+//! `clock`), what it is measured with (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
 //! (`report`, `info`, `demo`).
 
 mod args;
@@ -10,6 +10,7 @@ mod failure;
 mod floor;
 mod histogram;
 mod info;
+mod instructions;
 mod layout;
 mod payload;
 mod perf;

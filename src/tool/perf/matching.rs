@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::tool::args::Format;
 use crate::tool::clock::Clock;
 use crate::tool::failure::{Failure, Outcome};
+use crate::tool::instructions::Instructions;
 use crate::tool::report::{SCHEMA_VERSION, print, time};
 use crate::tool::sizes;
 
@@ -73,8 +74,8 @@ A unit is a receive with its message: post, arrival, match, completion. D is the
   U6      a probe that misses, and a matched probe with its receive, for D messages
   C1      post and cancel: from the oldest on, from the youngest on, at random
   T1-T6   traces: halo exchange, all to all, master and workers, many to one, threads, a runtime that takes anything
-max_ns is the longest single call, or unit where there is a background. instr_per_op is null: benches/budgets.sh counts
-instructions. ucx is found at run time (package libucx0) and runs over its transport to itself.";
+max_ns is the longest single call, or unit where there is a background. instr_per_op is null where the kernel counts no
+instructions for this program (virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is found at run time (package libucx0) and runs over its transport to itself.";
 
 /// The engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -237,7 +238,7 @@ pub fn is_asked_for(words: &[OsString]) -> bool {
 /// Runs what the words after `perf match` ask for.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
-    let clock = Clock::calibrate();
+    let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
     let mut report = Report { format: args.format, started: false };
     report.comment(&format!(
         "fishplate {} perf match  units={} rounds={} clock={} build={}",
@@ -252,7 +253,7 @@ pub fn run(words: &[OsString]) -> Outcome {
         // What a unit took each engine at the depth before, in nanoseconds.
         let mut before = vec![(0, 0.0); args.engines.len()];
         for depth in depths(work, &args.depths) {
-            run_row(&args, &mut report, clock, (&name, work, depth), &mut before)?;
+            run_row(&args, &mut report, (clock, &mut counter), (&name, work, depth), &mut before)?;
         }
     }
     Ok(())
@@ -273,7 +274,7 @@ fn depths(work: Work, asked: &[u32]) -> Vec<u32> {
 fn run_row(
     args: &MatchArgs,
     report: &mut Report,
-    clock: Clock,
+    (clock, counter): (Clock, &mut Instructions),
     (name, work, depth): (&str, Work, u32),
     before: &mut [(u32, f64)],
 ) -> Outcome {
@@ -304,20 +305,24 @@ fn run_row(
         }
         let affordable = patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
         let rounds = args.units.div_ceil(job.units.max(1)).min(affordable as u64).max(1);
-        running.push((*kind, ready, bytes, rounds, vec![]));
+        running.push(Turns { kind: *kind, ready, bytes, rounds, times: vec![], instructions: vec![] });
     }
     for _ in 0..args.rounds {
-        for (_, ready, _, rounds, times) in &mut running {
+        for Turns { ready, rounds, times, instructions, .. } in &mut running {
+            let units = (*rounds * job.units) as f64;
+            let counted = counter.read();
             let began = clock.now();
             ready.run(*rounds);
             let ticks = clock.now().wrapping_sub(began);
-            times.push(clock.ns(ticks) / (*rounds * job.units) as f64);
+            times.push(clock.ns(ticks) / units);
+            if let (Some(before), Some(now)) = (counted, counter.read()) {
+                instructions.push(now.wrapping_sub(before) as f64 / units);
+            }
         }
     }
-    for (kind, mut ready, bytes, rounds, mut times) in running {
+    for Turns { kind, mut ready, bytes, rounds, times, instructions } in running {
         let longest = (0..rounds).map(|_| ready.longest(clock)).max().unwrap_or(0);
-        times.sort_by(f64::total_cmp);
-        let ns = times[times.len() / 2];
+        let ns = median(times).unwrap_or(f64::NAN);
         if let Some(at) = args.engines.iter().position(|other| *other == kind) {
             before[at] = (depth, ns);
         }
@@ -328,12 +333,28 @@ fn run_row(
             workload: name.to_owned(),
             depth,
             ns_per_op: ns,
-            instr_per_op: None,
+            instr_per_op: median(instructions),
             max_ns: clock.ns(longest),
             bytes_per_entry: bytes,
         })?;
     }
     Ok(())
+}
+
+/// One engine's turns at a work.
+struct Turns {
+    kind: Kind,
+    ready: Box<dyn Ready>,
+    bytes: Option<f64>,
+    rounds: u64,
+    /// Per unit, of each turn: nanoseconds, and instructions where they are counted.
+    times: Vec<f64>,
+    instructions: Vec<f64>,
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 /// Writes rows as they come.
@@ -350,6 +371,7 @@ impl Report {
     fn row(&mut self, row: &Row) -> Outcome {
         let header = !std::mem::replace(&mut self.started, true);
         let bytes = row.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
+        let instructions = row.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"));
         let text = match self.format {
             Format::Json => {
                 serde_json::to_string(row).map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?
@@ -361,19 +383,19 @@ impl Report {
                     )?;
                 }
                 format!(
-                    "{},match,{},{},{},{:.3},,{:.3},{bytes}",
+                    "{},match,{},{},{},{:.3},{instructions},{:.3},{bytes}",
                     row.schema_version, row.engine, row.workload, row.depth, row.ns_per_op, row.max_ns
                 )
             }
             Format::Table => {
                 if header {
                     print(&format!(
-                        "#{:>8} {:>6}  {:<7} {:>10} {:>10} {:>11}\n",
-                        "workload", "depth", "engine", "per unit", "longest", "bytes/entry"
+                        "#{:>8} {:>6}  {:<7} {:>10} {:>10} {:>11} {:>12}\n",
+                        "workload", "depth", "engine", "per unit", "longest", "bytes/entry", "instructions"
                     ))?;
                 }
                 format!(
-                    "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11}",
+                    "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11} {instructions:>12}",
                     row.workload,
                     sizes::show(row.depth as usize),
                     row.engine,
