@@ -37,8 +37,8 @@
 //! copied out once. The producer trusts the consumer's cursor only as far as it moves forward and not past the end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr;
 
+use fishplate_core::mem::copy_message;
 use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
@@ -412,63 +412,12 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
     unsafe {
         if !len.is_multiple_of(8) {
-            return copy_many(from, to, len);
+            return copy_message(from, to, len);
         }
         for at in (0..len).step_by(8) {
             let word = from.add(at).cast::<u64>().read_unaligned();
             to.add(at).cast::<u64>().write_unaligned(word);
         }
-    }
-}
-
-/// Copies bytes that do not overlap, without a call when they are one word or none.
-///
-/// # Safety
-/// As [`copy_words`].
-#[inline(always)]
-pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match len {
-            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
-            0 => {}
-            _ => copy_many(from, to, len),
-        }
-    }
-}
-
-/// # Safety
-/// As [`copy_words`].
-#[inline(never)]
-unsafe fn copy_many(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each branch touches exactly the first `len` bytes: a head and a tail of fixed width that may overlap in
-    // the middle, with the same bytes.
-    unsafe {
-        match len {
-            0 => {}
-            1..=3 => {
-                let (a, b, c) = (*from, *from.add(len / 2), *from.add(len - 1));
-                (*to, *to.add(len / 2), *to.add(len - 1)) = (a, b, c);
-            }
-            4..=7 => overlapped::<4>(from, to, len),
-            8..=15 => overlapped::<8>(from, to, len),
-            16..=31 => overlapped::<16>(from, to, len),
-            32..=64 => overlapped::<32>(from, to, len),
-            _ => ptr::copy_nonoverlapping(from, to, len),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`copy_many`], with `N <= len <= 2 * N`.
-#[inline(always)]
-unsafe fn overlapped<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let head = from.cast::<[u8; N]>().read();
-        let tail = from.add(len - N).cast::<[u8; N]>().read();
-        to.cast::<[u8; N]>().write(head);
-        to.add(len - N).cast::<[u8; N]>().write(tail);
     }
 }
 

@@ -1,8 +1,11 @@
 //! Raw copies: short ones without a call, very long ones past the caches.
 
+mod message;
 mod stream;
 
 use core::ptr;
+
+pub use message::copy_message;
 
 /// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`, and 12 MiB
 /// or more are streamed past the caches.

@@ -2,7 +2,7 @@
 //! has an effect. A message that is not the next of its stream is kept until its turn, on its sender's credit.
 
 use crate::error::Violation;
-use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
+use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
 use crate::op::Outcome;
 use crate::sync::seq::{WIRE_BITS, truncate};
 
@@ -83,7 +83,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (receive.delivered, receive.fit) = (n, fit);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
                 // payload is readable during this call.
-                unsafe { copy_payload(payload.as_ptr(), receive.ptr, n as usize) };
+                unsafe { copy_message(payload.as_ptr(), receive.ptr, n as usize) };
                 protocol.requests.end(context as u32, &mut self.pending.ends);
             }
             Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),
@@ -250,7 +250,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let (n, fit) = slot.fit(len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;
                 // the payload is readable during this call.
-                unsafe { copy_bytes(payload.as_ptr(), slot.ptr, n as usize) };
+                unsafe { copy_message(payload.as_ptr(), slot.ptr, n as usize) };
                 (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
                 let account = &mut protocol.accounts[stream as usize];
@@ -291,7 +291,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.kept += 1;
         protocol.stats.kept += 1;
         // SAFETY: the block is this message's alone and holds `size` bytes, which the payload does not exceed.
-        unsafe { copy_bytes(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
+        unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(Kept::Block(block))
     }
 
@@ -485,7 +485,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Bounds);
         }
         // SAFETY: `offset + len` lies within what fits the buffer, which was checked against its region.
-        unsafe { copy_bytes(bytes.as_ptr(), slot.ptr.add(offset as usize), len as usize) };
+        unsafe { copy_message(bytes.as_ptr(), slot.ptr.add(offset as usize), len as usize) };
         slot.left -= len;
         if slot.left == 0 {
             slot.delivered = want;
@@ -508,28 +508,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.end(index, &mut self.pending.ends);
         if header != NONE {
             self.give_back(Kept::Header(header), false);
-        }
-    }
-}
-
-/// Copies a payload, the shortest without a call.
-///
-/// # Safety
-/// As [`copy_bytes`].
-#[inline(always)]
-unsafe fn copy_payload(from: *const u8, to: *mut u8, len: usize) {
-    /// # Safety
-    /// As [`copy_bytes`].
-    #[inline(never)]
-    unsafe fn copy_longer(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { copy_bytes(from, to, len) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        match len {
-            8 => copy_bytes(from, to, 8),
-            _ => copy_longer(from, to, len),
         }
     }
 }
