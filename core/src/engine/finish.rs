@@ -210,7 +210,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             let s = &mut self.streams[stream];
-            s.live = false;
+            (s.live, s.unhurried) = (false, false);
             let (ops, closing) = (s.ops, s.closing);
             (s.ops, s.closing, s.unposted) = (List::EMPTY, List::EMPTY, NONE);
             if core::mem::take(&mut s.silent) {

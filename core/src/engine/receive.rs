@@ -223,6 +223,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
                 if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
+                    // It may have overtaken what it asks for.
+                    s.unhurried = !s.window.expected().is_before(wanted);
                 }
                 self.due.push(self.streams, stream);
             }

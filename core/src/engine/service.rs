@@ -114,6 +114,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
+    /// Tells every peer what was applied and which credits are free again, without waiting for a message to carry it: nobody may be
+    /// there to answer when it asks. What no rail has room for stays due.
+    #[cold]
+    pub(super) fn acknowledge_all(&mut self) {
+        for stream in 0..self.state.streams.len() as u32 {
+            let s = &self.state.streams[stream as usize];
+            if !s.live || (s.owed() == 0 && !self.state.credits_owed(stream).0) {
+                continue;
+            }
+            match self.post_ack(stream, 0, false) {
+                true => self.state.stats.acks_alone += 1,
+                false => self.state.due.push(self.state.streams, stream),
+            }
+        }
+        self.flush();
+    }
+
     /// Sends an acknowledgement, or asks for one. `false`: no rail has room.
     fn post_ack(&mut self, stream: u32, seq: u32, asked: bool) -> bool {
         let freed = self.state.returned(stream);
@@ -150,11 +167,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Acknowledgements of messages that no operation follows are wanted soon.
-    pub(super) fn ask_for_silent(&mut self) {
+    /// Acknowledgements of everything to everybody are wanted soon.
+    pub(super) fn ask_all(&mut self) {
         for stream in 0..self.streams.len() as u32 {
             let s = &self.streams[stream as usize];
-            if s.silent && s.asked != s.next {
+            if s.live && s.in_flight() != 0 && s.asked != s.next {
                 self.ask(stream);
             }
         }

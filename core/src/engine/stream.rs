@@ -13,6 +13,8 @@ pub struct Stream {
     pub(crate) context: u8,
     /// The peer is connected: what arrives counts.
     pub(crate) live: bool,
+    /// It is, and has asked to be told of nothing that is yet to come: a tagged message makes no haste to be acknowledged.
+    pub(crate) unhurried: bool,
     /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
     pub(crate) open: u32,
     /// The first operation that is not wholly posted.
@@ -65,6 +67,7 @@ impl Stream {
             peer,
             context,
             live: false,
+            unhurried: false,
             open: 0,
             unposted: NONE,
             ops: List::EMPTY,

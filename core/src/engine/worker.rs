@@ -102,11 +102,21 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         busy
     }
 
-    /// Turns until `stop` is set and everything submitted before is done, or until `deadline_ns`. A receive that nothing has matched
-    /// holds up no stop: the engine and its desk keep it. Sleeps on `send`, which queues ring, and on `arrivals`, which the rail
-    /// rings; without the latter it never sleeps. Whoever sets `stop` rings `send` after it.
+    /// Turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on `send`, which queues ring, and on
+    /// `arrivals`, which the rail rings; without the latter it never sleeps. Whoever sets `stop` rings `send` after it.
     ///
-    /// Returns whether it stopped with nothing left to do.
+    /// Returns whether it stopped with nothing left to do. Then
+    ///
+    /// - everything submitted before has ended, and its peers have applied it, silent commands included. A receive that nothing has
+    ///   matched holds up no stop: the engine and its desk keep it;
+    /// - everything that has arrived and been applied is acknowledged, and credits are given back: no peer waits for this engine on
+    ///   account of what it has.
+    ///
+    /// So a stop waits for a peer only until that has what was sent to it and has given what was asked of it, and workers whose users
+    /// have received all that their peers sent stop in any order, at any time. What goes to a peer that nobody drives any more is
+    /// waited for until `deadline_ns`, and stays with the engine.
+    #[doc(alias = "ucp_worker_flush_nbx")]
+    #[doc(alias = "shmem_finalize")]
     pub fn run<H: Host>(
         &mut self,
         host: &H,
@@ -143,10 +153,11 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         waited == Waited::Ready
     }
 
-    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched. Asks for the acknowledgements
-    /// that nobody waits for.
+    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched, and no peer is owed an acknowledgement.
+    /// Sends those that are, and asks for those that are wanted here.
     fn is_done(&mut self) -> bool {
-        self.engine.state.ask_for_silent();
+        self.engine.acknowledge_all();
+        self.engine.state.ask_all();
         let engine_is_idle = self.engine.state.open == 0 && !self.engine.has_due();
         engine_is_idle && !self.engine.is_receiving() && self.desks.iter_mut().all(Desk::is_idle)
     }

@@ -11,3 +11,4 @@ mod order;
 mod psm;
 mod rig;
 mod scenarios;
+mod stops;

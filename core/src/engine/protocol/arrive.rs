@@ -32,7 +32,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return false };
         let count = self.peers.len();
         let stream = head.context as usize * count + peer.0 as usize;
-        // Streams of contexts that are not configured are not there, or not live.
+        // Streams of contexts that are not configured are not there, or not live. Where the peer has asked to be told of what is yet
+        // to come, that is made due below.
         let (Some(slot), Some(s), Some(account)) = (
             self.peers.get(peer.0 as usize),
             self.streams.get_mut(stream),
@@ -46,7 +47,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if head.kind != head::TAGGED
             || head.op > 1
             || head.words[1] >> 32 != 0
-            || !s.live
+            || !s.unhurried
             || acked as u64 > s.in_flight()
             || freed > account.used()
             || s.ops.head != NONE
@@ -165,6 +166,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 if !self.streams[stream as usize].window.take_in_order(head.seq) {
                     return self.park_payload(stream, head.seq, tag, rest, NO_TOKEN);
                 }
+                let s = &mut self.streams[stream as usize];
+                s.unhurried = !s.window.expected().is_before(s.ack_wanted);
                 self.payload(stream, tag, rest, NO_TOKEN)?;
                 self.in_order(stream);
                 Ok(())
