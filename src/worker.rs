@@ -53,7 +53,8 @@ pub struct Running<'scope, 'a, E> {
 pub struct Stopped<E> {
     /// The engine and the desks, to be driven by whoever comes next.
     pub parts: E,
-    /// Whether everything that was submitted has ended, but for receives that nothing has matched: the engine still has those.
+    /// Whether it did all that [`Worker::run`] promises of a stop. Of what was submitted, the engine still has receives that nothing has
+    /// matched.
     pub finished: bool,
     /// How the thread idled.
     pub counts: Counts,
@@ -118,8 +119,8 @@ pub fn start<
 }
 
 impl<E> Running<'_, '_, E> {
-    /// Has the worker do everything that was submitted before this call, then takes it apart. Blocks until then, or until the
-    /// worker's deadline.
+    /// Has the worker do everything that was submitted before this call, and acknowledge what has arrived, then takes it apart. Blocks
+    /// until then, or until the worker's deadline.
     ///
     /// # Errors
     /// [`StartError::Pin`]: it never ran.

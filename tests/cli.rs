@@ -56,7 +56,7 @@ fn every_test_runs_on_every_transport_and_verifies_everything() {
 #[test]
 fn a_worker_drives_the_engine_and_everything_is_verified() {
     for transport in ["loopback", "loopback --rails 2", "shm"] {
-        for test in ["put-signal", "put-signal -s 5K", "put", "get", "amo"] {
+        for test in ["put-signal", "put-signal -s 5K", "put", "get", "amo", "tag", "tag -s 5K"] {
             let line = format!("perf {test} --transport {transport} -n 64 -w 16 --window 16 --mode worker");
             for row in rows(&format!("{line} --check")) {
                 let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
@@ -165,7 +165,7 @@ fn bad_input_is_told_with_a_remedy() {
         ("perf put --transport carrier-pigeon", 2, "carrier-pigeon"),
         ("perf teleport", 2, "teleport"),
         ("fly", 2, "fly"),
-        ("perf ring --mode worker", 2, "put-signal, put, get and amo"),
+        ("perf ring --mode worker", 2, "put-signal, put, get, amo and tag"),
         ("perf put-signal --mode worker --transport sim", 2, "shm, fabric or loopback"),
         ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),

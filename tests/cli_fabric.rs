@@ -72,7 +72,9 @@ fn signals_are_counted_and_a_worker_drives_the_rails() {
     }
     let rails = "--transport fabric --provider tcp --interface lo,lo --rails 2";
     verified(&format!("perf signal-rate {rails} -n 2000"));
-    verified(&format!("perf put-signal {rails} -s 8,5K -n 100 -w 10 --mode worker"));
+    for test in ["put-signal", "tag"] {
+        verified(&format!("perf {test} {rails} -s 8,5K -n 100 -w 10 --mode worker"));
+    }
 }
 
 /// A port that was free a moment ago.

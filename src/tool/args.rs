@@ -274,7 +274,7 @@ pub struct PerfArgs {
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who drives the engine, on both sides; worker: put-signal, put, get and amo over shm, fabric or loopback.
+    /// Who drives the engine, on both sides; worker: put-signal, put, get, amo and tag over shm, fabric or loopback.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
@@ -558,7 +558,7 @@ impl PerfArgs {
         if self.test == Test::Ring && self.transport != Transport::Shm {
             return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
         }
-        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo)
+        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo | Test::Tag)
             && matches!(self.transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
         if self.transport != Transport::Fabric && !(self.provider.is_empty() && self.interface.is_empty()) {
             return Err(Failure::usage(format!(
@@ -568,7 +568,7 @@ impl PerfArgs {
         }
         if self.mode == Mode::Worker && !driven {
             return Err(Failure::usage(format!(
-                "--mode worker runs put-signal, put, get and amo over shm, fabric or loopback: use --mode inline for {} over {}",
+                "--mode worker runs put-signal, put, get, amo and tag over shm, fabric or loopback: use --mode inline for {} over {}",
                 name(self.test),
                 name(self.transport)
             )));

@@ -95,8 +95,9 @@ fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
         Test::Get => get::prepare(seat, leg, side),
         Test::Amo => amo::prepare(seat, leg, side),
         Test::SignalRate => signal_rate::prepare(seat, leg, side),
-        // Messages find their own place.
-        Test::Tag | Test::TagBw => Ok(()),
+        // Messages find their own place. Workers part by signals.
+        Test::Tag => put::prepare(seat, leg, side),
+        Test::TagBw => Ok(()),
         Test::Ring => ring::prepare(seat, leg, side),
         Test::Pool => Err(no_sides()),
     }

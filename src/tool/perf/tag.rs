@@ -93,7 +93,7 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
 }
 
 /// Where the payload of this leg is received.
-fn inward_of(leg: &Leg) -> usize {
+pub fn inward_of(leg: &Leg) -> usize {
     (2 * stride(leg.size)).max(leg.size.next_multiple_of(64))
 }
 

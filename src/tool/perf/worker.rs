@@ -9,9 +9,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use fishplate_core::context::Context;
+use fishplate_core::context::{Context, Ticket};
 use fishplate_core::engine::Signal;
 use fishplate_core::engine::command::{Command, Reply};
+use fishplate_core::engine::protocol::Received;
+use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
@@ -25,6 +27,7 @@ use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::put::SIGNALS;
 use super::put_signal::comes_late;
 use super::seat::{CONTEXT, Seat};
+use super::tag;
 use super::who::Who;
 use crate::tool::args::Test;
 use crate::tool::clock::{Clock, monotonic_ns};
@@ -113,7 +116,8 @@ impl User<'_> {
                 Test::PutSignal => self.ping_pong(first + 1, count, histogram)?,
                 Test::Put => self.put(first, count, histogram)?,
                 Test::Get | Test::Amo => self.one_by_one(first, count, histogram)?,
-                Test::SignalRate | Test::Tag | Test::TagBw | Test::Ring | Test::Pool => {
+                Test::Tag => self.tagged(first + 1, count, histogram)?,
+                Test::SignalRate | Test::TagBw | Test::Ring | Test::Pool => {
                     return Err(Failure::usage("--mode worker cannot do that"));
                 }
             }
@@ -154,6 +158,55 @@ impl User<'_> {
             self.tally.checked += u64::from(whole);
         }
         Ok(())
+    }
+
+    /// Tagged messages to and fro, from number `first` on.
+    fn tagged(&mut self, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
+        let (len, seed, inward) = (self.leg.size, self.leg.seed, tag::inward_of(self.leg));
+        let peer = self.peer;
+        let mut last = self.clock.now();
+        for seq in first..first + count {
+            let (number, mut whole) = (Tag::from(seq), true);
+            for (sender, receiver) in [(Side::Starts, Side::Answers), (Side::Answers, Side::Starts)] {
+                let pattern = Pattern::new(seed, sender as u64, seq);
+                let into = self.buffer.0.at(inward as u64);
+                let receive = match self.plays(receiver) {
+                    true => Some(
+                        self.ask(|context| context.recv(Some(peer), number, Tag::ZERO, Some((into, len))))?,
+                    ),
+                    false => None,
+                };
+                if self.plays(sender) {
+                    self.fill(0, pattern);
+                    let from = self.buffer.0.at(0);
+                    let sent = self.ask(|context| context.send(peer, number, Some((from, len))))?;
+                    match self.answer(sent)? {
+                        Reply::Done(_) => {}
+                        reply => return Err(Failure::run(format!("a send ended with {reply:?}"))),
+                    }
+                }
+                let Some(receive) = receive else { continue };
+                match self.answer(receive)? {
+                    Reply::Received(status) if status.outcome == Received::Ok => {}
+                    reply => return Err(Failure::run(format!("a receive ended with {reply:?}"))),
+                }
+                if self.leg.check && !self.is_there(self.buffer.1, inward, pattern) {
+                    (whole, self.tally.errors) = (false, self.tally.errors + 1);
+                }
+            }
+            last = self.record(histogram, last);
+            self.tally.checked += u64::from(whole && self.leg.check);
+        }
+        Ok(())
+    }
+
+    /// Waits for the answer of a request.
+    fn answer(&mut self, ticket: Ticket) -> Outcome<Reply> {
+        match self.context.wait(ticket, self.deadline_ns) {
+            Ok(Reply::Refused(OpError::PeerFailed(why))) => Err(self.name.lost(why)),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(self.name.wait_failed(error)),
+        }
     }
 
     /// Windows of puts, each with a quiet. Checked, the side that answers verifies each before the next begins.
@@ -198,11 +251,9 @@ impl User<'_> {
                 Test::Amo => context.fetch(from, amo),
                 _ => context.get(into, len, from),
             })?;
-            let value = match self.context.wait(ticket, self.deadline_ns) {
-                Ok(Reply::Done(value)) => value,
-                Ok(Reply::Refused(OpError::PeerFailed(why))) => return Err(self.name.lost(why)),
-                Ok(reply) => return Err(Failure::run(format!("{} failed: {reply:?}", self.name))),
-                Err(error) => return Err(self.name.wait_failed(error)),
+            let value = match self.answer(ticket)? {
+                Reply::Done(value) => value,
+                reply => return Err(Failure::run(format!("{} failed: {reply:?}", self.name))),
             };
             self.record(histogram, begun);
             if test == Test::Amo {
