@@ -67,6 +67,9 @@ for path in direct relay; do
     say "perf over it, $path: late" perf late --ipc-path "$path"
 done
 
+say "perf over memory in physical segments" perf segments --ipc-path direct
+say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
+
 # fails MOOD TEXT: an error of the driver ends the tool with that text, and no panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
@@ -78,6 +81,14 @@ fails() {
 say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
 say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused (code 7777)"
+# cut: memory of a peer of which the third segment does not open is not left half open
+cut() {
+    rm -f "$place/report"
+    FAKE_CUDA_REPORT="$place/report" fails segments,fail=Open:2:2 "cannot open the memory of the other process" || return
+    cat "$place/report"
+    [ "$(wc -l <"$place/report")" = 2 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
+}
+say "a segment that does not open" cut
 say "no devices" fails devices=0 "--device cuda:0: no such device: there are 0"
 
 # none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.

@@ -130,8 +130,8 @@ impl Control {
             return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
         }
         while let Some(notice) = self.notices.front() {
-            let (packet, fd) = notice.packet();
-            self.socket.send(&packet, fd.as_slice(), deadline)?;
+            let (packet, fds) = notice.packet();
+            self.socket.send(&packet, &fds, deadline)?;
             self.notices.pop_front();
         }
         let mut packet = Writer::new(Kind::Blob);
@@ -182,8 +182,8 @@ impl Control {
 
     fn send_notices(&mut self) {
         while let Some(notice) = self.notices.front() {
-            let (packet, fd) = notice.packet();
-            match self.socket.try_send(&packet, fd.as_slice()) {
+            let (packet, fds) = notice.packet();
+            match self.socket.try_send(&packet, &fds) {
                 Ok(()) => {}
                 Err(HandshakeError::System(libc::EAGAIN)) => return,
                 // The connection is broken, which reading it will say.
@@ -345,24 +345,20 @@ impl Control {
 }
 
 impl Notice {
-    fn packet(&self) -> (Cow<'_, [u8]>, Option<BorrowedFd<'_>>) {
+    fn packet(&self) -> (Cow<'_, [u8]>, Vec<BorrowedFd<'_>>) {
         match self {
             Notice::Announce(segment) => {
                 let mut packet = Writer::new(Kind::Announce);
                 packet.put(segment.number().to_ne_bytes()).put((segment.len() as u64).to_ne_bytes());
-                (packet.finish().into(), Some(segment.fd()))
+                (packet.finish().into(), vec![segment.fd()])
             }
             Notice::Withdraw(number) => {
                 let mut packet = Writer::new(Kind::Withdraw);
                 packet.put(number.to_ne_bytes());
-                (packet.finish().into(), None)
+                (packet.finish().into(), Vec::new())
             }
             Notice::Memory(packet, handle) => {
-                let fd = match handle.as_deref() {
-                    Some(Handle::Descriptor(fd)) => Some(fd.as_fd()),
-                    _ => None,
-                };
-                (packet.into(), fd)
+                (packet.into(), handle.as_deref().map(Handle::descriptors).unwrap_or_default())
             }
         }
     }

@@ -9,6 +9,7 @@
 //! | `host`              | [`HostDevice`]: memory of the processor as a device                                    |
 //! | [`fake`]            | a driver for tests                                                                     |
 //! | `export`, `import`  | [`Exports`] and [`Imports`]: what peers may open, and what of theirs is open here      |
+//! | `run`               | the memory under a range: an allocation, or physical segments side by side             |
 //! | `publish`           | [`Publications`]: buffers by the user's names, in versions; [`DirectToken`]            |
 //! | `revoke`            | taking memory back before it is freed                                                  |
 //! | `wire`, `board`     | what is said of all this over the handshake's socket, and what was said                |
@@ -27,6 +28,9 @@
 //! - **Whole allocations.** An export names an allocation, never a part of it: offsets travel beside the handle, counted from the
 //!   allocation's first byte. Handle bytes are no identity: one driver gives equal bytes for every address in an allocation, another
 //!   different ones.
+//! - **Segments.** Virtual memory may be many physical segments, mapped side by side at addresses that were reserved together, as the
+//!   pools of frameworks that grow are. To a driver each is an allocation of its own. An export takes all that a range touches, as many
+//!   descriptors, and an importer maps them side by side again: one offset reaches all of it.
 //! - **Buffer ids.** Freed addresses come back. What tells an allocation from the one that had its address before is the driver's
 //!   buffer id, which never repeats within a process.
 //! - **Not at home.** A handle cannot be opened in the process that exported it: there, the address itself is used.
@@ -47,13 +51,14 @@ mod publish;
 mod rail;
 mod relay;
 mod revoke;
+mod run;
 mod share;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Registration};
@@ -124,7 +129,10 @@ pub enum Unshared {
     NoHandleType,
 }
 
-/// An allocation, as its driver knows it.
+/// Physical segments that one export may be made of: as many descriptors as one packet carries.
+pub const MAX_SEGMENTS: usize = crate::socket::MAX_FDS;
+
+/// An allocation, as its driver knows it. Of virtual memory: one physical segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// First byte.
@@ -135,6 +143,8 @@ pub struct Allocation {
     pub buffer: u64,
     /// How it can be exported.
     pub share: Share,
+    /// First of the addresses that were reserved for it, where others may lie beside it: virtual memory alone.
+    pub reservation: Option<DevicePtr>,
 }
 
 /// What lets another process open an allocation.
@@ -144,6 +154,19 @@ pub enum Handle {
     Legacy([u8; LEGACY_HANDLE]),
     /// A descriptor.
     Descriptor(OwnedFd),
+    /// Descriptors of physical segments that lie side by side, in order, and the size of each in bytes.
+    Segments(Vec<(OwnedFd, u64)>),
+}
+
+impl Handle {
+    /// The descriptors that go with it.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Handle::Legacy(_) => Vec::new(),
+            Handle::Descriptor(fd) => vec![fd.as_fd()],
+            Handle::Segments(segments) => segments.iter().map(|(fd, _)| fd.as_fd()).collect(),
+        }
+    }
 }
 
 /// The end of what was queued on a stream at some moment. Good until it was [`reached`](Device::reached).
@@ -222,13 +245,14 @@ pub trait Device: Send {
     /// Nothing queued uses it, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Tells which allocation a place lies in. One or two driver calls.
+    /// Tells which allocation a place lies in; of virtual memory, which physical segment. One or two driver calls.
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError>;
 
     /// Makes a handle of an allocation. May be repeated. Slow path.
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError>;
 
-    /// Opens an allocation of `size` bytes of another process and returns where it begins here. Slow path.
+    /// Opens an allocation of `size` bytes of another process and returns where it begins here. Segments are mapped side by side, and
+    /// closed by one [`close`](Device::close). Where segments have no place, [`DeviceError::BadHandle`]. Slow path.
     ///
     /// # Safety
     /// The handle names memory that its owner keeps until [`close`](Device::close), and that may be written at any time.

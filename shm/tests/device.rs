@@ -34,6 +34,11 @@ trait Kit {
         vec![]
     }
 
+    /// Memory in physical segments of [`SEGMENT`](suite::SEGMENT) bytes side by side, if this kind has it.
+    fn segments(_: &mut Self::Device, _size: u64) -> Option<DevicePtr> {
+        None
+    }
+
     /// What was not given back, if it can tell.
     fn held(_: &Self::Device) -> u64 {
         0
@@ -48,9 +53,9 @@ fn first<K: Kit>() -> K::Device {
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {
-        Behaviour { kind: Kind::Virtual, handles_differ: true, ..Behaviour::LATE }
+        Behaviour { kind: Kind::Virtual, handles_differ: true, segment: suite::SEGMENT, ..Behaviour::LATE }
     } else {
-        Behaviour::PLAIN
+        Behaviour { segment: suite::SEGMENT, ..Behaviour::PLAIN }
     };
     DRIVERS[usize::from(late)].get_or_init(|| FakeDriver::of_this_process(behaviour, 1)).clone()
 }
@@ -86,6 +91,10 @@ impl Kit for Fake {
         fake_unshared(device)
     }
 
+    fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
+        Some(device.alloc_as(Kind::Segments, size).unwrap())
+    }
+
     fn held(device: &FakeDevice) -> u64 {
         fake_held(device)
     }
@@ -104,6 +113,10 @@ impl Kit for FakeLate {
 
     fn unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
         fake_unshared(device)
+    }
+
+    fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
+        Some(device.alloc_as(Kind::Segments, size).unwrap())
     }
 
     fn held(device: &FakeDevice) -> u64 {
@@ -154,6 +167,11 @@ mod nvidia {
         kinds.into_iter().map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).collect()
     }
 
+    fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+        let able = cuda::devices().unwrap()[0].descriptors;
+        able.then(|| device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap())
+    }
+
     pub struct Cuda;
 
     impl Kit for Cuda {
@@ -170,6 +188,10 @@ mod nvidia {
 
         fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
             unshared(device)
+        }
+
+        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+            segments(device, size)
         }
     }
 
@@ -193,6 +215,10 @@ mod nvidia {
 
         fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
             unshared(device)
+        }
+
+        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+            segments(device, size)
         }
     }
 
@@ -269,6 +295,8 @@ macro_rules! suite {
             marks_run_out_and_come_back,
             a_word_follows_what_it_tells_of,
             another_process_has_the_same_memory,
+            segments_side_by_side_are_one_memory_to_another_process,
+            a_range_over_segments_is_registered_as_one,
             an_allocation_is_opened_once,
             garbage_does_not_open,
             a_handle_of_this_process_does_not_open,

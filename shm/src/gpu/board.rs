@@ -8,14 +8,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 
+use super::MAX_SEGMENTS;
 use super::export::{AllocId, MAX_EXPORTS};
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, Offer, Said};
 use crate::handshake::HandshakeError;
 use crate::packet::{Kind, Reader};
 
-/// Handles kept that nobody has opened yet. One may be a descriptor.
+/// Handles kept that nobody has opened yet.
 pub(crate) const MAX_OFFERS: usize = 64;
+
+/// Descriptors that those handles may have together: of two exports of the most segments.
+pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 
 /// Questions that this end has open at once.
 const MAX_ASKED: usize = 32;
@@ -71,11 +75,14 @@ impl Board {
         match wire::read(kind, body, fds, home)? {
             Said::Export(offer) => {
                 self.answered(Ask::Alloc(offer.alloc));
-                if self.offers.len() == MAX_OFFERS && !self.offers.contains_key(&offer.alloc) {
+                // Whatever was offered before under this number is dropped here, and its descriptors with it.
+                self.offers.remove(&offer.alloc);
+                while self.offers.len() == MAX_OFFERS
+                    || self.descriptors() + offer.descriptors() > MAX_DESCRIPTORS
+                {
                     // Numbers grow: the first is the oldest.
                     self.offers.pop_first();
                 }
-                // Whatever was offered before under this number is dropped here, and its descriptor with it.
                 self.offers.insert(offer.alloc, offer);
             }
             Said::Fetch(alloc) if self.fetches.len() < MAX_EXPORTS => drop(self.fetches.insert(alloc)),
@@ -122,6 +129,11 @@ impl Board {
             }
         }
         Ok(())
+    }
+
+    /// Descriptors of the handles that nobody has opened.
+    fn descriptors(&self) -> usize {
+        self.offers.values().map(Offer::descriptors).sum()
     }
 
     /// Drops the handle of an allocation, and the versions that lie in it.

@@ -13,6 +13,8 @@
 //!   apart ([`DeviceError::SameProcess`]); others are [`DeviceError::BadHandle`].
 //! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable all the same: [`Device::reaches`] says yes, and it
 //!   is opening that tells.
+//! - Of virtual memory, attributes tell the addresses that were reserved, and `cuMemGetAddressRange` the physical segment: there, an
+//!   allocation is a segment.
 //! - Memory that was opened cannot be exported again: it says [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
 //! - Pool and managed memory are there for tests ([`CudaDevice::alloc_as`]).
 //!
@@ -35,7 +37,7 @@ use cudarc::driver::sys;
 
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid};
 use driver::Driver;
-use memory::{Opened, Owned, Pinned};
+use memory::{Held, Pinned};
 use stream::Marks;
 
 /// Handles that a device exported last, by which it recognizes its own.
@@ -68,8 +70,8 @@ pub struct CudaDevice {
     caps: DeviceCaps,
     streams: Vec<sys::CUstream>,
     marks: Marks,
-    owned: Vec<Owned>,
-    opened: Vec<Opened>,
+    owned: Vec<Held>,
+    opened: Vec<Held>,
     pinned: Vec<Pinned>,
     /// Devices of this process, and whether this one reaches them.
     peers: Vec<(Uuid, bool)>,

@@ -1,6 +1,11 @@
 //! The one way in which device memory of this process is exported: by whole allocations, each once, whatever part of it is
 //! registered. Slow path: allocates, and enters the driver; [`Exports::find`] does neither, nor waits.
 //!
+//! Of virtual memory the physical segments that a range touches are exported together, as one allocation of ours ([`run`](super::run)).
+//! A range inside what is exported shares it. A range that goes beyond it has a longer export beside the shorter one: memory that grows
+//! at its end keeps what was registered before. A shorter one of which nothing is registered any more is *outgrown*: it is found no
+//! more, and its importers are told to close it.
+//!
 //! An allocation is known by a number of our own, [`AllocId`], which never comes again in this process. Addresses do: an entry
 //! that covers an address is believed only if the driver's buffer id is still the one it was entered with. Otherwise the memory
 //! was freed and taken again behind our back, and the entry is *superseded*: it is found no more, its versions are forgotten, and
@@ -12,6 +17,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::run::Run;
 use super::{Allocation, Device, DeviceError, DevicePtr, Handle, Share};
 
 /// Allocations that one process may export at once.
@@ -56,9 +62,17 @@ pub struct Registration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// No bytes, or not all in one allocation: how many bytes there are from the first to the end of its allocation.
+    /// No bytes, or not all in one allocation, or in segments side by side: how many bytes there are from the first to the end of what it
+    /// lies in.
     BadRange {
         /// Bytes that there are.
+        there: u64,
+    },
+    /// The range touches more physical segments than one export may be made of. Register it in parts.
+    Segments {
+        /// As many as may be: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+        max: usize,
+        /// Bytes from the first on that lie in no more.
         there: u64,
     },
     /// What the device says; [`DeviceError::NotExportable`] with what can be done about it.
@@ -77,6 +91,11 @@ impl fmt::Display for ExportError {
             ExportError::BadRange { there } => {
                 write!(f, "the range is not inside one allocation, which has {there} bytes from its start")
             }
+            ExportError::Segments { max, there } => write!(
+                f,
+                "the range touches more than {max} physical segments, which are the most that one export may be made of: \
+                 register it in parts, the first of {there} bytes at most"
+            ),
             ExportError::Device(error) => error.fmt(f),
             ExportError::Full(max) => write!(f, "{max} allocations are exported already: revoke one"),
             ExportError::Revoking(alloc) => write!(f, "allocation {} is being revoked", alloc.key()),
@@ -110,7 +129,7 @@ pub(crate) fn at_home(alloc: AllocId) -> Option<(DevicePtr, u64)> {
 enum State {
     Live,
     Revoking,
-    /// Freed behind our back; another may have its addresses.
+    /// Freed behind our back, so that another may have its addresses; or outgrown.
     Superseded,
 }
 
@@ -122,7 +141,7 @@ struct Slice {
 
 #[derive(Debug)]
 struct Entry {
-    allocation: Allocation,
+    run: Run,
     handle: Arc<Handle>,
     /// By offset and length.
     slices: BTreeMap<(u64, u64), Slice>,
@@ -138,14 +157,18 @@ pub struct ExportStats {
     pub registrations: u64,
     /// Entries whose memory was found to have been freed and taken again.
     pub superseded: u64,
+    /// Entries that lay inside longer ones, with nothing registered.
+    pub outgrown: u64,
 }
 
 /// The allocations that this process exports.
 #[derive(Debug, Default)]
 pub struct Exports {
     entries: BTreeMap<AllocId, Entry>,
-    /// The live ones, by first byte. They do not overlap.
-    by_base: BTreeMap<DevicePtr, AllocId>,
+    /// Those that were not superseded, by first byte and size. Where they overlap they are the same memory.
+    by_place: BTreeMap<(DevicePtr, u64), AllocId>,
+    /// No size among them was ever greater.
+    longest: u64,
     superseded: Vec<AllocId>,
     stats: ExportStats,
 }
@@ -161,7 +184,8 @@ impl Exports {
         self.stats
     }
 
-    /// Registers a range, and exports its allocation unless that was done. One driver call or two when it was.
+    /// Registers a range, and exports its allocation unless that was done. When it was: one driver call or two, and of virtual memory for
+    /// each physical segment of it.
     ///
     /// Ranges may overlap, and be registered again: as often as it was, it is to be taken back.
     pub fn register<D: Device>(
@@ -170,14 +194,10 @@ impl Exports {
         ptr: DevicePtr,
         len: u64,
     ) -> Result<Registration, ExportError> {
-        let allocation = device.allocation(ptr)?;
-        let offset = ptr.0 - allocation.base.0;
-        let there = allocation.size.saturating_sub(offset);
-        if len == 0 || len > there {
-            return Err(ExportError::BadRange { there });
-        }
-        let alloc = self.entry_of(device, &allocation)?;
+        let run = Run::of(device, ptr, len)?;
+        let alloc = self.entry_of(device, run, ptr, len)?;
         let Some(entry) = self.entries.get_mut(&alloc) else { return Err(ExportError::Unknown(alloc)) };
+        let offset = ptr.0 - entry.run.whole().base.0;
         let slice =
             entry.slices.entry((offset, len)).or_insert_with(|| Slice { version: next_version(), uses: 0 });
         slice.uses += 1;
@@ -185,62 +205,107 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// The live entry of an allocation, made if there is none.
+    /// The live entry that a range is to be registered in, made if there is none: the one that it is registered in already, else the
+    /// longest.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
-        allocation: &Allocation,
+        run: Run,
+        ptr: DevicePtr,
+        len: u64,
     ) -> Result<AllocId, ExportError> {
-        let end = allocation.base.at(allocation.size);
-        // Nothing that exists overlaps the allocation, so what does is gone: the driver has given its addresses again.
-        while let Some((&base, &alloc)) = self.by_base.range(..end).next_back() {
-            let Some(entry) = self.entries.get(&alloc) else { break };
-            let known = &entry.allocation;
-            if base.0.saturating_add(known.size) <= allocation.base.0 {
-                break;
+        let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
+        for alloc in self.across(&run) {
+            let Some(entry) = self.entries.get(&alloc) else { continue };
+            // Nothing that exists lies there but what the driver has told, so what differs is gone: its addresses were given again.
+            if !entry.run.agrees(&run) {
+                self.supersede(alloc);
+            } else if entry.state != State::Live {
+                revoking = revoking.or(entry.run.contains(&run).then_some(alloc));
+            } else if entry.run.contains(&run) {
+                let whole = entry.run.whole();
+                let rank = (entry.slices.contains_key(&(ptr.0 - whole.base.0, len)), whole.size);
+                around.push((rank, alloc));
+            } else if run.contains(&entry.run) {
+                inside.push(alloc);
             }
-            if (known.buffer, known.base, known.size) == (allocation.buffer, allocation.base, allocation.size)
-            {
-                return if entry.state == State::Live {
-                    Ok(alloc)
-                } else {
-                    Err(ExportError::Revoking(alloc))
-                };
+        }
+        around.sort_unstable();
+        while let Some((_, alloc)) = around.pop() {
+            let known = self.entries.get(&alloc).map(|entry| &entry.run);
+            // What lies beside the range may be gone.
+            if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
+                return Ok(alloc);
             }
             self.supersede(alloc);
+        }
+        if let Some(alloc) = revoking {
+            return Err(ExportError::Revoking(alloc));
         }
         if self.entries.len() >= MAX_EXPORTS {
             return Err(ExportError::Full(MAX_EXPORTS));
         }
-        if let Share::Never(why) = allocation.share {
+        let whole = *run.whole();
+        if let Share::Never(why) = whole.share {
             return Err(DeviceError::NotExportable(why).into());
         }
-        let handle = Arc::new(device.export(allocation)?);
+        let handle = Arc::new(run.export(device)?);
         self.stats.exports += 1;
         let alloc = AllocId::next();
-        let entry = Entry { allocation: *allocation, handle, slices: BTreeMap::new(), state: State::Live };
+        let entry = Entry { run, handle, slices: BTreeMap::new(), state: State::Live };
         self.entries.insert(alloc, entry);
-        self.by_base.insert(allocation.base, alloc);
-        home().insert(alloc, (allocation.base, allocation.size));
+        self.by_place.insert((whole.base, whole.size), alloc);
+        self.longest = self.longest.max(whole.size);
+        home().insert(alloc, (whole.base, whole.size));
+        for shorter in inside {
+            self.outgrow(shorter);
+        }
         Ok(alloc)
     }
 
+    /// Entries that are where some memory is, but for those that were superseded.
+    fn across(&self, run: &Run) -> Vec<AllocId> {
+        let whole = run.whole();
+        let all = self.near(whole.base.0, whole.size);
+        all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run))).collect()
+    }
+
+    /// Entries that may be where some bytes are, the last one first.
+    fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
+        let first = DevicePtr(base.saturating_sub(self.longest));
+        let behind = DevicePtr(base.saturating_add(len));
+        self.by_place.range((first, 0)..(behind, 0)).rev().map(|(_, &alloc)| alloc)
+    }
+
     fn supersede(&mut self, alloc: AllocId) {
-        if let Some(entry) = self.entries.get_mut(&alloc) {
-            self.by_base.remove(&entry.allocation.base);
-            entry.state = State::Superseded;
-            home().remove(&alloc);
-            self.superseded.push(alloc);
-            self.stats.superseded += 1;
+        self.stats.superseded += u64::from(self.drop_live(alloc));
+    }
+
+    /// Lets go of an entry that lies inside a longer one, if nothing is registered in it.
+    fn outgrow(&mut self, alloc: AllocId) {
+        let idle = |entry: &&Entry| entry.state == State::Live && entry.slices.is_empty();
+        if self.entries.get(&alloc).filter(idle).is_some() {
+            self.stats.outgrown += u64::from(self.drop_live(alloc));
         }
     }
 
-    /// Entries that were superseded since this was last asked. Their importers are to be told.
+    /// Finds an entry no more. Whether it was there.
+    fn drop_live(&mut self, alloc: AllocId) -> bool {
+        let Some(entry) = self.entries.get_mut(&alloc) else { return false };
+        let whole = entry.run.whole();
+        self.by_place.remove(&(whole.base, whole.size));
+        entry.state = State::Superseded;
+        home().remove(&alloc);
+        self.superseded.push(alloc);
+        true
+    }
+
+    /// Entries that were superseded or outgrown since this was last asked. Their importers are to be told.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
 
-    /// Takes a registration back. The allocation stays exported until it is revoked. Whether it was registered.
+    /// Takes a registration back. The allocation stays exported until it is revoked, or outgrown. Whether it was registered.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         let Some(entry) = self.entries.get_mut(&registration.alloc) else { return false };
         let range = (registration.offset, registration.len);
@@ -249,10 +314,22 @@ impl Exports {
             return false;
         };
         slice.uses -= 1;
-        if slice.uses == 0 {
-            entry.slices.remove(&range);
+        if slice.uses > 0 {
+            return true;
+        }
+        entry.slices.remove(&range);
+        if entry.slices.is_empty() && self.is_inside_another(registration.alloc) {
+            self.outgrow(registration.alloc);
         }
         true
+    }
+
+    /// Whether there is a longer live entry around an entry.
+    fn is_inside_another(&self, alloc: AllocId) -> bool {
+        let Some(entry) = self.entries.get(&alloc) else { return false };
+        let around = |other: &Entry| other.state == State::Live && other.run.contains(&entry.run);
+        let all = self.across(&entry.run);
+        all.into_iter().any(|other| other != alloc && self.entries.get(&other).is_some_and(around))
     }
 
     /// Whether a range is registered: it was not taken back, nor superseded or revoked.
@@ -272,35 +349,37 @@ impl Exports {
 
     /// Which exported allocation a range lies in, and where. No driver call: what was freed without being revoked is found still.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Option<(AllocId, u64)> {
-        let (base, alloc) = self.by_base.range(..=ptr).next_back()?;
-        let offset = ptr.0 - base.0;
-        let size = self.entries.get(alloc)?.allocation.size;
-        (offset.checked_add(len)? <= size).then_some((*alloc, offset))
+        self.near(ptr.0, 1).find_map(|alloc| {
+            let whole = self.entries.get(&alloc)?.run.whole();
+            let offset = ptr.0.checked_sub(whole.base.0)?;
+            (offset.checked_add(len)? <= whole.size).then_some((alloc, offset))
+        })
     }
 
-    /// What an exported allocation is, as it was when it was entered.
+    /// What an exported allocation is, as it was when it was entered. Of several segments: all of them, with the buffer id of the first.
     pub fn allocation(&self, alloc: AllocId) -> Option<Allocation> {
-        self.entries.get(&alloc).map(|entry| entry.allocation)
+        self.entries.get(&alloc).map(|entry| *entry.run.whole())
     }
 
-    /// Asks the driver whether an allocation still is what it was; if not it is superseded. One or two driver calls.
+    /// Asks the driver whether an allocation still is what it was; if not it is superseded. One or two driver calls for each segment.
     pub fn verify<D: Device>(&mut self, device: &mut D, alloc: AllocId) -> Result<(), ExportError> {
-        let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live);
-        let known = entry.ok_or(ExportError::Unknown(alloc))?.allocation;
-        match device.allocation(known.base) {
-            Ok(now) if now.buffer == known.buffer => Ok(()),
-            Ok(_) | Err(DeviceError::NotDeviceMemory) => {
-                self.supersede(alloc);
-                Err(ExportError::Unknown(alloc))
-            }
-            Err(error) => Err(error.into()),
+        if !self.is_there(device, alloc)? {
+            self.supersede(alloc);
+            return Err(ExportError::Unknown(alloc));
         }
+        Ok(())
+    }
+
+    /// Whether the driver still has all of a live entry.
+    fn is_there<D: Device>(&self, device: &D, alloc: AllocId) -> Result<bool, ExportError> {
+        let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live);
+        Ok(entry.ok_or(ExportError::Unknown(alloc))?.run.is_there(device)?)
     }
 
     /// What a peer needs to open an allocation, if it may.
     pub(crate) fn handle(&self, alloc: AllocId) -> Option<(u64, Arc<Handle>)> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live)?;
-        Some((entry.allocation.size, Arc::clone(&entry.handle)))
+        Some((entry.run.whole().size, Arc::clone(&entry.handle)))
     }
 
     /// Stops giving an allocation to anybody. Whether it was given until now.
@@ -319,15 +398,17 @@ impl Exports {
         let entry = self.entries.get_mut(&alloc).filter(|entry| entry.state == State::Revoking);
         let entry = entry.ok_or(ExportError::Unknown(alloc))?;
         entry.state = State::Live;
-        home().insert(alloc, (entry.allocation.base, entry.allocation.size));
+        let whole = entry.run.whole();
+        home().insert(alloc, (whole.base, whole.size));
         Ok(())
     }
 
     /// Forgets an allocation that nobody has open.
     pub(crate) fn remove(&mut self, alloc: AllocId) {
         if let Some(entry) = self.entries.remove(&alloc) {
-            if self.by_base.get(&entry.allocation.base) == Some(&alloc) {
-                self.by_base.remove(&entry.allocation.base);
+            let whole = entry.run.whole();
+            if self.by_place.get(&(whole.base, whole.size)) == Some(&alloc) {
+                self.by_place.remove(&(whole.base, whole.size));
             }
             home().remove(&alloc);
         }

@@ -17,8 +17,8 @@
 //! A lock makes all of it safe to call from several threads. It allocates wherever it likes: do not measure with it.
 //!
 //! `behaviour` says what can be chosen and what is counted, `memory` holds bytes that processes share, `space` maps them to addresses,
-//! `handle` names them, `world` has the state of all, `calls` and `physical` are the calls of a process, `stream` carries out what is queued, `device`
-//! puts the trait over it.
+//! `handle` names them, `world` has the state of all, `calls`, `physical` and `queue` are the calls of a process, `stream` carries out what is
+//! queued, `device` puts the trait over it.
 
 mod behaviour;
 mod calls;
@@ -26,6 +26,7 @@ mod device;
 mod handle;
 mod memory;
 mod physical;
+mod queue;
 mod space;
 mod stream;
 #[cfg(test)]

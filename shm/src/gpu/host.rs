@@ -141,13 +141,14 @@ impl Device for HostDevice {
         let own = self.allocations.range(..=ptr).next_back();
         if let Some((base, made)) = own.filter(|(base, made)| ptr.0 - base.0 < made.mapping.len() as u64) {
             let size = made.mapping.len() as u64;
-            return Ok(Allocation { base: *base, size, buffer: made.buffer, share: Share::Descriptor });
+            let share = Share::Descriptor;
+            return Ok(Allocation { base: *base, size, buffer: made.buffer, share, reservation: None });
         }
         let opened = self.opened.range(..=ptr).next_back();
         let opened = opened.filter(|(base, opened)| ptr.0 - base.0 < opened.mapping.len() as u64);
         let (base, opened) = opened.ok_or(DeviceError::NotDeviceMemory)?;
         let (size, share) = (opened.mapping.len() as u64, Share::Never(Unshared::NoHandleType));
-        Ok(Allocation { base: *base, size, buffer: opened.buffer, share })
+        Ok(Allocation { base: *base, size, buffer: opened.buffer, share, reservation: None })
     }
 
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {

@@ -20,7 +20,7 @@ use fishplate_core::mem::Peer;
 
 use super::export::{AllocId, at_home};
 use super::wire::Offer;
-use super::{Device, DeviceError, DevicePtr};
+use super::{Device, DeviceError, DevicePtr, Handle};
 use crate::handshake::Nonce;
 
 pub use fault::{Fault, ImportError};
@@ -258,7 +258,7 @@ impl Imports {
                 // does not can harm only what is read there. A handle that names nothing is the device's to refuse.
                 let base = unsafe { device.open(&handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
-                if let Err(why) = verify(device, base, size) {
+                if let Err(why) = verify(device, base, &handle, size) {
                     self.stats.closes += 1;
                     // SAFETY: just opened, and known to nobody.
                     self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());
@@ -429,13 +429,22 @@ impl Imports {
     }
 }
 
-/// Checks that what was opened at a place is what the peer said it was: not all drivers look at the size.
-fn verify<D: Device>(device: &D, base: DevicePtr, told: u64) -> Result<(), Fault> {
-    let opened = device.allocation(base).map_err(Fault::Device)?;
-    match opened.base == base && opened.size == told {
-        true => Ok(()),
-        false => Err(Fault::Size { told, actual: opened.size }),
+/// Checks that what was opened at a place is what the peer said it was, segment by segment: not all drivers look at sizes.
+fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
+    let one = |at: DevicePtr, told: u64| {
+        let opened = device.allocation(at).map_err(Fault::Device)?;
+        match opened.base == at && opened.size == told {
+            true => Ok(()),
+            false => Err(Fault::Size { told, actual: opened.size }),
+        }
+    };
+    let Handle::Segments(segments) = handle else { return one(base, size) };
+    let mut at = base;
+    for (_, told) in segments {
+        one(at, *told)?;
+        at = at.at(*told);
     }
+    Ok(())
 }
 
 /// Checks that a range lies inside an allocation.

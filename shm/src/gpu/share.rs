@@ -139,6 +139,7 @@ impl<D: Device> Sharing<D> {
     /// One pass over all peers: takes in what has arrived, answers it, closes what has drained, notices who is gone. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
+        self.revoke_superseded(links);
         let before = std::mem::take(&mut self.alive);
         for number in 0..links.bound() {
             if let Some(line) = links.line(Peer(number)) {

@@ -7,6 +7,7 @@ mod hostile;
 mod model;
 mod revoking;
 mod rows;
+mod segments;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};

@@ -3,13 +3,20 @@
 //!
 //! | kind        | body                                                                     | descriptors |
 //! |-------------|--------------------------------------------------------------------------|-------------|
-//! | `Export`    | allocation, size, uuid of the device, form, the bytes of a legacy handle | 1 if that is the form |
+//! | `Export`    | allocation, size, uuid of the device, form, what the form has            | by the form |
 //! | `Fetch`     | allocation                                                               | 0 |
 //! | `Refuse`    | of a `Fetch`: 1, allocation, 0; of a `Query`: 2, buffer, version         | 0 |
 //! | `Publish`   | buffer, version, allocation, offset, length                              | 0 |
 //! | `Query`     | buffer, version (0: any), 1 if it is wanted and 0 if no longer           | 0 |
 //! | `Unpublish` | buffer                                                                   | 0 |
 //! | `Revoke`, `RevokeAck` | sequence, allocation                                           | 0 |
+//!
+//! | form of an export | has                                                                | descriptors |
+//! |-------------------|--------------------------------------------------------------------|-------------|
+//! | 1, legacy handle  | its 64 bytes                                                       | 0 |
+//! | 2, descriptor     |                                                                    | 1 |
+//! | 3, home           |                                                                    | 0 |
+//! | 4, segments       | their number, then the size of each: together that of the allocation | one for each |
 //!
 //! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and lengths neither, and ends do not
 //! overflow.
@@ -18,13 +25,14 @@ use std::os::fd::OwnedFd;
 
 use super::export::AllocId;
 use super::publish::{Binding, Wanted};
-use super::{Handle, LEGACY_HANDLE, Uuid};
+use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 use crate::handshake::HandshakeError;
 use crate::packet::{Kind, Reader, Writer};
 
 const LEGACY: u64 = 1;
 const DESCRIPTOR: u64 = 2;
 const HOME: u64 = 3;
+const SEGMENTS: u64 = 4;
 
 /// An allocation that a peer lets us open.
 #[derive(Debug)]
@@ -34,6 +42,17 @@ pub(crate) struct Offer {
     pub(crate) uuid: Uuid,
     /// `None`: the peer is this process, where addresses are the same.
     pub(crate) handle: Option<Handle>,
+}
+
+impl Offer {
+    /// Descriptors of its handle.
+    pub(crate) fn descriptors(&self) -> usize {
+        match &self.handle {
+            Some(Handle::Descriptor(_)) => 1,
+            Some(Handle::Segments(segments)) => segments.len(),
+            Some(Handle::Legacy(_)) | None => 0,
+        }
+    }
 }
 
 /// What is wanted of a peer, and what it may refuse.
@@ -71,6 +90,23 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
     }
 }
 
+/// Segments that together have so many bytes.
+fn segments(
+    body: &mut Reader<'_>,
+    fds: &mut dyn Iterator<Item = OwnedFd>,
+    size: u64,
+) -> Result<Vec<(OwnedFd, u64)>, HandshakeError> {
+    let count = usize::try_from(word(body)?).ok().filter(|count| (2..=MAX_SEGMENTS).contains(count));
+    let mut segments = Vec::new();
+    let mut end = 0;
+    for _ in 0..count.ok_or(HandshakeError::BadPacket)? {
+        let (_, len) = extent(end, word(body)?)?;
+        segments.push((fds.next().ok_or(HandshakeError::BadPacket)?, len));
+        end += len;
+    }
+    if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
+}
+
 /// Takes a packet apart. `home`: it comes from this very process.
 pub(crate) fn read(
     kind: Kind,
@@ -86,6 +122,7 @@ pub(crate) fn read(
             let handle = match word(&mut body)? {
                 LEGACY => Some(Handle::Legacy(body.take::<LEGACY_HANDLE>()?)),
                 DESCRIPTOR => Some(Handle::Descriptor(fds.next().ok_or(HandshakeError::BadPacket)?)),
+                SEGMENTS => Some(Handle::Segments(segments(&mut body, fds, size)?)),
                 HOME if home => None,
                 _ => return Err(HandshakeError::BadPacket),
             };
@@ -137,13 +174,17 @@ fn packet(kind: Kind, words: &[u64]) -> Vec<u8> {
     packet.finish()
 }
 
-/// An `Export`. The descriptor of a handle that is one goes with it.
+/// An `Export`. The descriptors of a handle that has some go with it.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
     let mut packet = Writer::new(Kind::Export);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);
     match handle {
         Some(Handle::Legacy(bytes)) => packet.put(LEGACY.to_ne_bytes()).put(*bytes),
         Some(Handle::Descriptor(_)) => packet.put(DESCRIPTOR.to_ne_bytes()),
+        Some(Handle::Segments(segments)) => {
+            packet.put(SEGMENTS.to_ne_bytes()).put((segments.len() as u64).to_ne_bytes());
+            segments.iter().fold(&mut packet, |packet, (_, size)| packet.put(size.to_ne_bytes()))
+        }
         None => packet.put(HOME.to_ne_bytes()),
     };
     packet.finish()

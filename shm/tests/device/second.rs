@@ -21,26 +21,30 @@ pub struct Second {
 }
 
 impl Second {
-    /// Starts it, and tells it of a handle. A descriptor is inherited.
+    /// Starts it, and tells it of a handle. Descriptors are inherited.
     pub fn start<K: Kit>(handle: &Handle, size: u64) -> Second {
         let address = name();
         let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
         let listener = UnixListener::bind_addr(&told).unwrap();
-        let inherited = match handle {
-            Handle::Legacy(_) => None,
-            // SAFETY: a call with plain numbers; the new descriptor is ours, and lives on in children.
-            Handle::Descriptor(fd) => Some(unsafe { OwnedFd::from_raw_fd(libc::dup(fd.as_raw_fd())) }),
+        // SAFETY: a call with plain numbers; the new descriptor is ours, and lives on in children.
+        let inherit = |fd: &OwnedFd| unsafe { OwnedFd::from_raw_fd(libc::dup(fd.as_raw_fd())) };
+        let inherited: Vec<(OwnedFd, u64)> = match handle {
+            Handle::Legacy(_) => vec![],
+            Handle::Descriptor(fd) => vec![(inherit(fd), size)],
+            Handle::Segments(segments) => segments.iter().map(|(fd, size)| (inherit(fd), *size)).collect(),
         };
         let child = spawn(K::NAME, &address);
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut second = Second { child, stream: BufReader::new(stream) };
-        let words = match (handle, &inherited) {
-            (Handle::Legacy(bytes), _) => {
+        let words = match handle {
+            Handle::Legacy(bytes) => {
                 bytes.iter().fold("legacy ".to_owned(), |text, byte| format!("{text}{byte:02x}"))
             }
-            (_, Some(fd)) => format!("descriptor {}", fd.as_raw_fd()),
-            _ => unreachable!("a descriptor was duplicated"),
+            _ => {
+                let one = |(fd, size): &(OwnedFd, u64)| format!("{}:{size}", fd.as_raw_fd());
+                format!("descriptors {}", inherited.iter().map(one).collect::<Vec<_>>().join(","))
+            }
         };
         assert_eq!(second.ask(&format!("handle {words} {size}")), "ok");
         second
@@ -81,8 +85,19 @@ pub fn serve<K: Kit>(address: &OsStr) {
                         let byte = |at: usize| u8::from_str_radix(&words[2][2 * at..2 * at + 2], 16).unwrap();
                         Handle::Legacy(std::array::from_fn(byte))
                     }
-                    // SAFETY: inherited, and nobody else's here.
-                    _ => Handle::Descriptor(unsafe { OwnedFd::from_raw_fd(words[2].parse().unwrap()) }),
+                    _ => {
+                        let one = |word: &str| {
+                            let (fd, size) = word.split_once(':').unwrap();
+                            // SAFETY: inherited, and nobody else's here.
+                            let fd = unsafe { OwnedFd::from_raw_fd(fd.parse().unwrap()) };
+                            (fd, size.parse().unwrap())
+                        };
+                        let mut segments: Vec<_> = words[2].split(',').map(one).collect();
+                        match segments.len() {
+                            1 => Handle::Descriptor(segments.remove(0).0),
+                            _ => Handle::Segments(segments),
+                        }
+                    }
                 };
                 handle = Some((made, number(3)));
                 "ok".into()

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use fishplate_shm::gpu::{Device, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Share, Unshared};
+use fishplate_shm::gpu::{
+    Allocation, Device, DeviceError, DevicePtr, ExportError, Exports, Handle, LEGACY_HANDLE, Mark, Share,
+    Unshared,
+};
 
 use super::second::Second;
 use super::support::soon;
@@ -265,6 +268,86 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
     });
 }
 
+/// Size of a physical segment, in what [`Kit::segments`] gives.
+pub const SEGMENT: u64 = 2 << 20;
+
+/// Memory in three physical segments, what the driver says of each, and a handle of all.
+fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation])) {
+    let mut device = first::<K>();
+    let Some(base) = K::segments(&mut device, 3 * SEGMENT) else { return };
+    let parts = [0, 1, 2].map(|at| device.allocation(base.at(at * SEGMENT + 1000)).unwrap());
+    body(&mut device, base, &parts);
+    for stream in 0..device.caps().streams {
+        settle(&mut device, stream);
+    }
+    // SAFETY: everything has ended, and who had it open has closed it.
+    unsafe { device.free(base) }.unwrap();
+    for part in parts {
+        assert_eq!(device.allocation(part.base), Err(DeviceError::NotDeviceMemory));
+    }
+    assert_eq!(K::held(&device), 0);
+}
+
+pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
+    in_segments::<K>(|device, base, parts| {
+        for (at, part) in parts.iter().enumerate() {
+            assert_eq!((part.base, part.size), (base.at(at as u64 * SEGMENT), SEGMENT));
+            assert_eq!((part.reservation, part.share), (Some(base), Share::Descriptor));
+            assert!(parts.iter().filter(|other| other.buffer == part.buffer).count() == 1, "{parts:?}");
+        }
+        let mut export = |part: &Allocation| match device.export(part).unwrap() {
+            Handle::Descriptor(fd) => (fd, part.size),
+            other => panic!("{other:?}"),
+        };
+        let handle = Handle::Segments(parts.iter().map(&mut export).collect());
+        let mut host = Pinned::new(device, 3 * SEGMENT as usize);
+        let mut second = Second::start::<K>(&handle, 3 * SEGMENT);
+        assert_eq!(second.ask("open"), "ok");
+        let ranges =
+            [(1, SEGMENT - 100, 200), (2, 1000, 4 << 20), (3, 5, (4 << 20) - 1), (4, 2 * SEGMENT - 1, 2)];
+        for (seed, offset, len) in ranges {
+            host.fill(0, &pattern(seed, len));
+            // SAFETY: all of it is there until the stream has ended.
+            unsafe { device.copy(0, base.at(offset), host.seen, len as u64) }.unwrap();
+            settle(device, 0);
+            assert_eq!(second.ask(&format!("check {seed} {offset} {len}")), "good");
+            assert_eq!(second.ask(&format!("write {} {offset} {len}", seed + 100)), "ok");
+            // SAFETY: as above.
+            unsafe { device.copy(0, host.seen, base.at(offset), len as u64) }.unwrap();
+            settle(device, 0);
+            assert!(host.read(0, len) == pattern(seed + 100, len), "{len} bytes at {offset}");
+        }
+        assert_eq!(second.ask("close"), "ok");
+        // Closed, they can be opened again.
+        assert_eq!(second.ask("open"), "ok");
+        assert_eq!(second.ask(&format!("check 104 {} 2", 2 * SEGMENT - 1)), "good");
+        assert_eq!(second.ask("close"), "ok");
+        second.end();
+        host.end(device);
+    });
+}
+
+pub fn a_range_over_segments_is_registered_as_one<K: Kit>() {
+    let mut exports = Exports::new();
+    let mut gone = None;
+    in_segments::<K>(|device, base, parts| {
+        let at = exports.register(device, base.at(SEGMENT - 64), 128).unwrap();
+        let whole = exports.allocation(at.alloc).unwrap();
+        assert_eq!((at.offset, whole.base, whole.size), (SEGMENT - 64, base, 2 * SEGMENT));
+        let all = exports.register(device, base, 3 * SEGMENT).unwrap();
+        assert_eq!(exports.allocation(all.alloc).unwrap().size, 3 * SEGMENT);
+        let third = exports.register(device, parts[2].base.at(8), 8).unwrap();
+        assert_eq!((third.alloc, third.offset), (all.alloc, 2 * SEGMENT + 8));
+        let beyond = exports.register(device, base.at(8), 3 * SEGMENT);
+        assert_eq!(beyond, Err(ExportError::BadRange { there: 3 * SEGMENT - 8 }));
+        assert_eq!(exports.verify(device, all.alloc), Ok(()));
+        gone = Some(all.alloc);
+    });
+    if let Some(alloc) = gone {
+        assert_eq!(exports.verify(&mut first::<K>(), alloc), Err(ExportError::Unknown(alloc)));
+    }
+}
+
 pub fn an_allocation_is_opened_once<K: Kit>() {
     with::<K>(2 << 20, |device, base| {
         let allocation = device.allocation(base).unwrap();
@@ -291,6 +374,9 @@ pub fn garbage_does_not_open<K: Kit>() {
     }
     handles.push(Handle::Descriptor(File::open("/dev/null").unwrap().into()));
     handles.push(Handle::Descriptor(File::open("/proc/self/exe").unwrap().into()));
+    let null = || (File::open("/dev/null").unwrap().into(), 1 << 20);
+    handles.push(Handle::Segments(vec![null(), null()]));
+    handles.push(Handle::Segments(vec![]));
     for handle in handles {
         for size in [2 << 20, 0, u64::MAX] {
             // SAFETY: it does not open.

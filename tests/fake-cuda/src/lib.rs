@@ -6,7 +6,8 @@
 //!
 //! `FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies that end late and out of
 //! order, moved on by a thread; `differ` for handles as HIP's; `reopen` for opens that are counted; `flush` for NICs whose writes must be
-//! flushed; `nowords` for streams that cannot store words; `fail=CALL:SKIP:CODE` for an error to come. With
+//! flushed; `nowords` for streams that cannot store words; `segments` for a `cuMemAlloc` that gives virtual memory in physical segments side
+//! by side, as a framework's allocator in front of it may; `fail=CALL:SKIP:CODE` for an error to come. With
 //! `FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what it did, and what it has not given back.
 //!
 //! `context` has devices and contexts, `memory` memory of all kinds, `stream` streams and events.
@@ -23,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use fishplate_shm::gpu::DeviceError;
-use fishplate_shm::gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, StreamId};
+use fishplate_shm::gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, Kind, StreamId};
 
 /// What the driver answers: its code.
 type Code = u32;
@@ -33,7 +34,11 @@ const NOT_INITIALIZED: Code = 3;
 const INVALID_DEVICE: Code = 101;
 const INVALID_CONTEXT: Code = 201;
 const INVALID_HANDLE: Code = 400;
+const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
+
+/// Size of physical segments, where `cuMemAlloc` gives such.
+const SEGMENT: u64 = 1 << 16;
 
 /// A pinned range of the processor: where, how long, and where the device sees it.
 type Pin = (usize, usize, u64);
@@ -41,6 +46,8 @@ type Pin = (usize, usize, u64);
 /// What this process has of the driver.
 struct Library {
     process: FakeProcess,
+    /// What `cuMemAlloc` gives.
+    kind: Kind,
     handles: Mutex<Handles>,
 }
 
@@ -78,7 +85,7 @@ impl Library {
 fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
-        let mut behaviour = Behaviour::PLAIN;
+        let mut behaviour = Behaviour { segment: SEGMENT, ..Behaviour::PLAIN };
         let mut faults = vec![];
         for word in words.split(',') {
             match word.split_once('=').unwrap_or((word, "")) {
@@ -90,6 +97,7 @@ fn start() {
                 ("reopen", _) => behaviour.reopen = true,
                 ("flush", _) => behaviour.must_flush = true,
                 ("nowords", _) => behaviour.write_word = false,
+                ("segments", _) => behaviour.kind = Kind::Segments,
                 ("fail", what) => faults.push(fault(what).expect("FAKE_CUDA: fail=CALL:SKIP:CODE")),
                 ("", _) => {}
                 (other, _) => panic!("FAKE_CUDA: {other}"),
@@ -111,7 +119,7 @@ fn start() {
         }
         // SAFETY: a function that may run at the end of the process.
         unsafe { libc::atexit(report) };
-        Library { process, handles: Mutex::default() }
+        Library { process, kind: behaviour.kind, handles: Mutex::default() }
     });
 }
 
@@ -127,13 +135,15 @@ extern "C" fn report() {
     let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
     let (counts, violations) = (library.process.counts(), library.process.driver().violations());
+    // Handles of memory without addresses are taken too, and to be given back.
+    let physical = library.handles().physical.iter().flatten().count() as u64;
     let line = format!(
         "pid {} calls {} opens {} closes {} held {} violations {violations:?}\n",
         std::process::id(),
         counts.calls.total(),
         counts.opens,
         counts.closes,
-        counts.held(),
+        counts.held() + physical,
     );
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
         // One write, so that the lines of several processes do not mix. There is nobody to tell that it failed.

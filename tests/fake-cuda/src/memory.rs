@@ -7,7 +7,9 @@ use std::ptr::NonNull;
 use fishplate_shm::gpu::fake::{FakePhysical, Kind};
 use fishplate_shm::gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
 
-use crate::{Code, INVALID_HANDLE, INVALID_VALUE, add, answer, code, current, find, library, ordinal, put};
+use crate::{
+    Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, add, answer, code, current, find, library, ordinal, put,
+};
 
 /// What virtual memory comes in multiples of.
 const GRANULE: usize = 1 << 16;
@@ -52,8 +54,9 @@ unsafe fn alloc(place: *mut u64, kind: Kind, size: usize) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, size: usize) -> Code {
+    let kind = library().map_or(Kind::Legacy, |library| library.kind);
     // SAFETY: the caller's promise.
-    unsafe { alloc(place, Kind::Legacy, size) }
+    unsafe { alloc(place, kind, size) }
 }
 
 #[unsafe(no_mangle)]
@@ -86,6 +89,9 @@ unsafe extern "C" fn cuPointerGetAttributes(
         let found = library.process.ordinal_of(DevicePtr(ptr));
         let found = found.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
         let is = |share| found.is_some_and(|found| found.share == share);
+        // Of virtual memory, attributes tell of the reserved addresses, also where nothing is mapped.
+        let reserved = library.process.reservation(DevicePtr(ptr));
+        let range = reserved.or(found.map(|found| (found.base, found.size)));
         for at in 0..count as usize {
             // SAFETY: the caller has as many of both.
             let (name, place) = unsafe { (*names.add(at), *places.add(at)) };
@@ -93,12 +99,12 @@ unsafe extern "C" fn cuPointerGetAttributes(
             unsafe {
                 match name {
                     2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,
-                    2 => put(place.cast(), if found.is_some() { 2u32 } else { 0 })?,
+                    2 => put(place.cast(), if range.is_some() { 2u32 } else { 0 })?,
                     7 => put(place.cast(), found.map_or(0, |found| found.buffer))?,
                     8 => put(place.cast(), u8::from(is(Share::Never(Unshared::Managed))))?,
                     10 => put(place.cast(), u8::from(is(Share::Legacy)))?,
-                    11 => put(place.cast(), found.map_or(0, |found| found.base.0))?,
-                    12 => put(place.cast(), found.map_or(0, |found| found.size))?,
+                    11 => put(place.cast(), range.map_or(0, |(base, _)| base.0))?,
+                    12 => put(place.cast(), range.map_or(0, |(_, size)| size))?,
                     14 => put(place.cast(), u64::from(is(Share::Descriptor)))?,
                     17 => put(place.cast(), u64::from(is(Share::Never(Unshared::Pool))))?,
                     _ => return Err(INVALID_VALUE),
@@ -106,6 +112,18 @@ unsafe extern "C" fn cuPointerGetAttributes(
             }
         }
         Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, ptr: u64) -> Code {
+    let found = current().and_then(|(library, ordinal)| {
+        library.process.allocation(ordinal, DevicePtr(ptr)).map_err(|_| NOT_FOUND)
+    });
+    // SAFETY: the caller's promise.
+    answer(found.and_then(|found| unsafe {
+        put(base, found.base.0)?;
+        put(size, found.size as usize)
     }))
 }
 
@@ -260,7 +278,7 @@ unsafe extern "C" fn cuMemAddressReserve(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAddressFree(base: u64, size: usize) -> Code {
-    answer(library().map(|library| library.process.release(DevicePtr(base), size as u64)))
+    answer(library().and_then(|library| library.process.release(DevicePtr(base), size as u64).map_err(code)))
 }
 
 #[unsafe(no_mangle)]
@@ -296,12 +314,17 @@ unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const Acces
         // SAFETY: the caller has as many as he says, and we look at one.
         let access = unsafe { access.as_ref() }.filter(|_| count == 1).ok_or(INVALID_VALUE)?;
         let ordinal = ordinal(library, access.location.id)?;
-        let there = library.process.allocation(ordinal, DevicePtr(base)).map_err(code)?;
-        // Reading and writing, all of it.
-        match access.flags == 3 && there.base.0 == base && there.size == size as u64 {
-            true => Ok(()),
-            false => Err(INVALID_VALUE),
+        let end = base + size as u64;
+        let mut at = base;
+        // Reading and writing, all of each segment.
+        while access.flags == 3 && at < end {
+            let there = library.process.allocation(ordinal, DevicePtr(at)).map_err(code)?;
+            if there.base.0 != at {
+                return Err(INVALID_VALUE);
+            }
+            at += there.size;
         }
+        if at == end { Ok(()) } else { Err(INVALID_VALUE) }
     }))
 }
 

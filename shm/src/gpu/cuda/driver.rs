@@ -105,6 +105,7 @@ functions! {
     cuMemFree_v2(CUdeviceptr);
     cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
     cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
+    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
     cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
     cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
     cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
@@ -173,6 +174,7 @@ const INVALID_CONTEXT: u32 = 201;
 const MAP_FAILED: u32 = 205;
 const PEER_ACCESS_UNSUPPORTED: u32 = 217;
 const INVALID_HANDLE: u32 = 400;
+pub(super) const NOT_FOUND: u32 = 500;
 pub(super) const NOT_READY: u32 = 600;
 const TOO_MANY_PEERS: u32 = 711;
 pub(super) const NOT_SUPPORTED: u32 = 801;

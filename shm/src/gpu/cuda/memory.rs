@@ -2,6 +2,7 @@
 //! the device may use. Virtual memory is in `vmm`.
 
 use std::ffi::c_void;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
@@ -18,6 +19,8 @@ pub enum CudaMemory {
     Legacy,
     /// `cuMemCreate` with descriptors, in multiples of the driver's granularity.
     Virtual,
+    /// The same in physical segments of so many bytes side by side, as the pools of frameworks that grow have it.
+    Segments(u64),
     /// `cuMemCreate` without a type of handle.
     VirtualUnshared,
     /// `cuMemAllocAsync`.
@@ -26,20 +29,12 @@ pub enum CudaMemory {
     Managed,
 }
 
-/// Memory that was taken.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Owned {
+/// Memory that was taken, or is of another process.
+#[derive(Debug)]
+pub(super) struct Held {
     pub base: DevicePtr,
-    pub size: u64,
-    pub kind: CudaMemory,
-}
-
-/// Memory of another process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Opened {
-    pub base: DevicePtr,
-    /// Size of virtual memory; `None` for what a handle of 64 bytes has opened.
-    pub reserved: Option<u64>,
+    /// Sizes of the physical segments of virtual memory; none of other memory.
+    pub segments: Vec<u64>,
 }
 
 /// Memory of the processor.
@@ -75,16 +70,17 @@ impl CudaDevice {
         let _entered = self.enter()?;
         let bytes = usize::try_from(size).map_err(|_| DeviceError::Exhausted)?;
         let mut base = 0;
-        let size = match kind {
-            CudaMemory::Virtual | CudaMemory::VirtualUnshared => {
-                let (at, size) = self.create_virtual(size, kind == CudaMemory::Virtual)?;
-                base = at.0;
-                size
+        match kind {
+            CudaMemory::Virtual | CudaMemory::VirtualUnshared | CudaMemory::Segments(_) => {
+                let each = if let CudaMemory::Segments(each) = kind { each } else { size };
+                let taken = self.create_virtual(size, each, kind != CudaMemory::VirtualUnshared)?;
+                let base = taken.base;
+                self.owned.push(taken);
+                return Ok(base);
             }
             CudaMemory::Legacy => {
                 // SAFETY: a place for the result.
                 check(unsafe { (self.driver.cuMemAlloc_v2)(&raw mut base, bytes) })?;
-                size
             }
             CudaMemory::Pool => {
                 let stream = self.stream(0)?;
@@ -92,17 +88,15 @@ impl CudaDevice {
                 check(unsafe { (self.driver.cuMemAllocAsync)(&raw mut base, bytes, stream) })?;
                 // SAFETY: as above. The memory is there for every stream afterwards.
                 check(unsafe { (self.driver.cuStreamSynchronize)(stream) })?;
-                size
             }
             CudaMemory::Managed => {
                 let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
                 // SAFETY: a place for the result.
                 check(unsafe { (self.driver.cuMemAllocManaged)(&raw mut base, bytes, global) })?;
-                size
             }
-        };
+        }
         let base = DevicePtr(base);
-        self.owned.push(Owned { base, size, kind });
+        self.owned.push(Held { base, segments: vec![] });
         Ok(base)
     }
 
@@ -120,14 +114,12 @@ impl CudaDevice {
 
     /// # Safety
     /// As for [`free_owned`](Self::free_owned); it is not used again.
-    unsafe fn give_back(&self, owned: &Owned) -> Result<(), DeviceError> {
-        match owned.kind {
-            CudaMemory::Virtual | CudaMemory::VirtualUnshared => {
-                // SAFETY: mapped by `create_virtual` with that size, and not used any more.
-                unsafe { self.unmap_virtual(owned.base, owned.size) }
-            }
+    unsafe fn give_back(&self, owned: &Held) -> Result<(), DeviceError> {
+        match owned.segments.is_empty() {
             // SAFETY: not used any more; `cuMemFree` takes all kinds but virtual memory.
-            _ => check(unsafe { (self.driver.cuMemFree_v2)(owned.base.0) }),
+            true => check(unsafe { (self.driver.cuMemFree_v2)(owned.base.0) }),
+            // SAFETY: mapped by `create_virtual`, and not used any more.
+            false => unsafe { self.unmap_virtual(owned) },
         }
     }
 
@@ -179,7 +171,29 @@ impl CudaDevice {
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
-        Ok(Allocation { base: DevicePtr(base), size, buffer, share })
+        // Of virtual memory, which may be segments side by side, start and size are those of the reserved addresses. What a handle of 64
+        // bytes has opened says the same of its handles, and is none.
+        let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
+        let reservation = match share {
+            Share::Never(Unshared::NoHandleType) if self.opened.iter().any(by_handle) => None,
+            Share::Descriptor | Share::Never(Unshared::NoHandleType) => Some(DevicePtr(base)),
+            _ => None,
+        };
+        if reservation.is_some() {
+            (base, size) = self.segment_at(ptr)?;
+        }
+        Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
+    }
+
+    /// The physical segment at a place: first address and size.
+    fn segment_at(&self, ptr: DevicePtr) -> Result<(u64, u64), DeviceError> {
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: places for both results.
+        match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) } {
+            // Reserved, and nothing is mapped there.
+            driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
+            code => check(code).map(|()| (base, size as u64)),
+        }
     }
 
     pub(super) fn export_allocation(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError> {
@@ -213,8 +227,12 @@ impl CudaDevice {
         size: u64,
     ) -> Result<DevicePtr, DeviceError> {
         let _entered = self.enter()?;
-        let (base, reserved) = match handle {
-            Handle::Descriptor(fd) => (self.import_virtual(fd, size)?, Some(size)),
+        let opened = match handle {
+            Handle::Descriptor(fd) => self.import_virtual(&[(fd.as_fd(), size)], size)?,
+            Handle::Segments(segments) => {
+                let segments: Vec<_> = segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
+                self.import_virtual(&segments, size)?
+            }
             Handle::Legacy(bytes) if self.exported.contains(bytes) => return Err(DeviceError::SameProcess),
             Handle::Legacy(bytes) => {
                 let mut base = 0;
@@ -226,10 +244,11 @@ impl CudaDevice {
                 if code != 0 {
                     return Err(driver::open_error(code));
                 }
-                (DevicePtr(base), None)
+                Held { base: DevicePtr(base), segments: vec![] }
             }
         };
-        self.opened.push(Opened { base, reserved });
+        let base = opened.base;
+        self.opened.push(opened);
         Ok(base)
     }
 
@@ -247,12 +266,12 @@ impl CudaDevice {
 
     /// # Safety
     /// As for [`close_opened`](Self::close_opened); it is not used again.
-    unsafe fn close_one(&self, opened: &Opened) -> Result<(), DeviceError> {
-        match opened.reserved {
-            // SAFETY: mapped by `import_virtual` with that size, and not used any more.
-            Some(size) => unsafe { self.unmap_virtual(opened.base, size) },
+    unsafe fn close_one(&self, opened: &Held) -> Result<(), DeviceError> {
+        match opened.segments.is_empty() {
             // SAFETY: opened by the driver, and not used any more.
-            None => check(unsafe { (self.driver.cuIpcCloseMemHandle)(opened.base.0) }),
+            true => check(unsafe { (self.driver.cuIpcCloseMemHandle)(opened.base.0) }),
+            // SAFETY: mapped by `import_virtual`, and not used any more.
+            false => unsafe { self.unmap_virtual(opened) },
         }
     }
 

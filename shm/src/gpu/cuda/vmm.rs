@@ -1,8 +1,8 @@
-//! Virtual memory: created with or without descriptors, mapped, exported and imported. A mapping keeps its memory, so that no handle of
-//! it is kept.
+//! Virtual memory: created with or without descriptors, mapped, exported and imported, in one physical segment or several side by side. A
+//! mapping keeps its memory, so that no handle of it is kept.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
@@ -11,7 +11,8 @@ use cudarc::driver::sys::{
 };
 
 use super::CudaDevice;
-use super::driver::{self, check};
+use super::driver::{self, Driver, check};
+use super::memory::Held;
 use crate::gpu::{DeviceError, DevicePtr, Unshared};
 
 const DESCRIPTOR: CUmemAllocationHandleType =
@@ -22,8 +23,8 @@ impl CudaDevice {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// Takes virtual memory, and tells how large it is.
-    pub(super) fn create_virtual(&self, size: u64, shared: bool) -> Result<(DevicePtr, u64), DeviceError> {
+    /// Takes virtual memory, in physical segments of `each` bytes and a last one for the rest.
+    pub(super) fn create_virtual(&self, size: u64, each: u64, shared: bool) -> Result<Held, DeviceError> {
         let asked = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: if shared { DESCRIPTOR } else { CUmemAllocationHandleType(0) },
@@ -42,59 +43,73 @@ impl CudaDevice {
         check(unsafe {
             (self.driver.cuMemGetAllocationGranularity)(&raw mut granule, &raw const asked, minimum)
         })?;
-        let size = size.max(1).checked_next_multiple_of(granule.max(1) as u64);
-        let size = size.ok_or(DeviceError::Exhausted)?;
-        let mut handle = 0;
-        // SAFETY: as above.
-        check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
-        Ok((self.map_and_release(handle, size)?, size))
+        let whole = |size: u64| size.max(1).checked_next_multiple_of(granule.max(1) as u64);
+        let (size, each) = whole(size).zip(whole(each)).ok_or(DeviceError::Exhausted)?;
+        let mut parts = Parts { driver: self.driver, parts: vec![] };
+        let mut left = size;
+        while left > 0 {
+            let size = each.min(left);
+            let mut handle = 0;
+            // SAFETY: as above.
+            check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
+            parts.parts.push((handle, size));
+            left -= size;
+        }
+        self.map(&parts)
     }
 
-    /// Maps memory where the driver likes, and gives its handle back, also on errors.
-    fn map_and_release(
-        &self,
-        handle: CUmemGenericAllocationHandle,
-        size: u64,
-    ) -> Result<DevicePtr, DeviceError> {
-        let mapped = self.map(handle, size as usize);
-        // SAFETY: ours, and given back once; a mapping keeps the memory.
-        unsafe { (self.driver.cuMemRelease)(handle) };
-        mapped
-    }
-
-    fn map(&self, handle: CUmemGenericAllocationHandle, size: usize) -> Result<DevicePtr, DeviceError> {
+    /// Maps memory side by side, where the driver likes. On an error nothing is mapped.
+    fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
+        let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
+        let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
+        let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
         let mut base = 0;
         // SAFETY: a place for the result.
         check(unsafe { (self.driver.cuMemAddressReserve)(&raw mut base, size, 0, 0, 0) })?;
-        // SAFETY: addresses that were reserved just now, and a handle that is good.
-        let mapped = check(unsafe { (self.driver.cuMemMap)(base, size, 0, handle, 0) });
-        let allowed = mapped.and_then(|()| {
+        let mut mapped = Held { base: DevicePtr(base), segments: vec![] };
+        let mut at = base;
+        let all = memory.parts.iter().try_for_each(|&(handle, size)| {
+            // SAFETY: addresses that were reserved just now, and a handle that is good.
+            check(unsafe { (self.driver.cuMemMap)(at, size as usize, 0, handle, 0) })?;
+            mapped.segments.push(size);
+            at += size;
+            Ok(())
+        });
+        let allowed = all.and_then(|()| {
             let read_write = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             let access = CUmemAccessDesc { location: self.location(), flags: read_write };
-            // SAFETY: mapped just now; one description.
-            check(unsafe { (self.driver.cuMemSetAccess)(base, size, &raw const access, 1) }).inspect_err(
-                |_| {
-                    // SAFETY: mapped above, and not used.
-                    unsafe { (self.driver.cuMemUnmap)(base, size) };
-                },
-            )
+            // SAFETY: all of it was mapped just now; one description.
+            check(unsafe { (self.driver.cuMemSetAccess)(base, size, &raw const access, 1) })
         });
         if let Err(error) = allowed {
-            // SAFETY: reserved above, and nothing is mapped there.
-            unsafe { (self.driver.cuMemAddressFree)(base, size) };
+            // SAFETY: what was mapped was mapped above, and is not used.
+            let _ = unsafe { self.unmap_reserved(&mapped, size) };
             return Err(error);
         }
-        Ok(DevicePtr(base))
+        Ok(mapped)
     }
 
     /// # Safety
-    /// Mapped by this module with that size, and not used any more.
-    pub(super) unsafe fn unmap_virtual(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
+    /// Mapped by this module, and not used any more.
+    pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
+        let size = mapped.segments.iter().sum::<u64>() as usize;
         // SAFETY: our caller's promise.
-        unsafe {
-            check((self.driver.cuMemUnmap)(base.0, size as usize))?;
-            check((self.driver.cuMemAddressFree)(base.0, size as usize))
+        unsafe { self.unmap_reserved(mapped, size) }
+    }
+
+    /// Unmaps each segment, and gives the addresses back. The first error, after all that can be done.
+    ///
+    /// # Safety
+    /// As for [`unmap_virtual`](Self::unmap_virtual); so many bytes were reserved.
+    unsafe fn unmap_reserved(&self, mapped: &Held, size: usize) -> Result<(), DeviceError> {
+        let (mut at, mut result) = (mapped.base.0, Ok(()));
+        for &segment in &mapped.segments {
+            // SAFETY: our caller's promise. What was mapped at once is unmapped at once.
+            result = result.and(check(unsafe { (self.driver.cuMemUnmap)(at, segment as usize) }));
+            at += segment;
         }
+        // SAFETY: our caller's promise.
+        result.and(check(unsafe { (self.driver.cuMemAddressFree)(mapped.base.0, size) }))
     }
 
     pub(super) fn export_virtual(&self, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
@@ -128,22 +143,49 @@ impl CudaDevice {
         }
     }
 
-    pub(super) fn import_virtual(&self, fd: &OwnedFd, size: u64) -> Result<DevicePtr, DeviceError> {
-        let size_known = usize::try_from(size).ok().filter(|&size| size > 0);
-        size_known.ok_or(DeviceError::BadHandle)?;
-        let mut handle = 0;
-        // By value, in the place of a pointer.
-        let by_value = fd.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: a place for the result, and a descriptor that is open; what it is of, the driver checks.
-        let code =
-            unsafe { (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR) };
-        if code != 0 {
-            return Err(driver::open_error(code));
+    /// Maps memory of another process, of so many bytes together.
+    pub(super) fn import_virtual(
+        &self,
+        segments: &[(BorrowedFd<'_>, u64)],
+        size: u64,
+    ) -> Result<Held, DeviceError> {
+        let all = segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size));
+        if all != Some(size) || segments.is_empty() || segments.iter().any(|(_, size)| *size == 0) {
+            return Err(DeviceError::BadHandle);
         }
-        self.map_and_release(handle, size).map_err(|error| match error {
+        let mut parts = Parts { driver: self.driver, parts: vec![] };
+        for (fd, size) in segments {
+            let mut handle = 0;
+            // By value, in the place of a pointer.
+            let by_value = fd.as_raw_fd() as usize as *mut c_void;
+            // SAFETY: a place for the result, and a descriptor that is open; what it is of, the driver checks.
+            let code = unsafe {
+                (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
+            };
+            if code != 0 {
+                return Err(driver::open_error(code));
+            }
+            parts.parts.push((handle, *size));
+        }
+        self.map(&parts).map_err(|error| match error {
             // Another size than that of the memory.
             DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
             error => error,
         })
+    }
+}
+
+/// Memory without addresses, by its handles, with the size of each. They are given back when this is dropped; a mapping keeps its memory.
+struct Parts {
+    driver: &'static Driver,
+    parts: Vec<(CUmemGenericAllocationHandle, u64)>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for (handle, _) in &self.parts {
+            // SAFETY: created or imported for this value, and given back once.
+            unsafe { (self.driver.cuMemRelease)(*handle) };
+        }
     }
 }

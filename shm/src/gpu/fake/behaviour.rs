@@ -37,6 +37,8 @@ pub struct Behaviour {
     pub marks: u32,
     /// What sizes of virtual memory are multiples of: a power of two.
     pub granule: u64,
+    /// Size of the physical segments of [`Kind::Segments`]: a multiple of the granule.
+    pub segment: u64,
     /// Steps that a call takes.
     pub cost: fn(Call) -> u64,
 }
@@ -59,6 +61,7 @@ impl Behaviour {
         streams: 4,
         marks: 64,
         granule: 1 << 16,
+        segment: 1 << 16,
         cost: Call::steps,
     };
 
@@ -79,6 +82,8 @@ pub enum Kind {
     Legacy,
     /// `cuMemCreate` with descriptors.
     Virtual,
+    /// The same in physical segments side by side, as the pools of frameworks that grow have it.
+    Segments,
     /// `cuMemCreate` without a type of handle.
     VirtualUnshared,
     /// `cuMemAllocAsync`.
@@ -173,14 +178,18 @@ impl Calls {
 pub struct Counts {
     /// Calls by kind.
     pub calls: Calls,
-    /// Allocations that were taken.
+    /// Allocations that were taken; of segments each.
     pub allocs: u64,
     /// Allocations that were given back.
     pub frees: u64,
-    /// Opens that succeeded.
+    /// Opens that succeeded; of segments each.
     pub opens: u64,
     /// Closes that succeeded.
     pub closes: u64,
+    /// Addresses that were reserved.
+    pub reserves: u64,
+    /// Reserved addresses that were given back.
+    pub releases: u64,
     /// What the death of the process closed.
     pub closed_by_death: u64,
     /// Host memory that was pinned.
@@ -202,10 +211,10 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Allocations, opened allocations, pinned memory and marks that were taken and not given back.
+    /// Allocations, opened allocations, reserved addresses, pinned memory and marks that were taken and not given back.
     pub fn held(&self) -> u64 {
-        let back = self.frees + self.closes + self.closed_by_death + self.unpins + self.marks_back;
-        self.allocs + self.opens + self.pins + self.marks - back
+        let back = self.frees + self.closes + self.closed_by_death + self.releases + self.unpins;
+        self.allocs + self.opens + self.reserves + self.pins + self.marks - back - self.marks_back
     }
 
     pub(super) fn with(&self, other: &Counts) -> Counts {
@@ -216,6 +225,8 @@ impl Counts {
             opens: self.opens + other.opens,
             closes: self.closes + other.closes,
             closed_by_death: self.closed_by_death + other.closed_by_death,
+            reserves: self.reserves + other.reserves,
+            releases: self.releases + other.releases,
             pins: self.pins + other.pins,
             unpins: self.unpins + other.unpins,
             marks: self.marks + other.marks,

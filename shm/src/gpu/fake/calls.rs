@@ -8,8 +8,7 @@ use std::sync::Arc;
 use super::behaviour::{Call, Kind, Violation};
 use super::handle::Named;
 use super::memory::Memory;
-use super::space::{Range, What};
-use super::stream::{Stream, StreamId, Verb};
+use super::space::{Keeper, Range, What};
 use super::world::{State, start_time};
 use super::{FakeDevice, FakeProcess};
 use crate::gpu::{Allocation, DeviceError, DevicePtr, LEGACY_HANDLE, Share, Unshared, Uuid};
@@ -34,6 +33,9 @@ impl FakeProcess {
     /// # Errors
     /// [`DeviceError::Exhausted`], and what [`FakeProcess::fail`] has ordered.
     pub fn alloc(&self, ordinal: u32, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
+        if kind == Kind::Segments {
+            return self.alloc_segments(ordinal, size);
+        }
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Alloc)?;
         let (memory, align) = state.create(self.place, device, kind, size)?;
@@ -50,6 +52,13 @@ impl FakeProcess {
     /// # Errors
     /// The driver's code for an invalid value if it is not the first byte of such memory.
     pub fn free(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        match self.kept(base, Keeper::Free) {
+            Some(size) => self.take_apart(base, size, |segment| self.free_one(ordinal, segment)),
+            None => self.free_one(ordinal, base),
+        }
+    }
+
+    fn free_one(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         state.check_queue(self.place, base);
         let device = state.begin(self.place, ordinal, Call::Free)?;
@@ -77,7 +86,8 @@ impl FakeProcess {
             What::Opened { buffer, .. } => (*buffer, Share::Never(Unshared::NoHandleType)),
             What::Pinned { buffer, .. } => (*buffer, Share::Never(Unshared::Host)),
         };
-        Ok(Allocation { base, size: range.size, buffer, share })
+        let reservation = range.reservation.map(DevicePtr);
+        Ok(Allocation { base, size: range.size, buffer, share, reservation })
     }
 
     /// Whether memory of another process begins there. No call of a driver.
@@ -179,6 +189,13 @@ impl FakeProcess {
     /// # Errors
     /// The driver's code for an invalid value if that is not open.
     pub fn close(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        match self.kept(base, Keeper::Close) {
+            Some(size) => self.take_apart(base, size, |segment| self.close_one(ordinal, segment)),
+            None => self.close_one(ordinal, base),
+        }
+    }
+
+    pub(super) fn close_one(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         state.check_queue(self.place, base);
         state.begin(self.place, ordinal, Call::Close)?;
@@ -255,141 +272,6 @@ impl FakeProcess {
         NonNull::new(at).filter(|_| seen)
     }
 
-    /// A new stream.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoDevice`].
-    pub fn stream(&self, ordinal: u32) -> Result<StreamId, DeviceError> {
-        let mut state = self.driver.state();
-        state.machine_device(self.place, ordinal)?;
-        let streams = &mut state.processes[self.place].streams;
-        let fresh = Stream { ordinal, open: true, queue: Default::default(), queued: 0, done: 0 };
-        streams.push(fresh);
-        Ok(StreamId(streams.len() as u32 - 1))
-    }
-
-    /// Ends a stream when everything queued on it has ended.
-    pub fn end_stream(&self, stream: StreamId) {
-        let mut state = self.driver.state();
-        while !state.processes[self.place].streams[stream.0 as usize].queue.is_empty() {
-            state.advance(1);
-        }
-        state.processes[self.place].streams[stream.0 as usize].open = false;
-    }
-
-    /// Waits until everything queued on a stream has ended.
-    ///
-    /// # Errors
-    /// As all calls of the device.
-    pub fn wait(&self, stream: StreamId) -> Result<(), DeviceError> {
-        loop {
-            let mut state = self.driver.state();
-            state.advance(1);
-            let Stream { ordinal, queued, .. } = state.processes[self.place].streams[stream.0 as usize];
-            state.begin(self.place, ordinal, Call::Reached)?;
-            if state.processes[self.place].streams[stream.0 as usize].done >= queued {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Queues a copy.
-    ///
-    /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation.
-    ///
-    /// # Safety
-    /// Pinned memory among them stays mapped until the copy has ended.
-    pub unsafe fn copy(
-        &self,
-        stream: StreamId,
-        to: DevicePtr,
-        from: DevicePtr,
-        len: u64,
-    ) -> Result<(), DeviceError> {
-        let mut state = self.driver.state();
-        state.begin_queue(self.place, stream, Call::Copy)?;
-        let space = &state.processes[self.place].space;
-        let (Ok(target), Ok(source)) = (space.place(to, len), space.place(from, len)) else {
-            state.violations.push(Violation::OutOfRange);
-            return Err(DeviceError::NotDeviceMemory);
-        };
-        if target.base == source.base && to.0 < from.0 + len && from.0 < to.0 + len {
-            state.violations.push(Violation::Overlap);
-            return Err(INVALID_VALUE);
-        }
-        for place in [target, source] {
-            let range = state.processes[self.place].space.range(place);
-            let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
-            state.processes[self.place].counts.orphans_touched += u64::from(orphan);
-        }
-        let pieces = 1 + state.random() % u64::from(state.behaviour.pieces.max(1));
-        let (piece, backwards) = (len.div_ceil(pieces).max(1), state.random() & 1 == 1);
-        let verb = Verb::Copy { to: target, from: source, len, piece, moved: 0, backwards };
-        state.queue(self.place, stream, verb);
-        Ok(())
-    }
-
-    /// Queues the store of a word.
-    ///
-    /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes lie within an allocation, aligned.
-    ///
-    /// # Safety
-    /// As for [`FakeProcess::copy`].
-    pub unsafe fn write_word(
-        &self,
-        stream: StreamId,
-        word: DevicePtr,
-        value: u64,
-    ) -> Result<(), DeviceError> {
-        let mut state = self.driver.state();
-        state.begin_queue(self.place, stream, Call::WriteWord)?;
-        if !state.behaviour.write_word {
-            return Err(DeviceError::Driver(801));
-        }
-        let Ok(at) = state.processes[self.place].space.place(word, 8) else {
-            state.violations.push(Violation::OutOfRange);
-            return Err(DeviceError::NotDeviceMemory);
-        };
-        if !word.0.is_multiple_of(8) {
-            state.violations.push(Violation::Misaligned);
-            return Err(INVALID_VALUE);
-        }
-        let range = state.processes[self.place].space.range(at);
-        let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
-        state.processes[self.place].counts.orphans_touched += u64::from(orphan);
-        state.queue(self.place, stream, Verb::Word { at, value });
-        Ok(())
-    }
-
-    /// Marks the end of what is queued on a stream: how many copies and words that are.
-    ///
-    /// # Errors
-    /// As all calls of the device.
-    pub fn mark(&self, stream: StreamId) -> Result<u64, DeviceError> {
-        let mut state = self.driver.state();
-        state.begin_queue(self.place, stream, Call::Mark)?;
-        let process = &mut state.processes[self.place];
-        process.counts.marks += 1;
-        Ok(process.streams[stream.0 as usize].queued)
-    }
-
-    /// Whether everything before a mark has ended.
-    ///
-    /// # Errors
-    /// As all calls of the device.
-    pub fn reached(&self, stream: StreamId, mark: u64) -> Result<bool, DeviceError> {
-        let mut state = self.driver.state();
-        state.begin_queue(self.place, stream, Call::Reached)?;
-        Ok(state.processes[self.place].streams[stream.0 as usize].done >= mark)
-    }
-
-    /// Gives a mark back. No call of a driver.
-    pub fn unmark(&self) {
-        self.driver.state().processes[self.place].counts.marks_back += 1;
-    }
-
     /// Makes what NICs wrote visible.
     ///
     /// # Errors
@@ -419,7 +301,7 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let (size, align) = match kind {
-            Kind::Virtual | Kind::VirtualUnshared => {
+            Kind::Virtual | Kind::Segments | Kind::VirtualUnshared => {
                 let granule = self.behaviour.granule;
                 (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
             }
@@ -432,15 +314,6 @@ impl State {
         }
         let owner = self.processes[place].owner;
         Ok((Arc::new(Memory::create(size, id, owner, &gpu.uuid)?), align))
-    }
-
-    fn begin_queue(&mut self, place: usize, stream: StreamId, call: Call) -> Result<(), DeviceError> {
-        let there = self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
-        let Some(ordinal) = there.map(|stream| stream.ordinal) else {
-            self.violations.push(Violation::UnknownStream);
-            return Err(INVALID_VALUE);
-        };
-        self.begin(place, ordinal, call).map(|_| ())
     }
 
     /// Notices that something queued, as the queue is before the call, uses what is about to be taken away.
@@ -494,9 +367,11 @@ impl State {
         }
         let (reopen, granule) = (self.behaviour.reopen, self.behaviour.granule);
         let process = &mut self.processes[place];
-        let is =
-            |range: &Range| matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
-        // What is mapped where the caller wants it may be mapped any number of times.
+        let is = |range: &Range| {
+            let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
+            there && range.reservation.is_none()
+        };
+        // What is mapped where the caller wants it may be mapped any number of times, and is no matter to others.
         let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =
@@ -513,8 +388,13 @@ impl State {
         process.counts.opens += 1;
         let (size, buffer) = (memory.size(), process.buffer());
         let what = What::Opened { memory, times: 1, buffer };
-        let base = at.unwrap_or_else(|| process.space.reserve(size, (granule, 0)));
-        process.space.map_at(base, size, at.is_some(), ordinal, what);
+        let base = match at.map(|base| (base, process.space.vacant(base, size))) {
+            Some((base, reservation)) => {
+                process.space.map_at(base, size, reservation, ordinal, what);
+                base
+            }
+            None => process.space.map(size, (granule, 0), ordinal, what),
+        };
         Ok(base)
     }
 }
@@ -537,7 +417,7 @@ fn from_process(named: &Named) -> Result<Memory, DeviceError> {
 fn share(kind: Kind) -> Share {
     match kind {
         Kind::Legacy => Share::Legacy,
-        Kind::Virtual => Share::Descriptor,
+        Kind::Virtual | Kind::Segments => Share::Descriptor,
         Kind::VirtualUnshared => Share::Never(Unshared::NoHandleType),
         Kind::Pool => Share::Never(Unshared::Pool),
         Kind::Managed => Share::Never(Unshared::Managed),

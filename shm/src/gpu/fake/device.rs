@@ -98,6 +98,13 @@ impl Device for FakeDevice {
         match handle {
             Handle::Legacy(bytes) => self.process.open_legacy(self.caps.ordinal, bytes),
             Handle::Descriptor(fd) => self.process.open_descriptor(self.caps.ordinal, fd.as_fd(), size),
+            Handle::Segments(segments) => {
+                if segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size)) != Some(size) {
+                    return Err(DeviceError::BadHandle);
+                }
+                let segments: Vec<_> = segments.iter().map(|(fd, size)| (fd.as_fd(), *size)).collect();
+                self.process.open_segments(self.caps.ordinal, &segments)
+            }
         }
     }
 

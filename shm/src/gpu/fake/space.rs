@@ -42,8 +42,8 @@ pub(super) struct Range {
     pub serial: u64,
     /// Of the process.
     pub ordinal: u32,
-    /// Its addresses were reserved, and stay so when it is unmapped.
-    pub reserved: bool,
+    /// Where the addresses begin that were reserved and that it lies among: they stay so when it is unmapped.
+    pub reservation: Option<u64>,
     pub what: What,
 }
 
@@ -64,6 +64,17 @@ impl Range {
     }
 }
 
+/// Who gives reserved addresses back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeper {
+    /// Whoever reserved them.
+    Caller,
+    /// The call that frees what lies there.
+    Free,
+    /// The call that closes what lies there.
+    Close,
+}
+
 /// A place within a range that cannot be mistaken for a later one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -75,6 +86,8 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
+    /// Addresses that were reserved, by the first: how many, and for whom.
+    reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
     /// Whether addresses that were given back are given again, the last one first.
@@ -88,11 +101,12 @@ impl Space {
     pub fn new(place: usize) -> Space {
         // Not a multiple of any large power of two.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
-        Space { ranges: BTreeMap::new(), next, next_serial: 1, recycle: true, free: vec![] }
+        let (ranges, reservations) = (BTreeMap::new(), BTreeMap::new());
+        Space { ranges, reservations, next, next_serial: 1, recycle: true, free: vec![] }
     }
 
     /// Takes addresses: from `into` bytes behind a multiple of `align` on.
-    pub fn reserve(&mut self, size: u64, (align, into): (u64, u64)) -> DevicePtr {
+    fn take(&mut self, size: u64, (align, into): (u64, u64)) -> DevicePtr {
         let fits = |&(base, len): &(u64, u64)| len == size && base % align == into;
         DevicePtr(match self.free.iter().rposition(fits).filter(|_| self.recycle) {
             Some(at) => self.free.remove(at).0,
@@ -104,29 +118,78 @@ impl Space {
         })
     }
 
-    /// Gives back what [`reserve`](Self::reserve) took.
-    pub fn release(&mut self, base: DevicePtr, size: u64) {
-        self.free.push((base.0, size));
+    /// Reserves addresses, from a multiple of `align` on.
+    pub fn reserve(&mut self, size: u64, align: u64, keeper: Keeper) -> DevicePtr {
+        let base = self.take(size, (align, 0));
+        self.reservations.insert(base.0, (size, keeper));
+        base
+    }
+
+    /// Reserves addresses that were given back: whether they were.
+    pub fn reserve_at(&mut self, base: DevicePtr, size: u64) -> bool {
+        let end = base.0 + size;
+        let free = self.free.iter().position(|&(at, len)| at <= base.0 && end <= at + len);
+        let Some((at, len)) = free.map(|free| self.free.remove(free)) else { return false };
+        self.free.extend([(at, base.0 - at), (end, at + len - end)].iter().filter(|(_, len)| *len > 0));
+        self.reservations.insert(base.0, (size, Keeper::Caller));
+        true
+    }
+
+    /// Gives back what [`reserve`](Self::reserve) took: whether all of it was, and nothing lies there.
+    pub fn release(&mut self, base: DevicePtr, size: u64) -> bool {
+        let whole = self.reservations.get(&base.0).is_some_and(|&(reserved, _)| reserved == size);
+        let fits = whole && self.ranges.range(base.0..base.0 + size).next().is_none();
+        if fits {
+            self.reservations.remove(&base.0);
+            self.free.push((base.0, size));
+        }
+        fits
+    }
+
+    /// The size of what was reserved from a place on, and who gives it back.
+    pub fn reserved(&self, base: DevicePtr) -> Option<(u64, Keeper)> {
+        self.reservations.get(&base.0).copied()
+    }
+
+    /// The reservation that an address is of: its first address and its size.
+    pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
+        let (&first, &(size, _)) = self.reservations.range(..=ptr.0).next_back()?;
+        (ptr.0 - first < size).then_some((DevicePtr(first), size))
+    }
+
+    /// Where the reservation begins that some addresses are of, if nothing lies at them.
+    pub fn vacant(&self, base: DevicePtr, size: u64) -> Option<u64> {
+        let (first, len) = self.reservation(base)?;
+        let inside = (base.0 - first.0).checked_add(size).is_some_and(|end| end <= len);
+        let before = self.ranges.range(..base.0.saturating_add(size)).next_back();
+        let vacant = before.is_none_or(|(at, range)| at + range.size <= base.0);
+        (inside && vacant).then_some(first.0)
+    }
+
+    /// The first of what lies at reserved addresses.
+    pub fn first_in(&self, reservation: DevicePtr) -> Option<DevicePtr> {
+        let (size, _) = self.reserved(reservation)?;
+        self.ranges.range(reservation.0..reservation.0 + size).next().map(|(&base, _)| DevicePtr(base))
     }
 
     /// Puts something at addresses of its own.
     pub fn map(&mut self, size: u64, place: (u64, u64), ordinal: u32, what: What) -> DevicePtr {
-        let base = self.reserve(size, place);
-        self.map_at(base, size, false, ordinal, what);
+        let base = self.take(size, place);
+        self.map_at(base, size, None, ordinal, what);
         base
     }
 
-    /// Puts something at addresses that were reserved.
-    pub fn map_at(&mut self, base: DevicePtr, size: u64, reserved: bool, ordinal: u32, what: What) {
+    /// Puts something at addresses that were taken.
+    pub fn map_at(&mut self, base: DevicePtr, size: u64, reservation: Option<u64>, ordinal: u32, what: What) {
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.ranges.insert(base.0, Range { size, serial, ordinal, reserved, what });
+        self.ranges.insert(base.0, Range { size, serial, ordinal, reservation, what });
     }
 
     pub fn unmap(&mut self, base: DevicePtr) -> Option<Range> {
         let range = self.ranges.remove(&base.0)?;
-        if !range.reserved {
-            self.release(base, range.size);
+        if range.reservation.is_none() {
+            self.free.push((base.0, range.size));
         }
         Some(range)
     }
@@ -156,6 +219,26 @@ impl Space {
     pub fn place(&self, ptr: DevicePtr, len: u64) -> Result<Place, DeviceError> {
         let (base, range) = self.find(ptr, len)?;
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
+    }
+
+    /// The places of `len` bytes at `ptr`, with what lies in each: more than one where ranges lie side by side in one reservation.
+    pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
+        let (mut at, mut left, mut places) = (ptr, len, vec![]);
+        let reservation = self.find(ptr, 0)?.1.reservation;
+        loop {
+            let (base, range) = self.find(at, 0)?;
+            if !places.is_empty() && (reservation.is_none() || range.reservation != reservation) {
+                return Err(DeviceError::NotDeviceMemory);
+            }
+            let place = Place { base: base.0, serial: range.serial, offset: at.0 - base.0 };
+            let here = left.min(range.size - place.offset);
+            places.push((place, here));
+            left -= here;
+            at = at.at(here);
+            if left == 0 {
+                return Ok(places);
+            }
+        }
     }
 
     /// The range of a place, if it is still the same.

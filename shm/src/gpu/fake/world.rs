@@ -234,12 +234,17 @@ impl State {
         process.space = Space::new(place);
         let counts = &mut process.counts;
         (counts.frees, counts.unpins, counts.marks_back) = (counts.allocs, counts.pins, counts.marks);
+        counts.releases = counts.reserves;
     }
 
     pub fn remote_write(&mut self, place: usize, to: DevicePtr, bytes: &[u8]) -> Result<(), DeviceError> {
         let process = &mut self.processes[place];
-        let at = process.space.place(to, bytes.len() as u64)?;
-        process.unflushed.push((at, bytes.to_vec()));
+        let mut rest = bytes;
+        for (at, len) in process.space.places(to, bytes.len() as u64)? {
+            let (these, behind) = rest.split_at(len as usize);
+            process.unflushed.push((at, these.to_vec()));
+            rest = behind;
+        }
         if !self.behaviour.must_flush {
             self.flush(place);
         }
@@ -261,22 +266,34 @@ impl State {
     }
 
     pub fn peek(&self, place: usize, from: DevicePtr, len: usize) -> Result<Vec<u8>, DeviceError> {
-        let (base, range) = self.processes[place].space.find(from, len as u64)?;
+        let space = &self.processes[place].space;
         let mut bytes = vec![0; len];
-        // SAFETY: `len` bytes from there lie within the range, and the vector has as many.
-        unsafe {
-            let from = range.data().add((from.0 - base.0) as usize);
-            bytes.as_mut_ptr().copy_from_nonoverlapping(from, len);
+        let mut at = 0;
+        for (place, len) in space.places(from, len as u64)? {
+            let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
+            let into = &mut bytes[at..at + len as usize];
+            // SAFETY: so many bytes from there lie within the range, and the slice has as many.
+            unsafe {
+                let from = range.data().add(place.offset as usize);
+                into.as_mut_ptr().copy_from_nonoverlapping(from, into.len());
+            }
+            at += len as usize;
         }
         Ok(bytes)
     }
 
     pub fn poke(&self, place: usize, to: DevicePtr, bytes: &[u8]) -> Result<(), DeviceError> {
-        let (base, range) = self.processes[place].space.find(to, bytes.len() as u64)?;
-        // SAFETY: as many bytes lie within the range.
-        unsafe {
-            let to = range.data().add((to.0 - base.0) as usize);
-            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        let space = &self.processes[place].space;
+        let mut at = 0;
+        for (place, len) in space.places(to, bytes.len() as u64)? {
+            let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
+            let these = &bytes[at..at + len as usize];
+            // SAFETY: as many bytes lie within the range.
+            unsafe {
+                let to = range.data().add(place.offset as usize);
+                to.copy_from_nonoverlapping(these.as_ptr(), these.len());
+            }
+            at += len as usize;
         }
         Ok(())
     }

@@ -333,7 +333,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why = Some(Refused::Export(error));
         match error {
             ExportError::BadRange { .. } => AttachError::BadRange,
-            ExportError::Full(_) => AttachError::Full,
+            ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full,
             ExportError::Device(DeviceError::NotExportable(_) | DeviceError::NotDeviceMemory) => {
                 AttachError::Unsupported
             }

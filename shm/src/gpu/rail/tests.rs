@@ -13,7 +13,7 @@ use fishplate_core::mem::RegionKind;
 use fishplate_core::sync::host::SpinHost;
 
 use super::*;
-use crate::gpu::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess};
+use crate::gpu::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
 use crate::testing::{Random, Seen, soon};
 use crate::{Role, socket_pair};
 

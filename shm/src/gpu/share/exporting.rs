@@ -39,9 +39,9 @@ pub enum TellError {
 }
 
 impl<D: Device> Sharing<D> {
-    /// Registers a range of this device's memory. One driver call or two if its allocation is exported already. Memory found to have
-    /// been freed and taken again is taken back from its importers; when there is no room for another export, so are some allocations
-    /// of which no range is registered any more.
+    /// Registers a range of this device's memory. One driver call or two if its allocation is exported already, of virtual memory for each
+    /// physical segment of it. Memory found to have been freed and taken again is taken back from its importers, and what is outgrown;
+    /// when there is no room for another export, so are some allocations of which no range is registered any more.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -65,7 +65,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Asks the driver whether the memory is still what was registered; if not it is taken back from its importers. One or two driver
-    /// calls, for callers who do not trust whoever frees memory.
+    /// calls for each physical segment, for callers who do not trust whoever frees memory.
     pub fn verify<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -76,7 +76,7 @@ impl<D: Device> Sharing<D> {
         verified
     }
 
-    fn revoke_superseded<L: Links + ?Sized>(&mut self, links: &mut L) {
+    pub(super) fn revoke_superseded<L: Links + ?Sized>(&mut self, links: &mut L) {
         for alloc in self.exports.take_superseded() {
             self.take_back(links, alloc);
         }

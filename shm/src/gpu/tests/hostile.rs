@@ -11,6 +11,11 @@ fn id(key: u64) -> AllocId {
     AllocId::from_key(key).unwrap()
 }
 
+/// A handle of segments of those sizes.
+fn segments(sizes: &[u64]) -> Handle {
+    Handle::Segments(sizes.iter().map(|size| (junk(), *size)).collect())
+}
+
 /// One packet of each kind.
 fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
     let binding = Binding { version: 3, alloc: id(5), offset: 64, len: 128 };
@@ -18,6 +23,7 @@ fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
         (wire::export(id(5), 4096, uuid, Some(&Handle::Legacy([7; LEGACY_HANDLE]))), 0),
         (wire::export(id(6), 4096, uuid, Some(&Handle::Descriptor(junk()))), 1),
         (wire::export(id(7), 4096, uuid, None), 0),
+        (wire::export(id(8), 12288, uuid, Some(&segments(&[4096, 8192]))), 2),
         (wire::fetch(id(5)), 0),
         (wire::refuse(wire::Ask::Alloc(id(5))), 0),
         (wire::refuse(wire::Ask::Buffer(9, Wanted::Latest)), 0),
@@ -72,7 +78,7 @@ fn b18_every_bit_and_every_length_of_every_packet() {
             assert!(!take_with(&mut board, &packet, wrong, file.as_fd()), "{wrong} descriptors");
         }
         // What is kept are handles that nobody has opened, a bounded number of them.
-        assert!(copies(file.as_fd()) <= 1 + board::MAX_OFFERS);
+        assert!(copies(file.as_fd()) <= 1 + board::MAX_DESCRIPTORS);
     }
 }
 
@@ -89,6 +95,21 @@ fn b18_numbers_at_their_ends_are_refused() {
         let handle = Handle::Legacy([0; LEGACY_HANDLE]);
         assert!(!take(&mut board, &wire::export(alloc, size, &[0; 16], Some(&handle)), 0), "{size}");
     }
+    let whole = |sizes: &[u64], said: u64| wire::export(alloc, said, &[0; 16], Some(&segments(sizes)));
+    for (sizes, said) in [
+        (&[4096, 4096][..], 4096),
+        (&[4096, 4096], 12288),
+        (&[4096, 0, 4096], 8192),
+        (&[4096], 4096),
+        (&[], 4096),
+        (&[u64::MAX, 4097], 4096),
+        (&[1 << 62, 1 << 62], 1 << 63),
+        (&[1; MAX_SEGMENTS + 1], MAX_SEGMENTS as u64 + 1),
+    ] {
+        assert!(!take(&mut board, &whole(sizes, said), sizes.len()), "{} segments", sizes.len());
+    }
+    // As many as there may be.
+    assert!(take(&mut board, &whole(&[1; MAX_SEGMENTS], MAX_SEGMENTS as u64), MAX_SEGMENTS));
     // A version that changes its meaning.
     let binding = Binding { version: 1, alloc, offset: 0, len: 1 };
     assert!(take(&mut board, &wire::publish(1, &binding), 0));
@@ -104,6 +125,15 @@ fn b18_what_a_peer_can_make_grow_has_an_end() {
         assert!(take(&mut board, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
     }
     assert_eq!((1..100_000).filter(|key| board.accept(id(*key)).is_some()).count(), board::MAX_OFFERS);
+    // Descriptors too, however many one handle has.
+    let file = junk();
+    let many = segments(&[1; 120]);
+    for key in 1..20 {
+        let packet = wire::export(id(key), 120, &[0; 16], Some(&many));
+        assert!(take_with(&mut board, &packet, 120, file.as_fd()));
+    }
+    assert_eq!(copies(file.as_fd()) - 1, board::MAX_DESCRIPTORS / 120 * 120);
+    assert!(board.accept(id(19)).is_some() && board.accept(id(1)).is_none());
     let ends = |what: &dyn Fn(u64) -> Vec<u8>| {
         let mut board = Board::default();
         (1..100_000).position(|n| !take(&mut board, &what(n), 0))
@@ -209,7 +239,7 @@ fn b18_a_peer_that_says_anything_at_all() {
             a.control(PEER).pump();
         }
         assert_eq!(b.process().counts().opens, 0);
-        assert!(copies(file.as_fd()) <= 1 + board::MAX_OFFERS);
+        assert!(copies(file.as_fd()) <= 1 + board::MAX_DESCRIPTORS);
         // Whatever it has said, it cannot keep us from taking back what is ours.
         a.links[0] = None;
         assert_eq!(b.sharing.revoke_and_wait(&mut b.links[..], at.alloc, soon()), Ok(()));

@@ -74,14 +74,23 @@ impl Side {
 impl Run {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let kind = if random.below(2) == 0 { Kind::Legacy } else { Kind::Virtual };
-        let behaviour =
-            Behaviour { kind, handles_differ: random.below(2) == 0, granule: 4096, ..Behaviour::LATE };
+        let kind = [Kind::Legacy, Kind::Virtual, Kind::Segments][random.below(3)];
+        let handles_differ = random.below(2) == 0;
+        let behaviour = Behaviour { kind, handles_differ, granule: 4096, segment: 4096, ..Behaviour::LATE };
         let driver = FakeDriver::new(behaviour, seed);
         let mut sides = vec![Side::new(&driver), Side::new(&driver)];
         let [a, b] = &mut sides[..] else { unreachable!() };
         link(&mut a.end, 0, &mut b.end, 0);
         Run { driver, random, sides, words: 0, behind: 0, seen: BTreeMap::new() }
+    }
+
+    fn segments(&self) -> bool {
+        self.driver.behaviour().kind == Kind::Segments
+    }
+
+    /// How often the driver opens, closes or frees memory of so many bytes.
+    fn pieces(&self, pieces: u64, bytes: u64) -> u64 {
+        if self.segments() { bytes / 4096 } else { pieces }
     }
 
     fn note(&mut self, what: &'static str) {
@@ -142,8 +151,11 @@ impl Run {
     fn register(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
         let size = self.sides[s].own[i].size;
-        let offset = 8 * self.random.below(size as usize / 8) as u64;
-        let len = 8 * (1 + self.random.below((size - offset) as usize / 8)) as u64;
+        // Of several segments, the first and the last are always among those that are touched: so it is one allocation.
+        let edge = if self.segments() { 4096 } else { size };
+        let offset = 8 * self.random.below(edge as usize / 8) as u64;
+        let least = (size - edge).saturating_sub(offset) + 8;
+        let len = least + 8 * self.random.below((size - offset - least) as usize / 8 + 1) as u64;
         let side = &mut self.sides[s];
         let own = &mut side.own[i];
         match side.end.register(own.base.at(offset), len) {
@@ -366,7 +378,7 @@ impl Run {
             return self.sides[s].own.push(own);
         }
         self.sides[s].end.free(own.base);
-        self.behind += 1;
+        self.behind += self.pieces(1, own.size) as usize;
         let (base, word) = self.fill(s, own.size);
         assert_eq!(base, own.base, "the driver gives addresses again");
         let side = &mut self.sides[s];
@@ -409,7 +421,7 @@ impl Run {
         for (s, side) in self.sides.iter().enumerate() {
             let counts = side.end.process().counts();
             let (open, bytes) = side.end.sharing.imports().mapped();
-            assert_eq!(counts.opens - counts.closes, open as u64);
+            assert_eq!(counts.opens - counts.closes, self.pieces(open as u64, bytes));
             assert!(open <= LIMITS.mappings && bytes <= LIMITS.bytes);
             for held in &side.held {
                 let steady = !held.doubtful && self.sides[1 - s].steady(held.alloc);

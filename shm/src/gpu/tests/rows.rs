@@ -291,7 +291,7 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
 
 #[test]
 fn row_19_every_kind_of_handle_serves() {
-    for kind in [Kind::Legacy, Kind::Virtual] {
+    for kind in [Kind::Legacy, Kind::Virtual, Kind::Segments] {
         for handles_differ in [false, true] {
             let driver = FakeDriver::new(Behaviour { kind, handles_differ, ..Behaviour::PLAIN }, 7);
             let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());

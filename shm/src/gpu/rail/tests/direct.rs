@@ -5,7 +5,10 @@ use super::*;
 #[test]
 fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
     for seed in 1..12 {
-        let behaviour = Behaviour { write_word: seed % 3 != 0, ..Behaviour::LATE };
+        // Every other of them in eight physical segments side by side.
+        let kind = if seed % 2 == 0 { Kind::Segments } else { Kind::Legacy };
+        let (granule, segment) = (4096, LEN as u64 / 8);
+        let behaviour = Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
         let mut pair = Pair::new(behaviour, small(), seed);
         let mut random = Random(seed + 77);
         for round in 0..60u64 {
@@ -33,6 +36,8 @@ fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
             }
         }
         assert_eq!(pair.rails[0].stats().relayed, 0);
+        let segments = if kind == Kind::Segments { 8 } else { 1 };
+        assert_eq!(process(&pair.rails[0]).counts().opens, segments);
         pair.check();
     }
 }

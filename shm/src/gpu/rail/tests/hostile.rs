@@ -153,7 +153,6 @@ fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
 
 #[test]
 fn bad_input_is_refused_at_once_and_by_name() {
-    use crate::gpu::fake::Kind;
     use crate::gpu::{Fault, Unshared};
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
     let [rail, other] = &mut pair.rails;
