@@ -15,33 +15,46 @@ export RUST_BACKTRACE=0
 export LOOM_MAX_PREEMPTIONS="${LOOM_MAX_PREEMPTIONS:-3}"
 limit_s=120 # for one run of all models: a few seconds on an idle machine
 
-binary=$(cargo test --package fishplate-core --lib --no-run --message-format=json |
-    sed -n 's/.*"executable":"\([^"]*fishplate_core-[^"]*\)".*/\1/p' | tail -n 1)
-[ -n "$binary" ] || { echo "the models did not build"; exit 1; }
+build() { # build PACKAGE: where the test binary of its library is
+    cargo test --package "fishplate-$1" --lib --no-run --message-format=json |
+        sed -n 's/.*"executable":"\([^"]*fishplate_'"$1"'-[^"]*\)".*/\1/p' | tail -n 1
+}
 
-models() { # models [edge]: runs all models, with this edge weakened
-    FISHPLATE_WEAKEN="${1:-}" timeout "$limit_s" "$binary" races:: --test-threads=2 >"$log" 2>&1
+models() { # models PACKAGE [edge]: runs all its models, with this edge weakened
+    local binary="binary_$1"
+    FISHPLATE_WEAKEN="${2:-}" timeout "$limit_s" "${!binary}" races:: --test-threads=2 >"$log" 2>&1
 } 2>/dev/null # where the shell would announce that a model aborted: loom fails some twice over, once while unwinding
+
+edges() { # edges PACKAGE: those that its source names
+    grep -rhoE 'edge(_fence)?!\("[^"]+"' "$1/src" | cut -d'"' -f2 | sort -u
+}
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-began=$SECONDS
-if ! models || grep -q '^running 0 tests' "$log"; then
-    cat "$log"
-    echo "FAILED    the models as they stand"
-    exit 1
-fi
-echo "ok        $(sed -n 's/^running \([0-9]*\) tests*/\1/p' "$log") models as they stand, $((SECONDS - began)) s"
-
-edges=${*:-$(grep -rhoE 'edge(_fence)?!\("[^"]+"' core/src | cut -d'"' -f2 | sort -u)}
-survived=0
-for edge in $edges; do
+survived=0 tried=0
+for package in core shm; do
+    named=$(edges "$package")
+    [ $# = 0 ] || named=$(printf '%s\n' "$@" | grep -xF "$named")
+    [ -n "$named" ] || continue
+    declare "binary_$package=$(build "$package")"
+    binary="binary_$package"
+    [ -n "${!binary}" ] || { echo "the models of $package did not build"; exit 1; }
     began=$SECONDS
-    models "$edge"
-    case $? in # 101 and 134: a test failed, or aborted
-        0) echo "SURVIVED  $edge: no model fails without it"; survived=1 ;;
-        124) echo "TIMEOUT   $edge: no model failed within $limit_s s"; survived=1 ;;
-        *) echo "caught    $edge, by $(grep -c 'FAILED$\|non-unwinding panic' "$log") complaints, $((SECONDS - began)) s" ;;
-    esac
+    if ! models "$package" || grep -q '^running 0 tests' "$log"; then
+        cat "$log"
+        echo "FAILED    the models of $package as they stand"
+        exit 1
+    fi
+    echo "ok        $(sed -n 's/^running \([0-9]*\) tests*/\1/p' "$log") models of $package as they stand, $((SECONDS - began)) s"
+    for edge in $named; do
+        began=$SECONDS tried=$((tried + 1))
+        models "$package" "$edge"
+        case $? in # 101 and 134: a test failed, or aborted
+            0) echo "SURVIVED  $edge: no model fails without it"; survived=1 ;;
+            124) echo "TIMEOUT   $edge: no model failed within $limit_s s"; survived=1 ;;
+            *) echo "caught    $edge, by $(grep -c 'FAILED$\|non-unwinding panic' "$log") complaints, $((SECONDS - began)) s" ;;
+        esac
+    done
 done
+[ "$tried" -gt 0 ] || { echo "no such edge: $*"; exit 1; }
 exit $survived

@@ -47,7 +47,11 @@ pub mod fake;
 mod host;
 mod import;
 mod pair;
+mod primitive;
 mod publish;
+#[cfg(all(test, fishplate_loom))]
+#[path = "gpu/done/races.rs"]
+mod races;
 mod rail;
 mod relay;
 mod revoke;

@@ -22,8 +22,9 @@
 
 use std::mem::offset_of;
 
-use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
+
+use super::primitive::{AtomicU64, edge};
 
 /// A word, alone on its line and on the one that the processor fetches with it.
 #[repr(C, align(128))]
@@ -118,7 +119,7 @@ impl Sender {
     fn refresh(&mut self) -> Result<(), Corrupt> {
         // SAFETY: mapped and aligned, as `new` was promised.
         // Acquire, edge `done.freed`: the target looks no more at the words that it has consumed.
-        let freed = unsafe { &*self.cursor }.load(Ordering::Acquire);
+        let freed = unsafe { &*self.cursor }.load(edge!("done.freed.load", Acquire));
         // A correct cursor lies between its last value and our position; the subtraction is modulo 2^64.
         if freed.wrapping_sub(self.freed) > self.next.wrapping_sub(self.freed) {
             return Err(Corrupt);
@@ -145,7 +146,7 @@ impl Sender {
         // SAFETY: the masked place lies among the words, which are mapped as `new` was promised.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied or was told of by the device.
-        line.word.store(word(ticket, status, data), Ordering::Release);
+        line.word.store(word(ticket, status, data), edge!("done.word.store", Release));
     }
 }
 
@@ -202,7 +203,7 @@ impl Receiver {
             self.told = self.base;
             // SAFETY: mapped and aligned, as `new` was promised.
             // Release, edge `done.freed`.
-            unsafe { &*self.cursor }.store(self.base, Ordering::Release);
+            unsafe { &*self.cursor }.store(self.base, edge!("done.freed.store", Release));
         }
         Ok((count, tell))
     }
@@ -214,7 +215,7 @@ impl Receiver {
         // they are only loaded, as atomics.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         // Acquire, edge `done.word`.
-        let word = line.word.load(Ordering::Acquire);
+        let word = line.word.load(edge!("done.word.load", Acquire));
         if word >> STATUS == 0 || word >> SEQUENCE != ticket & (u64::MAX >> SEQUENCE) {
             return Ok(None);
         }
@@ -226,5 +227,6 @@ impl Receiver {
     }
 }
 
-#[cfg(test)]
+// Under the model checker this file is compiled a second time, among the models, where its tests have no place.
+#[cfg(all(test, not(fishplate_loom)))]
 mod tests;

@@ -1,3 +1,5 @@
+use fishplate_core::sync::primitive::Ordering;
+
 use super::*;
 use crate::testing::Random;
 

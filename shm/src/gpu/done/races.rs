@@ -1,0 +1,196 @@
+//! Models of the done channel: the very source of `done.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with
+//! each ordering weakened in turn.
+//!
+//! What a write moves is a cell for each word, which loom watches: the origin writes it before it stores the word, the target reads it when
+//! it is told, and the origin writes it again only with a later ticket of the same word.
+
+mod primitive {
+    use std::sync::OnceLock;
+
+    pub(super) use loom::sync::atomic::AtomicU64;
+
+    /// Whether `FISHPLATE_WEAKEN` names this edge.
+    pub(super) fn weakened(edge: &str) -> bool {
+        static NAMED: OnceLock<Option<String>> = OnceLock::new();
+        NAMED.get_or_init(|| std::env::var("FISHPLATE_WEAKEN").ok()).as_deref() == Some(edge)
+    }
+
+    macro_rules! edge {
+        ($name:literal, $order:ident) => {
+            if super::primitive::weakened($name) {
+                loom::sync::atomic::Ordering::Relaxed
+            } else {
+                loom::sync::atomic::Ordering::$order
+            }
+        };
+    }
+
+    pub(super) use edge;
+}
+
+#[path = "../done.rs"]
+#[allow(dead_code, reason = "the models use what is shared")]
+mod done;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+
+use done::{Line, Receiver, Sender, Status};
+
+/// Words of the channel.
+const WORDS: u32 = 2;
+
+/// What both ends share, and what the writes move.
+struct Channel {
+    words: Box<[Line]>,
+    cursor: AtomicU64,
+    bytes: [UnsafeCell<u64>; WORDS as usize],
+}
+
+// SAFETY: atomics, and cells whose accesses loom checks.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    /// Fresh, with `start` as the next ticket.
+    fn new(start: u64) -> Arc<Channel> {
+        let words = (0..WORDS).map(|_| Line { word: AtomicU64::new(0) }).collect();
+        let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
+        Arc::new(Channel { words, cursor: AtomicU64::new(start), bytes })
+    }
+
+    fn sender(&self, start: u64) -> Sender {
+        // SAFETY: the channel outlives both ends, and no other sender is made.
+        unsafe { Sender::new(self.words.as_ptr(), WORDS, &raw const self.cursor, start) }
+    }
+
+    fn receiver(&self, start: u64) -> Receiver {
+        // SAFETY: the channel outlives both ends, and no other receiver is made.
+        unsafe { Receiver::new(self.words.as_ptr(), WORDS, &raw const self.cursor, start) }
+    }
+
+    fn cell(&self, ticket: u64) -> &UnsafeCell<u64> {
+        &self.bytes[(ticket % u64::from(WORDS)) as usize]
+    }
+
+    /// Moves the bytes of a write.
+    fn land(&self, ticket: u64) {
+        // SAFETY: loom fails the run if anybody uses them meanwhile.
+        self.cell(ticket).with_mut(|bytes| unsafe { *bytes = ticket });
+    }
+
+    /// What has landed of a write.
+    fn landed(&self, ticket: u64) -> u64 {
+        // SAFETY: as above.
+        self.cell(ticket).with(|bytes| unsafe { *bytes })
+    }
+}
+
+/// Takes the next ticket, when there is one.
+fn ticket(sender: &mut Sender) -> u64 {
+    loop {
+        if let Some(ticket) = sender.reserve().unwrap() {
+            sender.take();
+            return ticket;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Takes in so many ends: which tickets, in the order in which they were told, and how each ended.
+fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) -> Vec<(u64, Status)> {
+    let mut told = Vec::new();
+    while told.len() < count {
+        let ended = |status, data| {
+            let ticket = start.wrapping_add(u64::from(data));
+            if status == Status::Landed {
+                assert_eq!(channel.landed(ticket), ticket, "told of before it landed");
+            }
+            told.push((ticket, status));
+        };
+        let (ends, _) = receiver.poll(4, ended).unwrap();
+        if ends == 0 {
+            thread::yield_now();
+        }
+    }
+    told
+}
+
+#[test]
+fn what_a_word_tells_of_has_landed_and_is_not_written_again_before_its_ticket_is_consumed() {
+    loom::model(|| {
+        // The tickets in words begin anew within the three.
+        let start = (1 << 30) - 1;
+        let channel = Channel::new(start);
+        let origin = Arc::clone(&channel);
+        let writes = thread::spawn(move || {
+            let mut sender = origin.sender(start);
+            for number in 0..3u32 {
+                let ticket = ticket(&mut sender);
+                origin.land(ticket);
+                sender.store(ticket, Status::Landed, number);
+            }
+        });
+        let mut told = take(&channel, &mut channel.receiver(start), 3, start);
+        // What comes later may be looked at, and found, between two looks at what comes first.
+        told.sort_unstable_by_key(|(ticket, _)| *ticket);
+        assert_eq!(told, [0, 1, 2].map(|number| (start + number, Status::Landed)));
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn what_ends_before_what_began_earlier_is_told_once_and_a_failure_is_its_own() {
+    loom::model(|| {
+        let channel = Channel::new(0);
+        let origin = Arc::clone(&channel);
+        let writes = thread::spawn(move || {
+            let mut sender = origin.sender(0);
+            let [first, second] = [(); 2].map(|()| ticket(&mut sender));
+            origin.land(second);
+            sender.store(second, Status::Landed, 1);
+            sender.store(first, Status::Failed, 0);
+            let third = ticket(&mut sender);
+            origin.land(third);
+            sender.store(third, Status::Landed, 2);
+        });
+        let mut told = take(&channel, &mut channel.receiver(0), 3, 0);
+        told.sort_unstable_by_key(|(ticket, _)| *ticket);
+        assert_eq!(told, [(0, Status::Failed), (1, Status::Landed), (2, Status::Landed)]);
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn an_end_that_leaves_in_the_middle_of_traffic_has_told_what_it_stored_and_no_more() {
+    loom::model(|| {
+        let channel = Channel::new(0);
+        let origin = Arc::clone(&channel);
+        let writes = thread::spawn(move || {
+            let mut sender = origin.sender(0);
+            let [first, second] = [(); 2].map(|()| ticket(&mut sender));
+            origin.land(second);
+            sender.store(second, Status::Landed, 1);
+            // It is gone before the end of the first, of which bytes are under way.
+            origin.land(first);
+        });
+        let mut receiver = channel.receiver(0);
+        let look = |receiver: &mut Receiver| {
+            let mut seen = 0;
+            let ended = |status, data| {
+                assert_eq!((status, data, channel.landed(1)), (Status::Landed, 1, 1));
+                seen += 1;
+            };
+            receiver.poll(4, ended).unwrap();
+            seen
+        };
+        let seen = look(&mut receiver);
+        writes.join().unwrap();
+        // Whatever was stored before it left is there to be taken in afterwards, and nothing twice.
+        assert_eq!(seen + look(&mut receiver), 1);
+        assert_eq!(look(&mut receiver), 0);
+    });
+}
