@@ -1,33 +1,13 @@
 //! What the binary does, as its users see it: output, exit codes, messages, and what is left behind.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-fn fishplate(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
-    command.args(line.split_whitespace()).stdin(Stdio::null());
-    command
-}
-
-fn run(line: &str) -> Output {
-    fishplate(line).output().expect("the binary starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Runs a line that must succeed, and returns its rows.
-fn rows(line: &str) -> Vec<Value> {
-    let output = run(&format!("{line} --format json"));
-    assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
-    let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
-    assert!(!rows.is_empty(), "{line}");
-    rows
-}
+mod command;
+use command::{fishplate, rows, run, text};
 
 /// A path in the target's own temporary folder that nobody else uses.
 fn socket(name: &str) -> PathBuf {

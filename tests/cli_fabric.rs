@@ -1,24 +1,13 @@
 //! What the binary does over libfabric, as its users see it. Where there is no libfabric, everything that needs one says SKIPPED.
 
 use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-fn fishplate(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
-    command.args(line.split_whitespace()).stdin(Stdio::null());
-    command
-}
-
-fn run(line: &str) -> Output {
-    fishplate(line).output().expect("the binary starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+mod command;
+use command::{fishplate, rows, run, text};
 
 fn info() -> Value {
     serde_json::from_slice(&run("info --json").stdout).expect("info is JSON")
@@ -34,12 +23,7 @@ fn absent(name: &str) -> bool {
 }
 
 fn verified(line: &str) {
-    let output = run(&format!("{line} --check --format json -T 60"));
-    assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
-    let rows: Vec<Value> =
-        text(&output.stdout).lines().map(|row| serde_json::from_str(row).expect(row)).collect();
-    assert!(!rows.is_empty(), "{line}");
-    for row in rows {
+    for row in rows(&format!("{line} --check -T 60")) {
         let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
         assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
         assert_eq!(row["transport"], "fabric", "{line}");

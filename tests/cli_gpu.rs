@@ -4,43 +4,28 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+mod command;
+use command::{fishplate, rows, run, text};
+
 #[test]
 fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
     let cache = Command::new("ldconfig").arg("-p").stderr(Stdio::null()).output();
-    if cache.is_ok_and(|cache| String::from_utf8_lossy(&cache.stdout).contains("libcuda.so")) {
+    if cache.is_ok_and(|cache| text(&cache.stdout).contains("libcuda.so")) {
         println!(
             "SKIPPED a_machine_without_a_driver_is_told_so_and_nothing_else_suffers: this machine has a driver"
         );
         return;
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_fishplate"))
-        .args(["info", "--json"])
-        .env("LD_LIBRARY_PATH", env!("CARGO_TARGET_TMPDIR"))
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary starts");
+    let output =
+        fishplate("info --json").env("LD_LIBRARY_PATH", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
     assert!(output.status.success(), "{:?}", output.status);
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(text(&output.stderr), "");
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         told["gpu"],
         serde_json::json!({ "usable": "no CUDA driver: libcuda is not on this machine" })
     );
     assert_eq!(told["transports"]["shm"], "usable");
-}
-
-/// Runs a line that must succeed, and returns its rows.
-fn rows(line: &str) -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_fishplate"))
-        .args(line.split_whitespace())
-        .args(["--format", "json"])
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary starts");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {:?}\n{error}", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
 
 #[test]
@@ -69,13 +54,9 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
 #[test]
 fn a_device_that_is_not_there_is_named() {
     for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99")] {
-        let output = Command::new(env!("CARGO_BIN_EXE_fishplate"))
-            .args(["perf", "put", "--transport", "gpu", "--device", device, "-n", "1"])
-            .stdin(Stdio::null())
-            .output()
-            .expect("the binary starts");
+        let output = run(&format!("perf put --transport gpu --device {device} -n 1"));
         assert_eq!(output.status.code(), Some(1));
-        let told = String::from_utf8_lossy(&output.stderr);
+        let told = text(&output.stderr);
         assert!(told.contains(says) && !told.contains("panicked"), "{told}");
     }
 }

@@ -1,21 +1,14 @@
 //! `perf match` as its users see it: rows, engines beside each other, and mistakes.
 
-use std::process::{Command, Output, Stdio};
+mod command;
+use command::text;
 
-use serde_json::Value;
-
-fn run(line: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
-    command.args(["perf", "match"]).args(line.split_whitespace()).stdin(Stdio::null());
-    command.output().expect("the binary starts")
+fn run(line: &str) -> std::process::Output {
+    command::run(&format!("perf match {line}"))
 }
 
-fn rows(line: &str) -> Vec<Value> {
-    let output = run(&format!("{line} --format json"));
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{line}: {errors}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().map(|row| serde_json::from_str(row).expect(row)).collect()
+fn rows(line: &str) -> Vec<serde_json::Value> {
+    command::rows(&format!("perf match {line}"))
 }
 
 #[test]
@@ -67,15 +60,15 @@ fn every_workload_has_a_row_per_engine_and_depth() {
 fn ucx_is_an_engine_where_it_is_installed() {
     let output =
         run("--engines ours,ucx --workloads P1,P3,U2,C1 --depths 1,16 -n 100 --rounds 1 --format json");
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let errors = text(&output.stderr);
     if errors.contains("not installed") {
         assert_eq!(output.status.code(), Some(2), "{errors}");
         println!("SKIPPED ucx_is_an_engine_where_it_is_installed: {errors}");
         return;
     }
     assert!(output.status.success(), "{errors}");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(text.lines().filter(|row| row.contains("\"ucx\"")).count(), 8, "{text}");
+    let told = text(&output.stdout);
+    assert_eq!(told.lines().filter(|row| row.contains("\"ucx\"")).count(), 8, "{told}");
 }
 
 #[test]
@@ -89,7 +82,7 @@ fn mistakes_are_named() {
     ] {
         let output = run(line);
         assert_eq!(output.status.code(), Some(2), "{line}");
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let errors = text(&output.stderr);
         assert!(errors.contains(says), "{line}: {errors}");
     }
 }

@@ -8,35 +8,27 @@
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
-use std::ptr::NonNull;
 
+use fishplate_benches::REPEATS;
+use fishplate_benches::setup::{memory, region};
 use fishplate_benches::tape::{Event, PACE, Tape};
-use fishplate_benches::{REPEATS, limit};
-use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot,
-    PendingSlot, RemoteSlot, Signal, Stream, Waiter,
-};
-use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
+use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter};
+use fishplate_core::mem::{LocalId, PeerId, RailId, RemoteId};
 use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::host::SpinHost;
-use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+mod budget;
+use budget::budget;
 
 /// Numbers that the streams here may have in flight: more than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
 /// Of the region: the payload is at 0, the signal here.
 const SIGNAL: u64 = 64;
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
-}
 
 /// An engine with one peer, a region of its own, and the peer's imported.
 struct Side<R: Rail + 'static> {
@@ -46,29 +38,13 @@ struct Side<R: Rail + 'static> {
     theirs: RemoteId,
 }
 
-fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
-    Box::leak(vec![value; len].into_boxed_slice())
-}
-
 /// An engine on `rail`, connected to one that is set up in the same way, or to itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
-    let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, WINDOW),
-        bitmap: leak(0, config.bitmap_words(1)),
-        locals: leak(LocalSlot::EMPTY, 1),
-        remotes: leak(RemoteSlot::EMPTY, 1),
-        pending: leak(PendingSlot::EMPTY, WINDOW),
-    };
-    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let mut engine = Engine::new(config, [rail], memory(&config, WINDOW)).unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
-    let words = leak(0u64, 64);
-    // SAFETY: leaked, so valid for ever; only the engine and atomics touch it from here on.
-    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) };
-    let mine = engine.register(region).unwrap();
+    let mine = engine.register(region()).unwrap();
     let mut handle = [0; HANDLE_MAX];
     let len = engine.export(mine, &mut handle).unwrap();
     let theirs = engine.import(peer, &handle[..len]).unwrap();

@@ -10,11 +10,9 @@ use std::hint::black_box;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use fishplate_benches::{REPEATS, limit, noop};
-use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot,
-    RemoteSlot, Stream, Waiter,
-};
+use fishplate_benches::setup::{leak, memory, region};
+use fishplate_benches::{REPEATS, noop};
+use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Waiter};
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{LocalAddr, Peer, PeerId, Region, RegionKind, RemoteAddr, Untrusted};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
@@ -27,17 +25,12 @@ use fishplate_sys::fabric::fabric::Fabric;
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::raw::FI_RECV;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
-use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+mod budget;
+use budget::budget;
 
 const PEER: Peer = Peer(0);
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
-}
 
 /// Counts what is reported.
 #[derive(Default)]
@@ -201,10 +194,6 @@ const PACE: u64 = 16;
 /// Puts of one benchmark: all of them are acknowledged in the end.
 const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
 
-fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
-    Box::leak(vec![value; len].into_boxed_slice())
-}
-
 /// What the peer's engine sends: from this number, an acknowledgement in context 0.
 fn acknowledge(number: u32) {
     const USER: u64 = 0x6d_7367;
@@ -219,22 +208,10 @@ fn whole(inject: bool) -> &'static mut Whole {
     // SAFETY: leaked, and used here alone.
     let rail = unsafe { ptr::read(rail) };
     let config = Config::DEFAULT;
-    let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, config.window as usize),
-        bitmap: leak(0, config.bitmap_words(1)),
-        locals: leak(LocalSlot::EMPTY, 1),
-        remotes: leak(RemoteSlot::EMPTY, 1),
-        pending: leak(PendingSlot::EMPTY, 1),
-    };
-    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let mut engine = Engine::new(config, [rail], memory(&config, 1)).unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
-    let words = leak(0u64, 64);
-    // SAFETY: leaked, so valid for ever; only the engine touches it from here on.
-    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) };
-    let from = engine.register(region).unwrap().at(0);
+    let from = engine.register(region()).unwrap().at(0);
     let mut handle = [0; HANDLE_MAX];
     let len = engine.export(from.region, &mut handle).unwrap();
     let to = engine.import(peer, &handle[..len]).unwrap().at(8);

@@ -24,6 +24,9 @@ use iai_callgrind::{
     main,
 };
 
+mod budget;
+use budget::budget;
+
 /// The body that all benchmarks use: 128 bytes, of which a constructor writes the first word.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(8))]
@@ -34,12 +37,6 @@ impl Body {
     fn new() -> Self {
         Self([MaybeUninit::uninit(); 16])
     }
-}
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
 }
 
 /// A pool of 64 slots that have all been used.

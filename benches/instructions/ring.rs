@@ -10,21 +10,16 @@ extern crate iai_callgrind as gungraun;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-use fishplate_benches::{REPEATS, limit};
+use fishplate_benches::REPEATS;
 use fishplate_core::sync::ring::{self, Consumer, Header, Producer};
-use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+mod budget;
+use budget::budget;
 use ringbuf::traits::{Consumer as _, Producer as _, Split as _};
 
 /// Slots of every queue but those that hold all repeats at once.
 const SLOTS: usize = 64;
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
-}
 
 type Ring = (Producer<'static, u64>, Consumer<'static, u64>);
 

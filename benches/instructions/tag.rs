@@ -19,24 +19,19 @@ mod workload;
 
 use std::hint::black_box;
 
-use fishplate_benches::{REPEATS, UNITS, limit};
+use fishplate_benches::{REPEATS, UNITS};
 use fishplate_core::engine::tag::{
     Arrive, Matcher, MatcherMemory, Post, PostedSlot, ShapeId, Tag, UnexpectedSlot,
 };
-use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+mod budget;
+use budget::budget;
 
 use engine::Engine;
 use list::List;
 use ours::Ours;
 use workload::{Bench, Workload, room};
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
-}
 
 fn matcher() -> Matcher<'static> {
     let memory = MatcherMemory {

@@ -6,35 +6,28 @@
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
-use std::ptr::NonNull;
 
+use fishplate_benches::REPEATS;
+use fishplate_benches::setup::{leak, memory, region};
 use fishplate_benches::tape::Tape;
-use fishplate_benches::{REPEATS, limit};
 use fishplate_core::engine::protocol::{
     Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot,
 };
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
-use fishplate_core::engine::{
-    Config, ContextId, Engine, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
-};
-use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
+use fishplate_core::engine::{Config, ContextId, Engine, Notice};
+use fishplate_core::mem::{LocalId, PeerId, RailId};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
-use iai_callgrind::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+mod budget;
+use budget::budget;
 
 /// Numbers that the streams here may have in flight: more than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
 const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 2048, headers: 1, seed: 7 };
 const RECEIVES: usize = 64;
-
-fn budget(path: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(path))]);
-    LibraryBenchmarkConfig::default().tool(callgrind).clone()
-}
 
 /// An engine that matches, with one peer and a region.
 struct Side<R: Rail + 'static> {
@@ -43,24 +36,11 @@ struct Side<R: Rail + 'static> {
     region: LocalId,
 }
 
-fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
-    Box::leak(vec![value; len].into_boxed_slice())
-}
-
 /// An engine on `rail`, connected to one that is set up in the same way, or to itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     // One arrival per pass.
     let config = Config { window: WINDOW as u32, batch: 1, ..Config::DEFAULT };
-    let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, WINDOW),
-        bitmap: leak(0, config.bitmap_words(1)),
-        locals: leak(LocalSlot::EMPTY, 1),
-        remotes: leak(RemoteSlot::EMPTY, 1),
-        pending: leak(PendingSlot::EMPTY, 8),
-    };
-    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let mut engine = Engine::new(config, [rail], memory(&config, 8)).unwrap();
     let (blocks, unexpected) = (MATCHING.credits as usize, MATCHING.unexpected(1));
     let matching = MatchMemory {
         matcher: MatcherMemory {
@@ -79,10 +59,7 @@ fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     engine.attach_matching(MATCHING, matching).unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
-    let words = leak(0u64, 64);
-    // SAFETY: leaked, so valid for ever; only the engine touches it from here on.
-    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) };
-    let region = engine.register(region).unwrap();
+    let region = engine.register(region()).unwrap();
     Box::leak(Box::new(Side { engine, peer, region }))
 }
 

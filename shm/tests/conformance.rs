@@ -3,18 +3,17 @@
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use fishplate_core::mem::{Peer, Region, RegionKind};
-use fishplate_shm::{Link as Met, Role, Segment, ShmConfig, ShmRail, socket_pair};
-use fishplate_sys::LinuxHost;
+use fishplate_shm::{Segment, ShmConfig, socket_pair};
 
 #[path = "../../core/tests/conformance/mod.rs"]
 mod conformance;
 use conformance::{Fixture, Link};
+mod support;
+use support::{TestRail, meet, rail};
 
-type Ends = Link<ShmRail<LinuxHost>>;
+type Ends = Link<TestRail>;
 
 /// Another end, with memory in segments: mapped.
 struct Mapped;
@@ -55,22 +54,13 @@ fn config(seed: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
 }
 
-fn rail(config: &ShmConfig) -> ShmRail<LinuxHost> {
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    ShmRail::new(host, ShmConfig { membarrier, ..config.clone() }).unwrap()
-}
-
 /// Two ends that met in two threads, and are driven by this one.
 fn pair(config: &ShmConfig) -> Ends {
-    let soon = Instant::now() + Duration::from_secs(20);
-    let (mut origin, mut target) = (rail(config), rail(config));
-    let (ours, theirs) = socket_pair().unwrap();
-    let socket = theirs.try_clone().unwrap();
-    let profile = target.profile();
-    let first = thread::spawn(move || Met::over(theirs, Role::First, &profile, soon).unwrap());
-    origin.attach(TO, Met::over(ours, Role::Second, &origin.profile(), soon).unwrap()).unwrap();
-    let first = first.join().unwrap();
+    let (mut origin, mut target) = (rail(config.clone()), rail(config.clone()));
+    let sockets = socket_pair().unwrap();
+    let socket = sockets.1.try_clone().unwrap();
+    let [second, first] = meet(&origin, &target, sockets);
+    origin.attach(TO, second).unwrap();
     let common = match config.common_len {
         0 => None,
         // SAFETY: the target stays attached to the end of the test, or is killed and its memory not touched again.
@@ -82,7 +72,7 @@ fn pair(config: &ShmConfig) -> Ends {
 }
 
 fn own(seed: u64) -> Ends {
-    let mut rail = rail(&config(seed));
+    let mut rail = rail(config(seed));
     rail.attach_self(FROM).unwrap();
     Link { rails: vec![rail], origin: 0, target: 0, to: FROM, from: FROM }
 }
@@ -121,7 +111,7 @@ fn kill(link: &mut Ends) -> bool {
 }
 
 impl Fixture for Mapped {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
     const REACHES_ON: Option<&'static str> = Some(MAPPED);
 
     fn link(seed: u64) -> Ends {
@@ -138,7 +128,7 @@ impl Fixture for Mapped {
 }
 
 impl Fixture for Common {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
     const REACHES_ON: Option<&'static str> = Some(MAPPED);
 
     fn link(seed: u64) -> Ends {
@@ -155,7 +145,7 @@ impl Fixture for Common {
 }
 
 impl Fixture for Private {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
     const REACHES_ON: Option<&'static str> = Some(COPIED);
     // Where the kernel refuses to copy, this is `Staged`.
     const LANDS_LATE: Option<&'static str> = Some(STAGED);
@@ -170,7 +160,7 @@ impl Fixture for Private {
 }
 
 impl Fixture for Staged {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
     const LANDS_LATE: Option<&'static str> = Some(STAGED);
 
     fn link(seed: u64) -> Ends {
@@ -183,7 +173,7 @@ impl Fixture for Staged {
 }
 
 impl Fixture for Own {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
 
     fn link(seed: u64) -> Ends {
         own(seed)
@@ -191,7 +181,7 @@ impl Fixture for Own {
 }
 
 impl Fixture for OwnMapped {
-    type Rail = ShmRail<LinuxHost>;
+    type Rail = TestRail;
 
     fn link(seed: u64) -> Ends {
         own(seed)

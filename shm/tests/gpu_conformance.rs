@@ -4,19 +4,18 @@
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use fishplate_core::mem::{Peer, Region, RegionKind};
-use fishplate_shm::gpu::{Device, GpuConfig, GpuRail, HostDevice};
-use fishplate_shm::{Link as Met, Role, ShmConfig, socket_pair};
-use fishplate_sys::LinuxHost;
+use fishplate_shm::gpu::{Device, GpuConfig};
+use fishplate_shm::{ShmConfig, socket_pair};
 
 #[path = "../../core/tests/conformance/mod.rs"]
 mod conformance;
 use conformance::{Fixture, Link};
+mod support;
+use support::{TestGpuRail, gpu_rail, meet_gpu};
 
-type Ends = Link<GpuRail<HostDevice, LinuxHost>>;
+type Ends = Link<TestGpuRail>;
 
 /// Device memory, moved by the processor while short and by the device otherwise, told by done words.
 struct Usual;
@@ -46,31 +45,20 @@ thread_local! {
     static SOCKET: RefCell<Option<OwnedFd>> = RefCell::default();
 }
 
-fn rail(seed: u64, config: &GpuConfig) -> GpuRail<HostDevice, LinuxHost> {
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    let shm =
-        ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, membarrier, ..ShmConfig::default() };
-    GpuRail::new(HostDevice::new(), host, shm, config.clone()).unwrap()
+fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
+    let shm = ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() };
+    gpu_rail(shm, config.clone())
 }
 
 /// Two ends that met and agreed in two threads, and are driven by this one.
 fn pair(seed: u64, config: GpuConfig) -> Ends {
-    let soon = Instant::now() + Duration::from_secs(20);
     let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
-    let (ours, theirs) = socket_pair().unwrap();
-    SOCKET.set(Some(theirs.try_clone().unwrap()));
-    let profile = target.profile();
-    let first = thread::spawn(move || {
-        let link = Met::over(theirs, Role::First, profile.profile(), soon).unwrap();
-        profile.agree(link, soon).unwrap()
-    });
-    let profile = origin.profile();
-    let link = Met::over(ours, Role::Second, profile.profile(), soon).unwrap();
-    let link = profile.agree(link, soon).unwrap();
-    assert_eq!(link.active(), (config.done_channel, config.relay_slots > 0));
-    origin.attach(TO, link).unwrap();
-    target.attach(FROM, first.join().unwrap()).unwrap();
+    let sockets = socket_pair().unwrap();
+    SOCKET.set(Some(sockets.1.try_clone().unwrap()));
+    let [second, first] = meet_gpu(&origin, &target, sockets);
+    assert_eq!(second.active(), (config.done_channel, config.relay_slots > 0));
+    origin.attach(TO, second).unwrap();
+    target.attach(FROM, first).unwrap();
     Link { rails: vec![origin, target], origin: 0, target: 1, to: TO, from: FROM }
 }
 
@@ -94,7 +82,7 @@ fn kill(link: &mut Ends) -> bool {
 macro_rules! fixture {
     ($name:ident, $config:expr, $reaches:expr, $late:expr, $unseen:expr) => {
         impl Fixture for $name {
-            type Rail = GpuRail<HostDevice, LinuxHost>;
+            type Rail = TestGpuRail;
             const REACHES_ON: Option<&'static str> = $reaches;
             const LANDS_LATE: Option<&'static str> = $late;
             const IMPORTS_UNSEEN: Option<&'static str> = $unseen;
@@ -137,7 +125,7 @@ fixture!(
 );
 
 impl Fixture for Own {
-    type Rail = GpuRail<HostDevice, LinuxHost>;
+    type Rail = TestGpuRail;
 
     fn link(seed: u64) -> Ends {
         let mut rail = rail(seed, &GpuConfig { mapped_store: 16, ..small() });
@@ -151,7 +139,7 @@ impl Fixture for Own {
 }
 
 impl Fixture for HostMemory {
-    type Rail = GpuRail<HostDevice, LinuxHost>;
+    type Rail = TestGpuRail;
     const REACHES_ON: Option<&'static str> = Some("the kernel copies without asking the target");
     const LANDS_LATE: Option<&'static str> = Some("what lies in the lane stays there for the target");
 

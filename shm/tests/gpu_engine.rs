@@ -5,33 +5,25 @@ use std::ptr::NonNull;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::protocol::{
-    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot,
-};
-use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
-use fishplate_core::engine::{
-    Config, ContextId, Engine, HANDLE_MAX, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot,
-    RemoteSlot, Signal, Stream, Waiter,
-};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, Signal, Waiter};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome, SignalOp};
 use fishplate_core::sync::host::Host;
 use fishplate_core::sync::spin::Policy;
-use fishplate_shm::gpu::{Device, GpuConfig, GpuRail, HostDevice};
-use fishplate_shm::{Link, Role, ShmConfig, socket_pair};
+use fishplate_shm::gpu::{Device, GpuConfig};
+use fishplate_shm::{ShmConfig, socket_pair};
 use fishplate_sys::LinuxHost;
 
-type Rail = GpuRail<HostDevice, LinuxHost>;
+mod support;
+use support::{TestGpuRail, bytes, engine, gpu_rail, leak, meet_gpu};
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { eager: 1024, credits: 4, headers: 8, seed: 3 };
 const SIZE: usize = 1 << 18;
-
-fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
-    Box::leak(vec![value; n].into_boxed_slice())
-}
 
 /// Memory of one end: registered here, and imported by the other.
 #[derive(Clone, Copy)]
@@ -45,7 +37,7 @@ struct Part {
 unsafe impl Send for Part {}
 
 struct End {
-    engine: Engine<'static, Rail, 1>,
+    engine: Engine<'static, TestGpuRail, 1>,
     peer: PeerId,
     host: Part,
     device: Part,
@@ -67,41 +59,9 @@ impl Part {
     }
 }
 
-fn rail(config: &GpuConfig) -> Rail {
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    GpuRail::new(HostDevice::new(), host, ShmConfig { membarrier, ..ShmConfig::default() }, config.clone())
-        .unwrap()
-}
-
-fn end(mut rail: Rail, attach: impl FnOnce(&mut Rail, PeerId)) -> End {
+fn end(mut rail: TestGpuRail, attach: impl FnOnce(&mut TestGpuRail, PeerId)) -> End {
     let device = rail.device_mut().alloc(SIZE as u64).unwrap();
-    let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, CONFIG.window as usize),
-        bitmap: leak(0, CONFIG.bitmap_words(1)),
-        locals: leak(LocalSlot::EMPTY, 4),
-        remotes: leak(RemoteSlot::EMPTY, 8),
-        pending: leak(PendingSlot::EMPTY, 32),
-    };
-    let mut engine = Engine::new(CONFIG, [rail], memory).unwrap();
-    let unexpected = MATCHING.unexpected(1);
-    let matching = MatchMemory {
-        matcher: MatcherMemory {
-            posted: leak(PostedSlot::EMPTY, 16),
-            unexpected: leak(UnexpectedSlot::EMPTY, unexpected),
-            buckets: leak(0, MatcherMemory::buckets(16, unexpected)),
-        },
-        receives: leak(RecvSlot::EMPTY, 16),
-        accounts: leak(Account::EMPTY, 1),
-        blocks: leak(BlockSlot::EMPTY, MATCHING.credits as usize),
-        block_bytes: leak(0, MATCHING.credits as usize * MATCHING.block()),
-        headers: leak(HeaderSlot::EMPTY, MATCHING.headers as usize),
-        outgoing: leak(BlockSlot::EMPTY, 4),
-        outgoing_bytes: leak(0, 4 * MATCHING.block()),
-    };
-    engine.attach_matching(MATCHING, matching).unwrap();
+    let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
     engine.connect_peer(peer, 1).unwrap();
@@ -119,21 +79,12 @@ fn end(mut rail: Rail, attach: impl FnOnce(&mut Rail, PeerId)) -> End {
 
 /// Two ends that met in two threads, and are driven by this one.
 fn pair(config: &GpuConfig) -> [End; 2] {
-    let soon = Instant::now() + Duration::from_secs(20);
-    let (near, far) = (rail(config), rail(config));
-    let (ours, theirs) = socket_pair().unwrap();
-    let profile = far.profile();
-    let other = thread::spawn(move || {
-        let link = Link::over(theirs, Role::First, profile.profile(), soon).unwrap();
-        profile.agree(link, soon).unwrap()
-    });
-    let profile = near.profile();
-    let link = Link::over(ours, Role::Second, profile.profile(), soon).unwrap();
-    let link = profile.agree(link, soon).unwrap();
-    let other = other.join().unwrap();
+    let make = || gpu_rail(ShmConfig::default(), config.clone());
+    let (near, far) = (make(), make());
+    let [ours, theirs] = meet_gpu(&near, &far, socket_pair().unwrap());
     let mut ends = [
-        end(near, |rail, peer| rail.attach(peer.peer(), link).unwrap()),
-        end(far, |rail, peer| rail.attach(peer.peer(), other).unwrap()),
+        end(near, |rail, peer| rail.attach(peer.peer(), ours).unwrap()),
+        end(far, |rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
     ];
     for (of, by) in [(0, 1), (1, 0)] {
         for device in [false, true] {
@@ -160,10 +111,6 @@ fn ways() -> [(&'static str, GpuConfig); 4] {
     ]
 }
 
-fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    (seed..seed + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
-}
-
 fn turns(ends: &mut [End; 2], count: u32) {
     for _ in 0..count {
         for end in &mut *ends {
@@ -181,6 +128,17 @@ fn until(ends: &mut [End; 2], what: &str, mut ready: impl FnMut(&mut [End; 2]) -
     }
     let [a, b] = ends;
     panic!("{what}: {:?} and {:?}", a.engine.stats(), b.engine.stats());
+}
+
+/// Turns until an operation of the first end is done, and well.
+fn done(ends: &mut [End; 2], issued: Issued, what: &str) {
+    let Issued::Pending(token) = issued else { return };
+    let mut end = None;
+    until(ends, what, |ends| {
+        end = ends[0].engine.test(token).unwrap();
+        end.is_some()
+    });
+    assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
 }
 
 const LENGTHS: [usize; 8] = [1, 8, 192, 193, 4096, 4097, 50_000, 200_001];
@@ -246,14 +204,7 @@ fn row_21_gets_and_puts_of_any_memory_and_counting_signals() {
                 let remote = from.remote.unwrap().at(8);
                 let issued =
                     ends[0].engine.get(CX, into.local.at(8), len, remote, Notice::Report(1)).unwrap();
-                if let Issued::Pending(token) = issued {
-                    let mut end = None;
-                    until(&mut ends, &what, |ends| {
-                        end = ends[0].engine.test(token).unwrap();
-                        end.is_some()
-                    });
-                    assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
-                }
+                done(&mut ends, issued, &what);
                 assert!(into.get(8, len) == sent, "{what}");
             }
         }
@@ -324,14 +275,7 @@ fn row_21_tagged_messages_of_any_memory() {
                     let got = target.get(0, len + 64);
                     assert!(got[8..8 + want] == sent[..want], "{what}");
                     assert!(got[..8].iter().chain(&got[8 + want..]).all(|&b| b == 0xa5), "{what}: outside");
-                    if let Issued::Pending(token) = issued {
-                        let mut end = None;
-                        until(&mut ends, &what, |ends| {
-                            end = ends[0].engine.test(token).unwrap();
-                            end.is_some()
-                        });
-                        assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
-                    }
+                    done(&mut ends, issued, &what);
                 }
             }
         }

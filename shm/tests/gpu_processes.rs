@@ -1,4 +1,4 @@
-//! [`GpuRail`] between real processes, over memory of the processor: each has open what the other allocated. Data by every way, and
+//! `GpuRail` between real processes, over memory of the processor: each has open what the other allocated. Data by every way, and
 //! processes that are killed in the middle.
 
 use std::ptr::NonNull;
@@ -9,14 +9,12 @@ use fishplate_core::mem::{Region, RegionKind, Untrusted};
 use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::Host;
-use fishplate_shm::gpu::{Device, GpuConfig, GpuRail, HostDevice};
+use fishplate_shm::gpu::{Device, GpuConfig};
 use fishplate_shm::{Link, Listener, ShmConfig, connect};
 use fishplate_sys::LinuxHost;
 
 mod support;
-use support::{PEER, Seen, alone, held, name, role, soon, spawn};
-
-type TestRail = GpuRail<HostDevice, LinuxHost>;
+use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, role, soon, spawn};
 
 const LEN: usize = 300_000;
 
@@ -34,14 +32,11 @@ fn config(way: &str) -> GpuConfig {
 
 const WAYS: [&str; 4] = ["stores", "copies", "records", "bounces"];
 
-fn make(way: &str) -> TestRail {
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    GpuRail::new(HostDevice::new(), host, ShmConfig { membarrier, ..ShmConfig::default() }, config(way))
-        .unwrap()
+fn make(way: &str) -> TestGpuRail {
+    gpu_rail(ShmConfig::default(), config(way))
 }
 
-fn attach(rail: &mut TestRail, link: Link) {
+fn attach(rail: &mut TestGpuRail, link: Link) {
     let link = rail.profile().agree(link, soon()).unwrap();
     rail.attach(PEER, link).unwrap();
 }
@@ -54,7 +49,7 @@ struct Mine {
 }
 
 impl Mine {
-    fn new(rail: &mut TestRail) -> Self {
+    fn new(rail: &mut TestGpuRail) -> Self {
         let at = rail.device_mut().alloc(LEN as u64).unwrap();
         let at = NonNull::new(at.0 as *mut u8).unwrap();
         // SAFETY: freed with the device, behind the rail; touched through raw copies alone.
@@ -94,7 +89,7 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
 }
 
 /// Polls, and sleeps in between, until `enough`.
-fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
+fn until(rail: &mut TestGpuRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
     let (bell, end) = (rail.bell(), soon());
     while !enough(seen) {
@@ -107,9 +102,9 @@ fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> 
 }
 
 fn insist<T>(
-    rail: &mut TestRail,
+    rail: &mut TestGpuRail,
     seen: &mut Seen,
-    mut post: impl FnMut(&mut TestRail) -> Result<T, PostError>,
+    mut post: impl FnMut(&mut TestGpuRail) -> Result<T, PostError>,
 ) -> T {
     let end = soon();
     loop {
@@ -155,7 +150,7 @@ fn length(seed: u32) -> usize {
     [1, 8, 4096, 65_536, 65_537, LEN][seed as usize % 6]
 }
 
-fn connected(way: &str, role: &str) -> (TestRail, support::Killed, RailKey) {
+fn connected(way: &str, role: &str) -> (TestGpuRail, support::Killed, RailKey) {
     let mut rail = make(way);
     let address = name();
     let listener = Listener::bind(&address).unwrap();

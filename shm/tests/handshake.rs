@@ -449,12 +449,9 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
     let mut far = rail(config);
     let before = held();
     for round in 0..1000 {
-        let (x, y) = socket_pair().unwrap();
-        let profile = far.profile();
-        let other = thread::spawn(move || Link::over(y, Role::First, &profile, soon()).unwrap());
-        let link = Link::over(x, Role::Second, &near.profile(), soon()).unwrap();
-        near.attach(PEER, link).unwrap();
-        far.attach(PEER, other.join().unwrap()).unwrap();
+        let [second, first] = meet(&near, &far, socket_pair().unwrap());
+        near.attach(PEER, second).unwrap();
+        far.attach(PEER, first).unwrap();
         far.import(PEER, key, 8192).unwrap().unwrap();
         if round == 0 {
             assert!(held().0 > before.0 && held().1 > before.1);

@@ -2,36 +2,25 @@
 //! that sends to itself.
 
 use std::ptr::NonNull;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use fishplate_core::engine::protocol::{
-    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Status,
-};
-use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
-use fishplate_core::engine::{
-    Config, ContextId, Engine, Issued, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot, RemoteSlot,
-    Stream,
-};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
 use fishplate_core::op::{Fault, Outcome};
-use fishplate_shm::{Link, Role, Segment, ShmConfig, ShmRail, socket_pair};
-use fishplate_sys::LinuxHost;
+use fishplate_shm::{Segment, ShmConfig, socket_pair};
 
-type Rail = ShmRail<LinuxHost>;
+mod support;
+use support::{TestRail, bytes, engine, leak, meet, rail};
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { eager: 4096, credits: 4, headers: 8, seed: 3 };
 const SIZE: usize = 1 << 18;
 
-fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
-    Box::leak(vec![value; n].into_boxed_slice())
-}
-
 /// One end: an engine, its peer, and a region to send from and receive into.
 struct End {
-    engine: Engine<'static, Rail, 1>,
+    engine: Engine<'static, TestRail, 1>,
     peer: PeerId,
     region: LocalId,
     at: NonNull<u8>,
@@ -49,33 +38,8 @@ fn segment() -> Region {
     unsafe { segment.region(0, SIZE) }.unwrap()
 }
 
-fn end(rail: Rail, region: Region, attach: impl FnOnce(&mut Rail, PeerId)) -> End {
-    let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, CONFIG.window as usize),
-        bitmap: leak(0, CONFIG.bitmap_words(1)),
-        locals: leak(LocalSlot::EMPTY, 2),
-        remotes: leak(RemoteSlot::EMPTY, 2),
-        pending: leak(PendingSlot::EMPTY, 32),
-    };
-    let mut engine = Engine::new(CONFIG, [rail], memory).unwrap();
-    let unexpected = MATCHING.unexpected(1);
-    let matching = MatchMemory {
-        matcher: MatcherMemory {
-            posted: leak(PostedSlot::EMPTY, 16),
-            unexpected: leak(UnexpectedSlot::EMPTY, unexpected),
-            buckets: leak(0, MatcherMemory::buckets(16, unexpected)),
-        },
-        receives: leak(RecvSlot::EMPTY, 16),
-        accounts: leak(Account::EMPTY, 1),
-        blocks: leak(BlockSlot::EMPTY, MATCHING.credits as usize),
-        block_bytes: leak(0, MATCHING.credits as usize * MATCHING.block()),
-        headers: leak(HeaderSlot::EMPTY, MATCHING.headers as usize),
-        outgoing: leak(BlockSlot::EMPTY, 4),
-        outgoing_bytes: leak(0, 4 * MATCHING.block()),
-    };
-    engine.attach_matching(MATCHING, matching).unwrap();
+fn end(rail: TestRail, region: Region, attach: impl FnOnce(&mut TestRail, PeerId)) -> End {
+    let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
     engine.connect_peer(peer, 1).unwrap();
@@ -84,33 +48,18 @@ fn end(rail: Rail, region: Region, attach: impl FnOnce(&mut Rail, PeerId)) -> En
     End { engine, peer, region, at }
 }
 
-fn rail(config: &ShmConfig) -> Rail {
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    ShmRail::new(host, ShmConfig { membarrier, ..config.clone() }).unwrap()
-}
-
 /// Two ends that met in two threads, and are driven by this one.
 fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
-    let soon = Instant::now() + Duration::from_secs(20);
-    let (near, far) = (rail(config), rail(config));
-    let (ours, theirs) = socket_pair().unwrap();
-    let profile = far.profile();
-    let other = thread::spawn(move || Link::over(theirs, Role::First, &profile, soon).unwrap());
-    let link = Link::over(ours, Role::Second, &near.profile(), soon).unwrap();
-    let other = other.join().unwrap();
+    let (near, far) = (rail(config.clone()), rail(config.clone()));
+    let [ours, theirs] = meet(&near, &far, socket_pair().unwrap());
     vec![
-        end(near, region(), |rail, peer| rail.attach(peer.peer(), link).unwrap()),
-        end(far, region(), |rail, peer| rail.attach(peer.peer(), other).unwrap()),
+        end(near, region(), |rail, peer| rail.attach(peer.peer(), ours).unwrap()),
+        end(far, region(), |rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
     ]
 }
 
 fn own() -> Vec<End> {
-    vec![end(rail(&ShmConfig::default()), private(), |rail, peer| rail.attach_self(peer.peer()).unwrap())]
-}
-
-fn bytes(at: usize, len: usize) -> Vec<u8> {
-    (at..at + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
+    vec![end(rail(ShmConfig::default()), private(), |rail, peer| rail.attach_self(peer.peer()).unwrap())]
 }
 
 fn turns(ends: &mut [End], count: u32) {
@@ -184,12 +133,7 @@ fn exchange(mut ends: Vec<End>, what: &str) {
     }
 }
 
-fn finish(
-    ends: &mut [End],
-    at: usize,
-    request: fishplate_core::engine::protocol::Request,
-    what: &str,
-) -> Status {
+fn finish(ends: &mut [End], at: usize, request: Request, what: &str) -> Status {
     for _ in 0..100_000 {
         if let Some(status) = ends[at].engine.test_recv(request).unwrap() {
             return status;

@@ -16,6 +16,7 @@ use fishplate_sys::fabric::raw::*;
 use fishplate_sys::fabric::{Ask, FabricRail};
 
 use crate::behaviour::fleet::{Node, turn, turn_until};
+use crate::behaviour::oracle::{OPS, model};
 use crate::behaviour::{Random, read, seeds, word, write};
 use crate::engines::join;
 use crate::fixture::{Checked, pair, rail};
@@ -307,18 +308,6 @@ fn row_10_signals_come_in_order_across_rails_after_earlier_puts() {
     }
 }
 
-const OPS: [AmoOp; 9] = [
-    AmoOp::Set,
-    AmoOp::Add,
-    AmoOp::Inc,
-    AmoOp::And,
-    AmoOp::Or,
-    AmoOp::Xor,
-    AmoOp::Swap,
-    AmoOp::CompareSwap,
-    AmoOp::Fetch,
-];
-
 fn atomics(name: &str, persona: Persona, ops: &[AmoOp], widths: &[u8]) {
     let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 11);
     for &op in ops {
@@ -328,7 +317,7 @@ fn atomics(name: &str, persona: Persona, ops: &[AmoOp], widths: &[u8]) {
             let before = 0x0f0f_0f0f_0f0f_0f0fu64;
             write(&two.nodes[1].engine, two.nodes[1].target.at(0), &before.to_ne_bytes());
             assert_eq!(two.fetch(0, amo), before & mask, "{name}: {op:?} of {width}");
-            let want = crate::behaviour::oracle::model(&amo, before & mask) & mask;
+            let want = model(&amo, before & mask) & mask;
             assert_eq!(two.word(0) & mask, want, "{name}: {op:?} of {width}");
             assert_eq!(two.word(0) & !mask, before & !mask, "{name}: {op:?} of {width} and no more");
         }

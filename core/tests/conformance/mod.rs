@@ -293,6 +293,25 @@ fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: &[u8
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }
 
+/// Posts 4 writes, 4 messages and 4 reads in turn, each with 64 bytes of its own; those that are still pending.
+fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64> {
+    let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
+    for n in 0..12u64 {
+        let (local, remote) = (field.local(n as usize * 64, 64), field.remote(n * 64));
+        let posted = match n % 3 {
+            0 => write(link, &mut seen, local, remote, Some(n as u32), n),
+            1 => message(link, &mut seen, &[n as u8], &[], n),
+            // SAFETY: the source is never freed, and not read before the end.
+            _ => accept(link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) }),
+        };
+        if posted == Posted::Pending {
+            pending.push(n);
+        }
+    }
+    pending.retain(|cx| !seen.done.iter().any(|(ended, _)| ended == cx));
+    pending
+}
+
 thread_local! {
     /// What this test has said that it does not test.
     static SKIPPED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
@@ -800,22 +819,7 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 1024);
         set(&field.source, 0, &[0x44; 1024]);
-        let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
-        for n in 0..12u64 {
-            let at = n as usize * 64;
-            let (local, remote) = (field.local(at, 64), field.remote(at as u64));
-            let posted = match n % 3 {
-                0 => write(&mut link, &mut seen, local, remote, Some(n as u32), n),
-                1 => message(&mut link, &mut seen, &[n as u8], &[], n),
-                // SAFETY: the source is never freed, and not read before the end.
-                _ => accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) }),
-            };
-            if posted == Posted::Pending {
-                pending.push(n);
-            }
-        }
-        let ended: Vec<u64> = seen.done.iter().map(|&(cx, _)| cx).collect();
-        pending.retain(|cx| !ended.contains(cx));
+        let (to, pending) = (link.to, posts_of_each_kind(&mut link, &field));
         link.origin().detach(to);
         let mut after = Seen::default();
         let at = link.origin;
@@ -862,21 +866,7 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
     for seed in SEEDS {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 4096);
-        let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
-        for n in 0..12u64 {
-            let (local, remote) = (field.local(n as usize * 64, 64), field.remote(n * 64));
-            let posted = match n % 3 {
-                0 => write(&mut link, &mut seen, local, remote, Some(n as u32), n),
-                1 => message(&mut link, &mut seen, &[n as u8], &[], n),
-                // SAFETY: the source is never freed, and not read before the end.
-                _ => accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) }),
-            };
-            if posted == Posted::Pending {
-                pending.push(n);
-            }
-        }
-        let ended: Vec<u64> = seen.done.iter().map(|&(cx, _)| cx).collect();
-        pending.retain(|cx| !ended.contains(cx));
+        let (to, pending) = (link.to, posts_of_each_kind(&mut link, &field));
         if !F::kill_target(&mut link) {
             skipped("all of it", Some("the target cannot be killed"));
             return;

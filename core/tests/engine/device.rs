@@ -4,7 +4,7 @@
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::{LocalId, Region, RemoteId};
-use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
+use fishplate_core::op::{Amo, AmoOp, SignalOp};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
@@ -80,14 +80,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             let into = if here { rig.source } else { own.source };
             let issued =
                 own.engine.get(CX, into.at(back), len, remote.at(to), Notice::Report(round)).unwrap();
-            if let Issued::Pending(token) = issued {
-                let mut end = None;
-                pass_until(&mut own.engine, &what, |e| {
-                    end = e.test(token).unwrap();
-                    end.is_some()
-                });
-                assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
-            }
+            done(&mut own.engine, issued, &what);
             let got = match here {
                 true => peek(&rig.out, back as usize, len),
                 false => read(&own.engine, own.source.at(back), len),

@@ -16,7 +16,7 @@ use fishplate_core::engine::{
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
-use fishplate_core::op::Token;
+use fishplate_core::op::{Outcome, Token};
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::host::SpinHost;
 
@@ -148,6 +148,17 @@ pub fn pending(issued: Result<Issued, OpError>) -> Token {
         Ok(Issued::Pending(token)) => token,
         other => panic!("not pending: {other:?}"),
     }
+}
+
+/// Makes passes until an operation is done, and well.
+pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, issued: Issued, what: &str) {
+    let Issued::Pending(token) = issued else { return };
+    let mut end = None;
+    pass_until(engine, what, |e| {
+        end = e.test(token).unwrap();
+        end.is_some()
+    });
+    assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
 }
 
 /// First sequence numbers: zero, and just before each wrap.

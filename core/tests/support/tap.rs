@@ -56,6 +56,8 @@ pub struct Control {
     /// The largest budget of a poll, and the most events reported in one.
     pub budget: u32,
     pub reported: u32,
+    /// Makes of the rail's capabilities what it says of itself. Messages longer than the rail inside carries are carried here.
+    pub caps: Option<fn(Caps) -> Caps>,
     /// Looks at each post before the rail does.
     pub refuse: Option<Refuse>,
     /// Puts something in the place of each event.
@@ -150,7 +152,8 @@ impl<R: Rail> Rail for Tap<R> {
     const COPIES: bool = R::COPIES;
 
     fn caps(&self) -> Caps {
-        self.inner.caps()
+        let caps = self.inner.caps();
+        self.control.borrow().caps.map_or(caps, |say| say(caps))
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
@@ -216,6 +219,10 @@ impl<R: Rail> Rail for Tap<R> {
         bytes.resize(head.len() + body.len(), 0);
         body.copy_out(&mut bytes[head.len()..]);
         let post = self.look(Verb::Message, peer, bytes.len(), None, bytes, cx)?;
+        if self.control.borrow().caps.is_some() && post.len > self.inner.caps().max_message {
+            self.backlog.extend([Event::Message(peer, post.bytes.clone()), Event::Done(cx, Ok(()))]);
+            return self.note(post, Ok(Posted::Pending));
+        }
         let result = self.inner.post_message(peer, head, body, cx);
         self.note(post, result)
     }

@@ -3,7 +3,6 @@
 use fishplate_core::engine::Issued;
 use fishplate_core::engine::protocol::{Cancelled, Received};
 use fishplate_core::error::OpError;
-use fishplate_core::op::Outcome;
 use fishplate_core::rail::Rail;
 
 use super::rig::*;
@@ -66,14 +65,7 @@ fn exchange<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, what: &str) {
                     if sync {
                         assert!(matches!(issued, Issued::Pending(_)), "{what}");
                     }
-                    if let Issued::Pending(token) = issued {
-                        let mut end = None;
-                        pass_until(&mut own.engine, &what, |e| {
-                            end = e.test(token).unwrap();
-                            end.is_some()
-                        });
-                        assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
-                    }
+                    done(&mut own.engine, issued, &what);
                     assert_eq!(own.engine.test_recv(request), Err(OpError::StaleToken));
                 }
             }

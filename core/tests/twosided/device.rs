@@ -1,10 +1,9 @@
 //! Tagged messages from and into memory that the processor may not touch. A touch would fault: see [`veil`].
 
 use fishplate_core::engine::protocol::{Payload, Received};
-use fishplate_core::engine::{Config, Issued, Notice};
+use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::mem::{LocalId, RailId, Region};
-use fishplate_core::op::Outcome;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
@@ -72,14 +71,7 @@ impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
             false => own.bytes(16, want),
         };
         assert!(got == bytes[..want], "{what}");
-        if let Issued::Pending(token) = issued {
-            let mut end = None;
-            pass_until(&mut own.engine, what, |e| {
-                end = e.test(token).unwrap();
-                end.is_some()
-            });
-            assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
-        }
+        done(&mut own.engine, issued, what);
     }
 }
 

@@ -1,19 +1,27 @@
-//! What the tests with real processes share: children that are this very test binary, a sink that remembers, and counts
-//! of what a process holds.
+//! What the tests share: rails over Linux, and links between two of them in one process; engines with leaked tables; children that are
+//! this very test binary, a sink that remembers, and counts of what a process holds.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
+use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
+use fishplate_core::engine::{
+    Config, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+};
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::{Rail, Sink};
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::Host;
-use fishplate_shm::{ShmConfig, ShmRail};
+use fishplate_shm::gpu::{GpuConfig, GpuLink, GpuRail, HostDevice};
+use fishplate_shm::{Link, Role, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 
 /// The other end.
@@ -35,9 +43,84 @@ pub type TestRail = ShmRail<LinuxHost>;
 
 /// Makes one.
 pub fn rail(config: ShmConfig) -> TestRail {
+    let (host, config) = linux(config);
+    ShmRail::new(host, config).unwrap()
+}
+
+/// The same with devices that are memory of the processor.
+pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
+
+/// Makes one.
+pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
+    let (host, config) = linux(config);
+    GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()
+}
+
+fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();
-    ShmRail::new(host, ShmConfig { membarrier, ..config }).unwrap()
+    (host, ShmConfig { membarrier, ..config })
+}
+
+/// Two rails meet in two threads, over a pair of sockets.
+pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [Link; 2] {
+    let profile = far.profile();
+    let other = thread::spawn(move || Link::over(theirs, Role::First, &profile, soon()).unwrap());
+    let link = Link::over(ours, Role::Second, &near.profile(), soon()).unwrap();
+    [link, other.join().unwrap()]
+}
+
+/// Two such rails meet and agree, in two threads.
+pub fn meet_gpu(near: &TestGpuRail, far: &TestGpuRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [GpuLink; 2] {
+    let profile = far.profile();
+    let other = thread::spawn(move || {
+        let link = Link::over(theirs, Role::First, profile.profile(), soon()).unwrap();
+        profile.agree(link, soon()).unwrap()
+    });
+    let profile = near.profile();
+    let link = Link::over(ours, Role::Second, profile.profile(), soon()).unwrap();
+    [profile.agree(link, soon()).unwrap(), other.join().unwrap()]
+}
+
+/// Memory that is never freed.
+pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
+    Box::leak(vec![value; n].into_boxed_slice())
+}
+
+/// An engine over one rail, with one peer, that matches. Nothing has much room.
+pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine<'static, R, 1> {
+    let memory = Memory {
+        peers: leak(PeerSlot::EMPTY, 1),
+        streams: leak(Stream::EMPTY, 1),
+        parked: leak(Parked::EMPTY, config.window as usize),
+        bitmap: leak(0, config.bitmap_words(1)),
+        locals: leak(LocalSlot::EMPTY, 4),
+        remotes: leak(RemoteSlot::EMPTY, 8),
+        pending: leak(PendingSlot::EMPTY, 32),
+    };
+    let mut engine = Engine::new(config, [rail], memory).unwrap();
+    let (blocks, unexpected) = (matching.credits as usize, matching.unexpected(1));
+    let memory = MatchMemory {
+        matcher: MatcherMemory {
+            posted: leak(PostedSlot::EMPTY, 16),
+            unexpected: leak(UnexpectedSlot::EMPTY, unexpected),
+            buckets: leak(0, MatcherMemory::buckets(16, unexpected)),
+        },
+        receives: leak(RecvSlot::EMPTY, 16),
+        accounts: leak(Account::EMPTY, 1),
+        blocks: leak(BlockSlot::EMPTY, blocks),
+        block_bytes: leak(0, blocks * matching.block()),
+        headers: leak(HeaderSlot::EMPTY, matching.headers as usize),
+        outgoing: leak(BlockSlot::EMPTY, 4),
+        outgoing_bytes: leak(0, 4 * matching.block()),
+    };
+    engine.attach_matching(matching, memory).unwrap();
+    engine
+}
+
+/// Bytes that depend on place and seed.
+pub fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    (seed..seed + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
 /// A name to meet at that no other test uses.

@@ -1,0 +1,31 @@
+//! What the engines of benchmarks stand on. It is never freed, and not counted.
+
+use std::ptr::NonNull;
+
+use fishplate_core::engine::{Config, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
+use fishplate_core::mem::{Region, RegionKind};
+
+/// So many values.
+pub fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
+    Box::leak(vec![value; len].into_boxed_slice())
+}
+
+/// Tables for one peer, one region of each side, and so many operations.
+pub fn memory(config: &Config, operations: usize) -> Memory<'static, 1> {
+    Memory {
+        peers: leak(PeerSlot::EMPTY, 1),
+        streams: leak(Stream::EMPTY, 1),
+        parked: leak(Parked::EMPTY, config.window as usize),
+        bitmap: leak(0, config.bitmap_words(1)),
+        locals: leak(LocalSlot::EMPTY, 1),
+        remotes: leak(RemoteSlot::EMPTY, 1),
+        pending: leak(PendingSlot::EMPTY, operations),
+    }
+}
+
+/// 512 bytes.
+pub fn region() -> Region {
+    let words = leak(0u64, 64);
+    // SAFETY: leaked, so valid for ever; only the engine and atomics touch it from here on.
+    unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) }
+}

@@ -1,0 +1,28 @@
+//! The binary as its users run it: one line of arguments, nothing to read.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+pub fn fishplate(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fishplate"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+pub fn run(line: &str) -> Output {
+    fishplate(line).output().expect("the binary starts")
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a line that must succeed, and returns its rows.
+pub fn rows(line: &str) -> Vec<Value> {
+    let output = run(&format!("{line} --format json"));
+    assert!(output.status.success(), "{line}: {:?}\n{}", output.status, text(&output.stderr));
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
+    assert!(!rows.is_empty(), "{line}");
+    rows
+}
