@@ -4,19 +4,6 @@
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;
 
-#[path = "../../src/tool/perf/matching/engine.rs"]
-#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
-mod engine;
-#[path = "../../src/tool/perf/matching/list.rs"]
-#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
-mod list;
-#[path = "../../src/tool/perf/matching/ours.rs"]
-#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
-mod ours;
-#[path = "../../src/tool/perf/matching/workload.rs"]
-#[allow(dead_code, reason = "the tool uses all of it, each benchmark a part")]
-mod workload;
-
 use std::hint::black_box;
 
 use fishplate_benches::{REPEATS, UNITS};
@@ -26,12 +13,14 @@ use fishplate_core::engine::tag::{
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 
 mod budget;
-use budget::budget;
+#[allow(dead_code, reason = "the tool uses all of it, the benchmark a part")]
+mod matching;
 
-use engine::Engine;
-use list::List;
-use ours::Ours;
-use workload::{Bench, Workload, room};
+use budget::budget;
+use matching::engine::Engine;
+use matching::list::List;
+use matching::ours::Ours;
+use matching::workload::{Bench, Workload, room};
 
 fn matcher() -> Matcher<'static> {
     let memory = MatcherMemory {
