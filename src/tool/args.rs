@@ -1,17 +1,22 @@
 //! The command line, and its translation into a [`Plan`] that is known to be possible.
+//!
+//! Here are the options and what may not be asked for together; `choices` has what they choose from, and `plan` what comes of them.
+
+mod choices;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+pub use choices::{DeviceName, Format, IpcPath, Layout, Mode, SignalKind, Test, Transport, name};
+pub use plan::{Effort, Meeting, Plan};
 
 use std::ffi::OsString;
-use std::fmt;
-use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use fishplate::config::Settings;
-use serde::{Deserialize, Serialize};
+use clap::{Args, Parser, Subcommand};
 
-use super::cpu::{Pin, Places};
+use super::cpu::Pin;
 use super::failure::{Failure, Outcome};
 use super::sizes;
-use super::variables;
 
 /// Ordered put, get, put-signal and atomics over several rails: measure them, check them.
 #[derive(Debug, Parser)]
@@ -79,128 +84,6 @@ pub struct PeerArgs {
     /// How they get from one device to the other.
     #[arg(long, value_enum, default_value_t = IpcPath::Direct)]
     pub ipc_path: IpcPath,
-}
-
-/// Operations that can be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Test {
-    /// Ping-pong of put-signals; latency is half a round trip.
-    PutSignal,
-    /// Puts, as fast as the window allows, and a quiet at the end.
-    Put,
-    /// Gets, one after the other.
-    Get,
-    /// Fetch-adds on one word, one after the other.
-    Amo,
-    /// A stream of signals to one word; the other side waits for the last.
-    SignalRate,
-    /// Ping-pong of tagged messages; latency is half a round trip.
-    Tag,
-    /// Tagged messages, as fast as the window allows; the other side receives them all.
-    TagBw,
-    /// The ring alone, without a transport: ping-pong latency, then throughput.
-    Ring,
-    /// The command pool alone, and what it stands against, in this process: see --streams. -n is per stream.
-    Pool,
-}
-
-/// Ways to reach the other side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// To oneself, in one process: the cost of the engine alone.
-    Loopback,
-    /// Shared memory between two processes.
-    Shm,
-    /// Two engines over a simulated fabric that delays and reorders, seeded, in one thread.
-    Sim,
-    /// libfabric, between two processes on one host or two.
-    Fabric,
-    /// Memory of a device, between two processes on one host.
-    Gpu,
-}
-
-/// How payloads get from one device's memory into another process's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum IpcPath {
-    /// The device copies.
-    Direct,
-    /// Both sides copy, through memory of the processor.
-    Relay,
-}
-
-/// Whose memory payloads are in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DeviceName {
-    /// The processor's, used as if it were a device's.
-    Host,
-    /// That of a GPU, by its number in this process.
-    Cuda(u32),
-}
-
-impl fmt::Display for DeviceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceName::Host => f.write_str("host"),
-            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-        }
-    }
-}
-
-impl FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-        match (text, ordinal) {
-            ("host", _) => Ok(DeviceName::Host),
-            (_, Some(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
-            _ => Err(format!("`{text}` is neither host nor cuda:N")),
-        }
-    }
-}
-
-/// Where signal and payload lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Layout {
-    /// The signal directly behind the payload.
-    Adjacent,
-    /// The signal in another cache line than the payload.
-    Split,
-}
-
-/// Who drives the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// The thread that issues the operations.
-    Inline,
-    /// A thread of its own.
-    Worker,
-}
-
-/// What `signal-rate` does to the word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SignalKind {
-    /// Adds one: nothing may get lost.
-    Add,
-    /// Stores the signal's number: it may never go back.
-    Set,
-}
-
-/// How results are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people.
-    Table,
-    /// One object per line.
-    Json,
-    /// One header line, then one line per row.
-    Csv,
 }
 
 /// Options of `fishplate perf`.
@@ -316,147 +199,12 @@ Latency:
   floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
   measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated.";
 
-/// Everything about a run, checked.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// What to measure.
-    pub test: Test,
-    /// How to reach the other side.
-    pub transport: Transport,
-    /// Rails between the two.
-    pub rails: usize,
-    /// Payload sizes, each at least 1 and within the region.
-    pub sizes: Vec<usize>,
-    /// Iterations, if given.
-    pub iters: Option<u64>,
-    /// Iterations before measuring, if given.
-    pub warmup: Option<u64>,
-    /// How much to do per row when iterations are not given.
-    pub effort: Effort,
-    /// First seed.
-    pub seed: u64,
-    /// Number of seeds, if given.
-    pub seeds: Option<u64>,
-    /// Verify payloads.
-    pub check: bool,
-    /// Operations in flight.
-    pub window: u32,
-    /// Where to run.
-    pub places: Places,
-    /// Numbers of threads, for the pool.
-    pub streams: Vec<usize>,
-    /// Where the signal lies, if given.
-    pub layout: Option<Layout>,
-    /// What `signal-rate` does.
-    pub signal: SignalKind,
-    /// Who drives the engine.
-    pub mode: Mode,
-    /// How to write the results.
-    pub format: Format,
-    /// Whose memory payloads are in, here and there; as the transport has it, if empty.
-    pub devices: Vec<DeviceName>,
-    /// How payloads get from device to device.
-    pub ipc_path: IpcPath,
-    /// How the two sides meet.
-    pub meeting: Meeting,
-    /// Memory of one direction, in bytes.
-    pub region: usize,
-    /// Seconds.
-    pub timeout: u64,
-    /// What the environment and the command line say of rails.
-    pub settings: Settings,
-}
-
-/// Bounds of one row: whichever comes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
-    /// Iterations.
-    pub iters: u64,
-    /// Payload bytes.
-    pub bytes: u64,
-}
-
-impl Effort {
-    /// What a measurement is worth.
-    pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
-    /// What fits into a demonstration, also where nothing is optimised.
-    pub const SHOW: Effort = if cfg!(debug_assertions) {
-        Effort { iters: 5_000, bytes: 8 << 20 }
-    } else {
-        Effort { iters: 200_000, bytes: 512 << 20 }
-    };
-}
-
-/// How the two sides of a run meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
-    /// The tool starts the other side itself.
-    Spawn,
-    /// The other side is started by somebody else and will connect here.
-    Listen(OsString),
-    /// The other side is started by somebody else and listens here.
-    Connect(OsString),
-}
-
 /// The largest region: beyond it, two of them and the page of signals may not fit an address.
 const REGION_MAX: usize = 64 << 30;
 /// The most rails an engine is compiled for.
 pub const RAILS_MAX: usize = 4;
 
 impl PerfArgs {
-    /// Checks everything that can be checked before anything is started.
-    pub fn plan(self) -> Outcome<Plan> {
-        let sizes = self.sizes()?;
-        self.check_numbers()?;
-        self.check_roles()?;
-        let meeting = match (self.listen, self.connect) {
-            (Some(at), _) => Meeting::Listen(at),
-            (_, Some(at)) => Meeting::Connect(at),
-            _ => Meeting::Spawn,
-        };
-        let pin = match self.pin {
-            // A side has two threads, or a provider may have some, and who is pinned pins whom he starts.
-            Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
-            pin => pin,
-        };
-        let mut settings = variables::from_environment()?;
-        if !self.provider.is_empty() {
-            settings.providers = self.provider;
-        }
-        if !self.interface.is_empty() {
-            settings.interfaces = self.interface;
-        }
-        settings.check().map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(Plan {
-            test: self.test,
-            transport: self.transport,
-            rails: self.rails,
-            sizes,
-            iters: self.iters,
-            warmup: self.warmup,
-            effort: Effort::MEASURE,
-            seed: self.seed,
-            seeds: self.seeds,
-            check: self.check,
-            window: self.window,
-            places: pin.resolve()?,
-            streams: self.streams,
-            layout: match self.transport {
-                Transport::Gpu => Some(Layout::Split),
-                _ => self.layout,
-            },
-            signal: self.signal,
-            mode: self.mode,
-            format: self.format,
-            devices: self.device,
-            ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),
-            meeting,
-            region: self.region,
-            timeout: self.timeout,
-            settings,
-        })
-    }
-
     fn sizes(&self) -> Outcome<Vec<usize>> {
         let ranged = self.begin.is_some() || self.end.is_some() || self.factor.is_some();
         let sizes = if ranged {
@@ -615,88 +363,4 @@ impl PerfArgs {
 
 fn zero_size() -> Failure {
     Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte")
-}
-
-/// The name of a choice as users write it.
-pub fn name<T: ValueEnum>(value: T) -> String {
-    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn plan(line: &str) -> Outcome<Plan> {
-        let words = ["fishplate", "perf"].into_iter().chain(line.split_whitespace());
-        match Cli::try_parse_from(words).map_err(|e| Failure::usage(e.to_string()))?.command {
-            Some(Command::Perf(args)) => args.plan(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes_come_from_a_list_or_a_range() {
-        assert_eq!(plan("put -s 8,64,4K").unwrap().sizes, [8, 64, 4096]);
-        assert_eq!(plan("put -b 8 -e 64 -f 4").unwrap().sizes, [8, 32]);
-        assert_eq!(plan("put").unwrap().sizes, [8]);
-        assert!(plan("put -s 8 -b 8").is_err());
-    }
-
-    #[test]
-    fn devices_are_named() {
-        let plan =
-            plan("put --transport gpu --device cuda:1,host --ipc-path relay -s 256M --region 256M").unwrap();
-        assert_eq!(plan.devices, [DeviceName::Cuda(1), DeviceName::Host]);
-        assert_eq!((plan.ipc_path, plan.layout), (IpcPath::Relay, Some(Layout::Split)));
-    }
-
-    #[test]
-    fn mistakes_are_named_with_a_remedy() {
-        for (line, says) in [
-            ("put -s 0", "size 0"),
-            ("put -b 0", "size 0"),
-            ("put -s 65M", "larger --region"),
-            ("put -s 8X", "`8X`"),
-            ("put --rails 0", "--rails 0"),
-            ("put --rails 2", "fabric, sim or loopback"),
-            ("put --provider tcp", "--transport fabric"),
-            ("put --transport fabric --provider tcp,,efa", "providers"),
-            ("put --rails 99 --transport sim", "at most"),
-            ("put --window 3", "power of two"),
-            ("put -n 0", "-n 0"),
-            ("put -T 0", "--timeout"),
-            ("pool --streams 1,0", "--streams"),
-            ("put --pin 0,100000", "100000"),
-            ("put --pin x", "`x`"),
-            ("put --transport sim --listen /tmp/x", "--transport shm"),
-            ("put --listen a --connect b", "cannot be used with"),
-            ("amo -s 16", "8 bytes"),
-            ("ring -s 24", "--size"),
-            ("signal-rate --mode worker", "--mode inline for signal-rate over shm"),
-            ("put-signal --mode worker --transport sim", "fabric or loopback"),
-            ("put --transport loopback --seeds 3", "put-signal"),
-            ("put-signal --transport sim --seeds 0", "--seeds 0"),
-            ("steal", "steal"),
-            ("put --device host", "--transport gpu"),
-            ("put --ipc-path relay", "--transport gpu"),
-            ("put --transport gpu --device cuda", "cuda:N"),
-            ("put --transport gpu --device host --device host,host", "one for each"),
-            ("put --transport gpu --device host,host --listen a", "its own"),
-            ("amo --transport gpu", "--transport shm for amo"),
-            ("put-signal --transport gpu --layout adjacent", "never behind a payload"),
-            ("put --transport gpu --rails 2", "gpu has one rail"),
-            ("put --transport gpu --mode worker", "--mode inline"),
-            ("put --transport pigeon", "pigeon"),
-        ] {
-            let failure = plan(line).expect_err(line);
-            assert_eq!(failure.code(), 2, "{line}");
-            assert!(failure.to_string().contains(says), "{line}: {failure}");
-        }
-    }
 }

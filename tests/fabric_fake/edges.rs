@@ -13,7 +13,7 @@ use crate::behaviour::fleet::{Node, turn, turn_until};
 use crate::behaviour::{STARTS, seeds, word};
 use crate::engines::join;
 use crate::fixture::{Checked, rail};
-use crate::rows::{CX, Two, amo, efa};
+use crate::two::{CX, Two, amo, efa};
 
 #[test]
 fn e1_streams_run_through_every_wrap() {

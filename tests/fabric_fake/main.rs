@@ -7,9 +7,11 @@ mod behaviour;
 mod conformance;
 mod edges;
 mod engines;
+mod failures;
 mod fixture;
 mod guard;
 mod rows;
+mod two;
 
 use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, Shm2, TakesReceives, Tcp, VerbsRxm};
 

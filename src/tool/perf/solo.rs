@@ -2,25 +2,23 @@
 //!
 //! Nothing waits here: while something is outstanding, every engine makes one pass after the other. Passes are bounded, so
 //! an operation that never ends is found out and told with its seed.
+//!
+//! `ground` sets a side up; `one_sided` and `tag` have the tests.
 
 use std::array;
-use std::ptr::NonNull;
 
-use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, Waiter};
+use fishplate_core::engine::{Asleep, Config, Issued, RailPolicy};
 use fishplate_core::error::AttachError;
-use fishplate_core::mem::{PeerId, RailId};
-use fishplate_core::op::{Amo, AmoOp, SignalOp, Token};
+use fishplate_core::op::Token;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::{Dials, Packet, Sim};
 use fishplate_sys::LinuxHost;
 
-use super::leg::{Leg, SLOTS_AT, Side, Tally};
-use super::seat::{Buffer, CONTEXT, RECEIVES, Seat};
-use super::who::Who;
+use super::leg::{Leg, Side, Tally};
+use super::seat::{CONTEXT, Seat};
 use super::{always_checks, finish_row, headline, prepare_leg, worker};
-use crate::tool::args::{Mode, Plan, SignalKind, Test, Transport, name};
+use crate::tool::args::{Mode, Plan, Test, Transport, name};
 use crate::tool::clock::Clock;
 use crate::tool::cpu;
 use crate::tool::failure::{Failure, Outcome};
@@ -30,16 +28,15 @@ use crate::tool::progress::Progress;
 use crate::tool::report::{Report, Row};
 use crate::tool::sizes;
 
-use fishplate::{Limits, MatchStorage, Storage};
-
+mod ground;
+mod one_sided;
 mod tag;
+
+use ground::{Ground, sit};
 
 /// Iterations when none are asked for: all of them, and for each of many seeds.
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
-
-/// As in [`super::seat`], with less of everything: each seed has its own.
-const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 
 /// Passes without an end after which something hangs.
 const PATIENCE: u64 = 2_000_000;
@@ -131,95 +128,6 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
 
 fn attach_failed(error: AttachError) -> Failure {
     Failure::run(format!("cannot set up the engine: {error}"))
-}
-
-/// What a seat stands on.
-struct Ground<const RAILS: usize> {
-    storage: Storage<RAILS>,
-    matching: MatchStorage<RAILS>,
-    arena: Buffer,
-    buffer: Buffer,
-}
-
-impl<const RAILS: usize> Ground<RAILS> {
-    fn new(config: &Config, leg: &Leg) -> Outcome<Self> {
-        let bytes = Leg::arena(leg.size).max(SLOTS_AT + leg.window as usize * leg.stride());
-        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) };
-        Ok(Ground {
-            storage: Storage::new(config, limits),
-            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            arena: Buffer::new(bytes)?,
-            buffer: Buffer::new(bytes)?,
-        })
-    }
-}
-
-/// Sets an engine up to its handle; `attach` tells its rails of the peer.
-fn sit<'m, R: Rail, const RAILS: usize>(
-    ground: &'m mut Ground<RAILS>,
-    config: Config,
-    rails: [R; RAILS],
-    host: &'m LinuxHost,
-    never: &'m Asleep,
-    clock: Clock,
-    mut attach: impl FnMut(&mut R, PeerId) -> Result<(), AttachError>,
-) -> Result<(Halfway<'m, R, RAILS>, Vec<u8>), AttachError> {
-    let (arena, bytes) = (ground.arena.ptr(), ground.buffer.ptr());
-    // SAFETY: arena and buffer belong to the ground, from which the engine borrows its memory, and so outlive it.
-    let (arena_region, buffer_region) = unsafe { (ground.arena.region(), ground.buffer.region()) };
-    let mut engine = ground.storage.engine(config, rails)?;
-    engine.attach_matching(MATCHING, ground.matching.memory())?;
-    let peer = engine.reserve_peer()?;
-    for rail in 0..RAILS {
-        if let Some(rail) = engine.rail_mut(RailId(rail as u8)) {
-            attach(rail, peer)?;
-        }
-    }
-    engine.connect_peer(peer, (1 << RAILS) - 1)?;
-    let ours = engine.register(arena_region)?;
-    let buffer = engine.register(buffer_region)?;
-    let mut handle = [0; HANDLE_MAX];
-    let len = engine.export(ours, &mut handle)?;
-    let halfway =
-        Halfway { engine, peer, ours, buffer, arena, bytes, clock, waiter: Waiter::awake(host, never) };
-    Ok((halfway, handle[..len].to_vec()))
-}
-
-/// A seat that has not yet heard of the other side's memory.
-struct Halfway<'m, R: Rail, const RAILS: usize> {
-    engine: fishplate_core::engine::Engine<'m, R, RAILS>,
-    peer: PeerId,
-    ours: fishplate_core::mem::LocalId,
-    buffer: fishplate_core::mem::LocalId,
-    arena: NonNull<u8>,
-    bytes: NonNull<u8>,
-    clock: Clock,
-    waiter: Waiter<'m, LinuxHost>,
-}
-
-impl<'m, R: Rail, const RAILS: usize> Halfway<'m, R, RAILS> {
-    fn import(mut self, handle: &[u8]) -> Result<Seat<'m, R, RAILS>, AttachError> {
-        let theirs = self.engine.import(self.peer, handle)?;
-        Ok(Seat {
-            engine: self.engine,
-            waiter: self.waiter,
-            bell: None,
-            peer: self.peer,
-            ours: self.ours,
-            arena: self.arena,
-            theirs,
-            there: theirs,
-            landing: self.arena,
-            on_device: false,
-            mirror: None,
-            buffer: self.buffer,
-            bytes: self.bytes,
-            clock: self.clock,
-            crowded: false,
-            name: Who::new("this process", vec![]),
-            looked_ns: 0,
-        })
-    }
 }
 
 fn loop_back<const RAILS: usize>(
@@ -417,206 +325,5 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
     fn fill(&self, side: usize, offset: usize, pattern: Pattern, len: usize) {
         // SAFETY: as for the arena, which is as large.
         unsafe { pattern.fill(self.seats[side].bytes.as_ptr().add(offset), len) };
-    }
-
-    #[inline(always)]
-    fn put_signal(
-        &mut self,
-        side: usize,
-        from: usize,
-        len: usize,
-        to: usize,
-        word: usize,
-        seq: u64,
-    ) -> Outcome {
-        self.issue(side, |seat| {
-            let signal = Signal { at: seat.theirs.at(word as u64), op: SignalOp::Set, value: seq };
-            let (from, to) = (seat.buffer.at(from as u64), seat.theirs.at(to as u64));
-            seat.engine.put_signal(CONTEXT, from, len, to, signal, Notice::Silent)
-        })?;
-        Ok(())
-    }
-
-    fn ping_pong(&mut self, leg: &Leg, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
-        let (place, clock) = (leg.placement(), self.seats[0].clock);
-        let stride = leg.size.next_multiple_of(64);
-        let mut last = clock.now();
-        for seq in first..first + count {
-            let mut whole = true;
-            for way in 0..2 {
-                let side = way % self.seats.len();
-                let to = self.other(side);
-                let from = (seq & 1) as usize * stride;
-                let pattern = Pattern::new(leg.seed, way as u64, seq);
-                if leg.check {
-                    self.fill(side, from, pattern, leg.size);
-                }
-                self.put_signal(side, from, leg.size, place.payload[way], place.signal[way], seq)?;
-                self.until(to, place.signal[way], seq)?;
-                whole &= !leg.check || self.arrived(to, place.payload[way], pattern, leg.size);
-            }
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            last = now;
-            self.tally.checked += u64::from(leg.check && whole);
-            self.tally.errors += u64::from(!whole);
-        }
-        self.quiet(0)
-    }
-
-    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, whatever the signal announces
-    /// must be there, and the signal may not go back.
-    fn ordered(&mut self, leg: &Leg, count: u64) -> Outcome {
-        let (stride, len) = (leg.stride(), leg.size);
-        let mut sent = 0;
-        let mut sides = [0, 1].into_iter().cycle();
-        // Numbers of the two directions: each has a word of its own.
-        let mut seen = [0u64; 2];
-        while sent < count {
-            let Some(side) = sides.next() else { break };
-            let round = leg.window.min(count - sent);
-            let base = seen[side];
-            let slot = |seq: u64| (seq - base - 1) as usize * stride;
-            for seq in base + 1..=base + round {
-                self.fill(side, slot(seq), Pattern::new(leg.seed, side as u64, seq), len);
-            }
-            let mut posted = base;
-            while seen[side] < base + round {
-                if posted < base + round {
-                    posted += 1;
-                    self.put_signal(side, slot(posted), len, SLOTS_AT + slot(posted), WORD, posted)?;
-                }
-                self.pass()?;
-                let word = self.word(1 - side, WORD);
-                if word < seen[side] || word > posted {
-                    self.tally.misordered += 1;
-                    return Ok(());
-                }
-                if word > seen[side] {
-                    self.passes = 0;
-                }
-                for seq in seen[side] + 1..=word {
-                    let pattern = Pattern::new(leg.seed, side as u64, seq);
-                    let there = self.arrived(1 - side, SLOTS_AT + slot(seq), pattern, len);
-                    self.tally.checked += u64::from(there);
-                    self.tally.misordered += u64::from(!there);
-                }
-                seen[side] = word;
-            }
-            self.quiet(side)?;
-            sent += round;
-        }
-        Ok(())
-    }
-
-    fn put(&mut self, leg: &Leg, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
-        let (clock, to) = (self.seats[0].clock, self.other(0));
-        let (stride, slots) = (leg.stride(), leg.slots());
-        let mut last = clock.now();
-        for window in 0..count / leg.per_window() {
-            let pattern = |slot| Pattern::new(leg.seed, first + window, slot);
-            for slot in (0..slots).filter(|_| leg.check) {
-                self.fill(0, slot as usize * stride, pattern(slot), leg.size);
-            }
-            for k in 0..leg.per_window() {
-                let offset = (k % slots) as usize * stride;
-                self.issue(0, |seat| {
-                    let (from, to) =
-                        (seat.buffer.at(offset as u64), seat.theirs.at((SLOTS_AT + offset) as u64));
-                    seat.engine.put(CONTEXT, from, leg.size, to, Notice::Silent)
-                })?;
-            }
-            self.quiet(0)?;
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            for slot in (0..slots).filter(|_| leg.check) {
-                let there = self.arrived(to, SLOTS_AT + slot as usize * stride, pattern(slot), leg.size);
-                self.tally.checked += u64::from(there);
-                self.tally.errors += u64::from(!there);
-            }
-            last = clock.now();
-        }
-        Ok(())
-    }
-
-    fn get(&mut self, leg: &Leg, count: u64, histogram: &mut Histogram) -> Outcome {
-        let (clock, to) = (self.seats[0].clock, self.other(0));
-        let pattern = Pattern::new(leg.seed, 0, 0);
-        // SAFETY: as in `arrived`; nobody reads the arena now.
-        unsafe { pattern.fill(self.seats[to].arena.as_ptr().add(SLOTS_AT), leg.size) };
-        for _ in 0..count {
-            let begun = clock.now();
-            let issued = self.issue(0, |seat| {
-                let (into, from) = (seat.buffer.at(0), seat.theirs.at(SLOTS_AT as u64));
-                seat.engine.get(CONTEXT, into, leg.size, from, Notice::Report(0))
-            })?;
-            if let Issued::Pending(token) = issued {
-                self.finish(token)?;
-            }
-            histogram.record(clock.now().wrapping_sub(begun));
-            if leg.check {
-                let at = self.seats[0].bytes.as_ptr();
-                // SAFETY: the payload lies at the start of the buffer, and the get is over. Its first byte is spoilt so
-                // that the next get cannot pass for this one.
-                let there = unsafe { pattern.verify(at, leg.size) };
-                // SAFETY: as above.
-                unsafe { at.write(!at.read()) };
-                self.tally.checked += u64::from(there);
-                self.tally.errors += u64::from(!there);
-            }
-        }
-        Ok(())
-    }
-
-    fn amo(&mut self, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
-        let clock = self.seats[0].clock;
-        let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
-        for expected in first..first + count {
-            let begun = clock.now();
-            let issued =
-                self.issue(0, |seat| seat.engine.fetch(CONTEXT, seat.theirs.at(WORD as u64), amo, 0))?;
-            let value = match issued {
-                Issued::Done { value } => value,
-                Issued::Pending(token) => self.finish(token)?,
-            };
-            histogram.record(clock.now().wrapping_sub(begun));
-            self.tally.checked += u64::from(value == expected);
-            self.tally.errors += u64::from(value != expected);
-        }
-        Ok(())
-    }
-
-    fn signal_rate(&mut self, leg: &Leg, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
-        let (clock, to) = (self.seats[0].clock, self.other(0));
-        let (mut sent, mut seen) = (first, first);
-        let mut last = clock.now();
-        while sent < first + count {
-            for _ in 0..leg.per_window() {
-                sent += 1;
-                self.issue(0, |seat| {
-                    let at = seat.theirs.at(WORD as u64);
-                    let signal = match leg.signal {
-                        SignalKind::Add => Signal { at, op: SignalOp::Add, value: 1 },
-                        SignalKind::Set => Signal { at, op: SignalOp::Set, value: sent },
-                    };
-                    seat.engine.signal(CONTEXT, signal, Notice::Silent)
-                })?;
-            }
-            while seen != sent {
-                self.pass()?;
-                let word = self.word(to, WORD);
-                self.tally.misordered += u64::from(word < seen);
-                if word > sent {
-                    return Err(Failure::run(format!("{sent} signals were sent and {word} have come")));
-                }
-                seen = word;
-            }
-            self.passes = 0;
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            last = now;
-        }
-        self.tally.checked = count;
-        Ok(())
     }
 }

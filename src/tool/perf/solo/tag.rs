@@ -9,8 +9,8 @@ use fishplate_core::error::OpError;
 use fishplate_core::rail::Rail;
 
 use super::super::leg::{Leg, SLOTS_AT};
-use super::super::seat::CONTEXT;
-use super::{RECEIVES, Solo};
+use super::super::seat::{CONTEXT, RECEIVES};
+use super::Solo;
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;

@@ -1,0 +1,137 @@
+//! Requests that have completed: told, waited for, taken.
+
+use crate::engine::Waiter;
+use crate::rail::Rail;
+use crate::sync::event::Park;
+use crate::sync::host::Host;
+
+use super::Mq;
+use super::request::{MqReq, State};
+use super::status::{Code, Status, Status2};
+
+impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
+    /// The request that completed first among those not taken. It stays: `test` or `wait` takes it. Polls only if there is none.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if there is none.
+    #[doc(alias = "psm2_mq_ipeek")]
+    pub fn ipeek(&mut self) -> Result<(MqReq, Status), Code> {
+        self.ipeek2().map(|(req, status)| (req, status.into()))
+    }
+
+    /// As [`ipeek`](Self::ipeek).
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "psm2_mq_ipeek2")]
+    pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
+        self.collect();
+        if self.requests.oldest().is_none() {
+            self.poll();
+        }
+        let index = self.requests.oldest().ok_or(Code::NoCompletions)?;
+        Ok((self.requests.name(index), self.requests.slots[index as usize].status))
+    }
+
+    /// Takes the request that completed first off the queue of completions; [`req_free`](Self::req_free) ends it.
+    ///
+    /// # Errors
+    /// As [`ipeek`](Self::ipeek).
+    #[doc(alias = "psm2_mq_ipeek_dequeue")]
+    pub fn ipeek_dequeue(&mut self) -> Result<(MqReq, Status2), Code> {
+        let (req, status) = self.ipeek2()?;
+        if let Some(index) = self.requests.find(req) {
+            self.requests.dequeue(index);
+        }
+        Ok((req, status))
+    }
+
+    /// Ends a request that was [dequeued](Self::ipeek_dequeue).
+    ///
+    /// # Errors
+    /// [`Code::ParamErr`] for any other.
+    #[doc(alias = "psm2_mq_req_free")]
+    pub fn req_free(&mut self, req: MqReq) -> Result<(), Code> {
+        match self.requests.find(req) {
+            Some(index) if self.requests.slots[index as usize].state == State::Dequeued => {
+                self.requests.free(index);
+                Ok(())
+            }
+            _ => Err(Code::ParamErr),
+        }
+    }
+
+    /// Takes a request if it has completed. Makes no progress. The handle is taken away then.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if it has not; [`Code::ParamErr`] for one that is over or claimed.
+    #[doc(alias = "psm2_mq_test")]
+    pub fn test(&mut self, req: &mut Option<MqReq>) -> Result<Status, Code> {
+        self.test2(req).map(Status::from)
+    }
+
+    /// As [`test`](Self::test).
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "psm2_mq_test2")]
+    pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
+        let Some(name) = *req else { return Ok(Status2::EMPTY) };
+        self.collect();
+        let index = self.requests.find(name).ok_or(Code::ParamErr)?;
+        match self.requests.slots[index as usize].state {
+            State::Completed => {
+                *req = None;
+                let status = self.requests.slots[index as usize].status;
+                self.requests.dequeue(index);
+                self.requests.free(index);
+                Ok(status)
+            }
+            State::Claimed(_) | State::Dequeued | State::Free => Err(Code::ParamErr),
+            State::Sending | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
+        }
+    }
+
+    /// Waits for a request and takes it. Without one, is done at once.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] at the deadline: the request goes on. [`Code::ParamErr`] as in [`test`](Self::test).
+    #[doc(alias = "psm2_mq_wait")]
+    pub fn wait<H: Host, P: Park>(
+        &mut self,
+        req: &mut Option<MqReq>,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<Status, Code> {
+        self.wait2(req, waiter, deadline_ns).map(Status::from)
+    }
+
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "psm2_mq_wait2")]
+    pub fn wait2<H: Host, P: Park>(
+        &mut self,
+        req: &mut Option<MqReq>,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<Status2, Code> {
+        let mut passes = 0u32;
+        loop {
+            match self.test2(req) {
+                Err(Code::NoCompletions) => {}
+                other => return other,
+            }
+            self.poll();
+            passes = passes.wrapping_add(1);
+            if passes.is_multiple_of(1024) {
+                self.engine.check_peers();
+                if waiter.host().now_ns() >= deadline_ns {
+                    return self.test2(req);
+                }
+                waiter.host().yield_now();
+            }
+        }
+    }
+}

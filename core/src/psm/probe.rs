@@ -1,0 +1,92 @@
+//! Looking for messages that nobody has received, and claiming them.
+
+use crate::engine::protocol::Envelope;
+use crate::engine::tag::Tag;
+use crate::mem::PeerId;
+use crate::rail::Rail;
+
+use super::request::{MqReq, State};
+use super::status::{self, Code, Status, Status2};
+use super::{Mq, narrow};
+
+impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
+    /// Looks for a message of 64 bits that nobody has received. It stays.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if there is none.
+    #[doc(alias = "psm2_mq_iprobe")]
+    pub fn iprobe(&mut self, tag: u64, tagsel: u64) -> Result<Status, Code> {
+        self.probe(None, Tag::from(tag), narrow(tagsel)).map(Status::from)
+    }
+
+    /// Looks for a message of 96 bits that nobody has received. It stays.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if there is none, [`Code::ParamErr`] for a bad peer.
+    #[doc(alias = "psm2_mq_iprobe2")]
+    pub fn iprobe2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+    ) -> Result<Status2, Code> {
+        self.probe(source, Tag::from_words(tag), !Tag::from_words(tagsel))
+    }
+
+    /// [`iprobe`](Self::iprobe) that claims the message for [`imrecv`](Self::imrecv).
+    ///
+    /// # Errors
+    /// As there; [`Code::NoMemory`] without a free request, and then nothing is claimed.
+    #[doc(alias = "psm2_mq_improbe")]
+    pub fn improbe(&mut self, tag: u64, tagsel: u64) -> Result<(MqReq, Status), Code> {
+        self.claim(None, Tag::from(tag), narrow(tagsel)).map(|(req, status)| (req, status.into()))
+    }
+
+    /// [`iprobe2`](Self::iprobe2) that claims the message for [`imrecv`](Self::imrecv).
+    ///
+    /// # Errors
+    /// As [`improbe`](Self::improbe).
+    #[doc(alias = "psm2_mq_improbe2")]
+    pub fn improbe2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+    ) -> Result<(MqReq, Status2), Code> {
+        self.claim(source, Tag::from_words(tag), !Tag::from_words(tagsel))
+    }
+
+    fn probe(&mut self, source: Option<PeerId>, tag: Tag, ignore: Tag) -> Result<Status2, Code> {
+        match self.engine.probe(source, tag, ignore) {
+            Ok(Some(envelope)) => Ok(found(envelope)),
+            Ok(None) => Err(Code::NoCompletions),
+            Err(_) => Err(Code::ParamErr),
+        }
+    }
+
+    fn claim(&mut self, source: Option<PeerId>, tag: Tag, ignore: Tag) -> Result<(MqReq, Status2), Code> {
+        let index = self.requests.take(0, true).ok_or(Code::NoMemory)?;
+        match self.engine.mprobe(source, tag, ignore) {
+            Ok(Some(message)) => {
+                self.requests.slots[index as usize].state = State::Claimed(message);
+                Ok((self.requests.name(index), found(message.envelope)))
+            }
+            other => {
+                self.requests.free(index);
+                Err(if other.is_ok() { Code::NoCompletions } else { Code::ParamErr })
+            }
+        }
+    }
+}
+
+/// What a probe says of a message.
+fn found(envelope: Envelope) -> Status2 {
+    let len = status::length(envelope.len);
+    Status2 {
+        msg_peer: Some(envelope.source),
+        msg_tag: envelope.tag.words(),
+        msg_length: len,
+        nbytes: len,
+        ..Status2::EMPTY
+    }
+}

@@ -1,0 +1,105 @@
+//! Receives: posted, of a claimed message, and taken back.
+
+use crate::engine::protocol::Cancelled;
+use crate::engine::tag::Tag;
+use crate::error::OpError;
+use crate::mem::PeerId;
+use crate::rail::Rail;
+
+use super::request::{MqReq, State};
+use super::status::Code;
+use super::{Buffer, Mq, narrow};
+
+impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
+    /// Posts a receive of 64 bits, from anybody.
+    ///
+    /// # Errors
+    /// [`Code::NoMemory`] without a free request, [`Code::ParamErr`] for a bad buffer.
+    #[doc(alias = "psm2_mq_irecv")]
+    #[doc(alias = "psm_mq_irecv")]
+    pub fn irecv(&mut self, tag: u64, tagsel: u64, into: Buffer, context: u64) -> Result<MqReq, Code> {
+        self.post(None, Tag::from(tag), narrow(tagsel), into, context)
+    }
+
+    /// Posts a receive of 96 bits, from one peer or, with none, from anybody.
+    ///
+    /// # Errors
+    /// As [`irecv`](Self::irecv).
+    #[doc(alias = "psm2_mq_irecv2")]
+    pub fn irecv2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+        into: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into, context)
+    }
+
+    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of the receive.
+    ///
+    /// # Errors
+    /// [`Code::ParamErr`] for a handle of anything else.
+    #[doc(alias = "psm2_mq_imrecv")]
+    pub fn imrecv(&mut self, into: Buffer, context: u64, req: MqReq) -> Result<(), Code> {
+        let index = self.requests.find(req).ok_or(Code::ParamErr)?;
+        let State::Claimed(message) = self.requests.slots[index as usize].state else {
+            return Err(Code::ParamErr);
+        };
+        let into = into.map(|(at, len)| (at, len as usize));
+        match self.engine.mrecv(message, into, self.requests.word(index)) {
+            Ok(request) => {
+                let slot = &mut self.requests.slots[index as usize];
+                (slot.state, slot.context) = (State::Receiving(request), context);
+                Ok(())
+            }
+            Err(OpError::Again) => Err(Code::NoMemory),
+            Err(_) => Err(Code::ParamErr),
+        }
+    }
+
+    /// Takes a receive back that has not matched. It completes, and is still to be taken by `wait` or `test`.
+    ///
+    /// # Errors
+    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed. [`Code::ParamErr`] for a send.
+    #[doc(alias = "psm2_mq_cancel")]
+    pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
+        let Some(req) = *req else { return Err(Code::NoCompletions) };
+        let index = self.requests.find(req).ok_or(Code::ParamErr)?;
+        let slot = &self.requests.slots[index as usize];
+        match slot.state {
+            State::Receiving(request) => match self.engine.cancel(request) {
+                Ok(Cancelled::Removed) => {
+                    self.collect();
+                    Ok(())
+                }
+                _ => Err(Code::NoCompletions),
+            },
+            State::Completed | State::Dequeued if slot.receive => Err(Code::NoCompletions),
+            _ => Err(Code::ParamErr),
+        }
+    }
+
+    fn post(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        let index = self.requests.take(context, true).ok_or(Code::NoMemory)?;
+        let into = into.map(|(at, len)| (at, len as usize));
+        match self.engine.recv(source, tag, ignore, into, self.requests.word(index)) {
+            Ok(request) => {
+                self.requests.slots[index as usize].state = State::Receiving(request);
+                Ok(self.requests.name(index))
+            }
+            Err(error) => {
+                self.requests.free(index);
+                Err(if error == OpError::Again { Code::NoMemory } else { Code::ParamErr })
+            }
+        }
+    }
+}

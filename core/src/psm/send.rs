@@ -1,0 +1,166 @@
+//! Sends. What finds no room waits its turn: later polls send it, in order.
+
+use crate::engine::protocol::Payload;
+use crate::engine::tag::Tag;
+use crate::engine::{Issued, Notice, Waiter};
+use crate::error::OpError;
+use crate::mem::PeerId;
+use crate::rail::Rail;
+use crate::sync::event::Park;
+use crate::sync::host::Host;
+
+use super::request::{Deferred, MqReq, State};
+use super::status::{Code, Status2};
+use super::{Buffer, FLAG_SENDSYNC, Mq};
+
+impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
+    /// Begins a send under a tag of 64 bits.
+    ///
+    /// # Errors
+    /// As [`isend2`](Self::isend2).
+    #[doc(alias = "psm2_mq_isend")]
+    #[doc(alias = "psm_mq_isend")]
+    pub fn isend(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: u64,
+        from: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.begin(to, flags, Tag::from(tag), from, context)
+    }
+
+    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls, in order.
+    ///
+    /// # Errors
+    /// [`Code::NoMemory`] without a free request, [`Code::ParamErr`] for a bad peer, buffer or flag.
+    #[doc(alias = "psm2_mq_isend2")]
+    pub fn isend2(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: [u32; 3],
+        from: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.begin(to, flags, Tag::from_words(tag), from, context)
+    }
+
+    /// [`isend`](Self::isend), and waits for it.
+    ///
+    /// # Errors
+    /// As there; [`Code::NoCompletions`] at the deadline: the send goes on, and its end is not told.
+    #[doc(alias = "psm2_mq_send")]
+    pub fn send<H: Host, P: Park>(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: u64,
+        from: Buffer,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), Code> {
+        let req = self.isend(to, flags, tag, from, 0)?;
+        self.sent(req, waiter, deadline_ns)
+    }
+
+    /// [`isend2`](Self::isend2), and waits for it.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[doc(alias = "psm2_mq_send2")]
+    pub fn send2<H: Host, P: Park>(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: [u32; 3],
+        from: Buffer,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), Code> {
+        let req = self.isend2(to, flags, tag, from, 0)?;
+        self.sent(req, waiter, deadline_ns)
+    }
+
+    fn sent<H: Host, P: Park>(
+        &mut self,
+        req: MqReq,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), Code> {
+        match self.wait2(&mut Some(req), waiter, deadline_ns) {
+            Ok(status) if status.error_code == Code::Ok => Ok(()),
+            Ok(status) => Err(status.error_code),
+            Err(error) => {
+                self.requests.forget(req);
+                Err(error)
+            }
+        }
+    }
+
+    fn begin(&mut self, to: PeerId, flags: u32, tag: Tag, from: Buffer, context: u64) -> Result<MqReq, Code> {
+        if flags & !FLAG_SENDSYNC != 0 {
+            return Err(Code::ParamErr);
+        }
+        let index = self.requests.take(context, false).ok_or(Code::NoMemory)?;
+        let send = Deferred { to, tag, from, sync: flags & FLAG_SENDSYNC != 0 };
+        // Behind those that found no room.
+        let begun = if self.requests.defers() { Err(OpError::Again) } else { self.start(index, send) };
+        match begun {
+            Ok(()) => {}
+            Err(OpError::Again) => self.requests.defer(index, send),
+            Err(_) => {
+                self.requests.free(index);
+                return Err(Code::ParamErr);
+            }
+        }
+        self.stats.tx_num += 1;
+        let len = from.map_or(0, |(_, len)| len as u64);
+        if len <= self.engine.eager_max() as u64 {
+            (self.stats.tx_eager_num, self.stats.tx_eager_bytes) =
+                (self.stats.tx_eager_num + 1, self.stats.tx_eager_bytes + len);
+        } else {
+            (self.stats.tx_rndv_num, self.stats.tx_rndv_bytes) =
+                (self.stats.tx_rndv_num + 1, self.stats.tx_rndv_bytes + len);
+        }
+        Ok(self.requests.name(index))
+    }
+
+    /// Hands a send to the engine.
+    fn start(&mut self, index: u32, send: Deferred) -> Result<(), OpError> {
+        let payload = match send.from {
+            Some((at, len)) => Payload::Region(at, len as usize),
+            None => Payload::Bytes(&[]),
+        };
+        let notice = Notice::Report(self.requests.word(index));
+        let issued = match send.sync {
+            true => self.engine.send_sync(self.context, send.to, send.tag, payload, notice)?,
+            false => self.engine.send(self.context, send.to, send.tag, payload, notice)?,
+        };
+        self.requests.slots[index as usize].state = State::Sending;
+        let slot = &mut self.requests.slots[index as usize];
+        slot.status = Status2::sent(send, slot.context, Code::Ok);
+        if let Issued::Done { .. } = issued {
+            // What completed before it comes before it.
+            self.collect();
+            self.requests.complete(index);
+        }
+        Ok(())
+    }
+
+    /// Sends what found no room, in order.
+    pub(super) fn send_deferred(&mut self) {
+        while let Some((index, send)) = self.requests.pop_deferred() {
+            match self.start(index, send) {
+                Err(OpError::Again) => return self.requests.defer_again(index, send),
+                Ok(()) => {}
+                Err(_) => {
+                    let slot = &mut self.requests.slots[index as usize];
+                    slot.status = Status2::sent(send, slot.context, Code::InternalErr);
+                    self.requests.complete(index);
+                }
+            }
+        }
+    }
+}

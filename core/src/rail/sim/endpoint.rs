@@ -1,0 +1,349 @@
+//! One node's end of one rail: what is posted at it, and what becomes of a packet when it is polled.
+
+use core::ptr::{self, NonNull};
+
+use super::Sim;
+use super::world::{ENDPOINTS, Kind, MESSAGE, NONE, Packet, Registered};
+use crate::error::{AttachError, CompleteError, PeerError, PostError};
+use crate::mem::{Peer, Region, Untrusted};
+use crate::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+
+/// Peers that one endpoint can have.
+pub(super) const PEERS: usize = 16;
+
+/// Longest write that is copied when it is posted, in bytes.
+const INJECT: usize = 64;
+
+/// Longest single write or read, in bytes.
+const RMA: usize = 1 << 16;
+
+/// One node's end of one rail.
+pub struct SimRail<'s, 'm> {
+    pub(super) sim: &'s Sim<'m>,
+    pub(super) node: u16,
+    pub(super) rail: u16,
+    pub(super) peers: [u16; PEERS],
+    pub(super) told: u16,
+}
+
+impl<'s, 'm> SimRail<'s, 'm> {
+    /// The fabric that this is an end of.
+    pub fn sim(&self) -> &'s Sim<'m> {
+        self.sim
+    }
+}
+
+impl SimRail<'_, '_> {
+    /// Peer number `peer` of this endpoint is node `node`; the node itself is allowed.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`] beyond 16 peers.
+    pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
+        *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
+        self.told &= !(1 << peer.0);
+        Ok(())
+    }
+
+    fn node_of(&self, peer: Peer) -> Result<u16, PostError> {
+        match self.peers.get(peer.0 as usize) {
+            Some(&node) if node != NONE => Ok(node),
+            _ => Err(PostError::PeerDown),
+        }
+    }
+
+    fn post(
+        &mut self,
+        peer: Peer,
+        kind: Kind,
+        cx: u64,
+        fill: impl FnOnce(&mut [u8; MESSAGE]),
+    ) -> Result<Posted, PostError> {
+        let node = self.node_of(peer)?;
+        let world = &mut *self.sim.world.borrow_mut();
+        if world.is_dead(node) || world.is_dead(self.node) {
+            return Err(PostError::PeerDown);
+        }
+        if let Kind::Write { remote, len, .. } | Kind::Read { remote, len, .. } = kind {
+            if len > RMA {
+                return Err(PostError::TooLong { len, max: RMA });
+            }
+            if world.resolve(node, remote, len).is_none() {
+                return Err(PostError::BadKey);
+            }
+        }
+        let again = world.dials[self.rail as usize].again as u64;
+        let index = world.free;
+        if index == NONE || (again != 0 && world.random.below(1000) < again) {
+            return Err(PostError::Again);
+        }
+        world.free = world.packets[index as usize].next;
+        let packet = &mut world.packets[index as usize];
+        (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
+        packet.from = self.node * world.rails + self.rail;
+        fill(&mut packet.bytes);
+        let (place, len) = match kind {
+            Kind::Read { len, .. } => (self.node, len),
+            Kind::Write { len, .. } => (node, len),
+            Kind::Message { len } => (node, len as usize),
+            Kind::Free | Kind::Done(_) => (node, 0),
+        };
+        world.schedule(index, place, self.rail, len);
+        Ok(Posted::Pending)
+    }
+
+    /// Takes the next packet that is due here out of the world.
+    fn next_due(&self) -> Option<(u16, Packet)> {
+        let world = &mut *self.sim.world.borrow_mut();
+        let endpoint = (self.node * world.rails + self.rail) as usize;
+        let (mut last, mut link) = (NONE, world.heads[endpoint]);
+        while link != NONE {
+            let packet = world.packets[link as usize];
+            if packet.at <= world.now {
+                match last {
+                    NONE => world.heads[endpoint] = packet.next,
+                    last => world.packets[last as usize].next = packet.next,
+                }
+                world.trace = (world.trace ^ packet.cx ^ ((link as u64) << 48)).wrapping_mul(0x100_0000_01b3)
+                    ^ world.now;
+                return Some((link, packet));
+            }
+            (last, link) = (link, packet.next);
+        }
+        None
+    }
+
+    /// A packet has been dealt with here: its end goes back to where it was posted.
+    fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
+        let world = &mut *self.sim.world.borrow_mut();
+        let packet = &mut world.packets[index as usize];
+        packet.kind = Kind::Done(result);
+        let from = packet.from;
+        let (node, rail) = (from / world.rails, from % world.rails);
+        world.schedule(index, node, rail, 0);
+    }
+
+    fn free(&self, index: u16) {
+        self.sim.world.borrow_mut().release(index);
+    }
+
+    fn peer_at(&self, node: u16) -> Option<Peer> {
+        self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
+    }
+
+    /// What is in flight to dead nodes, or is reported to them, ends here. Reports at most `budget` of them.
+    fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut peers_down = 0u16;
+        {
+            let world = &mut *self.sim.world.borrow_mut();
+            if world.dead == 0 {
+                return 0;
+            }
+            let (dead, rails) = (world.dead, world.rails);
+            for endpoint in 0..ENDPOINTS as u16 {
+                let node = endpoint / rails;
+                if dead & (1 << node) == 0 {
+                    continue;
+                }
+                let mut link = core::mem::replace(&mut world.heads[endpoint as usize], NONE);
+                while link != NONE {
+                    let Packet { next, from, .. } = world.packets[link as usize];
+                    let origin = from / rails;
+                    if dead & (1 << origin) != 0 {
+                        world.release(link);
+                    } else {
+                        world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                        world.schedule(link, origin, from % rails, 0);
+                    }
+                    link = next;
+                }
+            }
+            for (i, &node) in self.peers.iter().enumerate() {
+                let known = node == NONE || self.told & (1 << i) != 0;
+                if !known && world.is_dead(node) && peers_down.count_ones() < budget {
+                    peers_down |= 1 << i;
+                }
+            }
+        }
+        self.told |= peers_down;
+        for peer in (0..16).filter(|i| peers_down & (1 << i) != 0) {
+            sink.peer_down(Peer(peer), PeerError::Died);
+        }
+        peers_down.count_ones()
+    }
+}
+
+impl Rail for SimRail<'_, '_> {
+    fn caps(&self) -> Caps {
+        let world = self.sim.world.borrow();
+        Caps {
+            max_message: MESSAGE,
+            max_rma: RMA,
+            inject: INJECT,
+            data_bytes: 4,
+            read_from: 0,
+            ordered: world.dials[self.rail as usize].ordered,
+            native_atomics: false,
+            depth: world.packets.len() as u32,
+        }
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let world = &mut *self.sim.world.borrow_mut();
+        let free = world.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
+        let place = &mut world.regions[free];
+        place.memory = Some((self.node, region.ptr(), region.len()));
+        Ok((RailKey { key: place.key(free), base: 0 }, 0))
+    }
+
+    fn deregister(&mut self, key: RailKey) {
+        let world = &mut *self.sim.world.borrow_mut();
+        if let Some(index) = world.registered(self.node, key) {
+            let Registered { memory, uses } = &mut world.regions[index];
+            (*memory, *uses) = (None, *uses + 1);
+        }
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
+        let world = self.sim.world.borrow();
+        let len = usize::try_from(len).map_err(|_| AttachError::BadHandle)?;
+        world.resolve(node, Remote { key, offset: 0 }, len).map(|_| None).ok_or(AttachError::BadHandle)
+    }
+
+    fn release(&mut self, _peer: Peer, _key: RailKey) {}
+
+    fn detach(&mut self, peer: Peer) {
+        let Ok(node) = self.node_of(peer) else { return };
+        self.peers[peer.0 as usize] = NONE;
+        let world = &mut *self.sim.world.borrow_mut();
+        let own = self.node * world.rails + self.rail;
+        // What is under way to the node lies before its endpoint, reads before this one.
+        for endpoint in [node * world.rails + self.rail, own] {
+            let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
+            while link != NONE {
+                let Packet { next, from, to_node, kind, .. } = world.packets[link as usize];
+                if from != own || to_node != node || matches!(kind, Kind::Done(_)) {
+                    (last, link) = (link, next);
+                    continue;
+                }
+                match last {
+                    NONE => world.heads[endpoint as usize] = next,
+                    last => world.packets[last as usize].next = next,
+                }
+                world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                world.schedule(link, self.node, self.rail, 0);
+                // Unordered, it was put first; ordered, last: the walk goes on where it was, and passes over it if it comes.
+                if last == NONE && world.heads[endpoint as usize] == link {
+                    last = link;
+                }
+                link = next;
+            }
+        }
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let Local { ptr, len, .. } = local;
+        let from = (len > INJECT).then_some(ptr);
+        self.post(peer, Kind::Write { from, len, remote, data }, cx, |bytes| {
+            if from.is_none() {
+                // SAFETY: the source is readable by this function's contract; the packet is longer than `INJECT`.
+                unsafe { ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
+            }
+        })
+    }
+
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.post(peer, Kind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
+    }
+
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let len = head.len() + body.len();
+        if len > MESSAGE {
+            return Err(PostError::TooLong { len, max: MESSAGE });
+        }
+        self.post(peer, Kind::Message { len: len as u16 }, cx, |bytes| {
+            let (first, rest) = bytes.split_at_mut(head.len());
+            first.copy_from_slice(head);
+            body.copy_out(rest);
+        })
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let down = self.reap(budget, sink);
+        {
+            let world = &mut *self.sim.world.borrow_mut();
+            world.now += 1;
+            let idle = world.dials[self.rail as usize].idle as u64;
+            if world.is_dead(self.node) || (idle != 0 && world.random.below(1000) < idle) {
+                return down;
+            }
+        }
+        for n in down..budget {
+            let Some((index, packet)) = self.next_due() else { return n };
+            let rails = self.sim.world.borrow().rails;
+            let origin = packet.from / rails;
+            match packet.kind {
+                Kind::Free => {}
+                Kind::Done(result) => {
+                    self.free(index);
+                    sink.done(packet.cx, result);
+                }
+                Kind::Read { into, len, remote } => {
+                    let (dead, source) = {
+                        let world = self.sim.world.borrow();
+                        (world.is_dead(packet.to_node), world.resolve(packet.to_node, remote, len))
+                    };
+                    self.free(index);
+                    let result = match source {
+                        _ if dead => Err(CompleteError::PeerDown),
+                        None => Err(CompleteError::Failed(-1)),
+                        Some(source) => {
+                            // SAFETY: the source is registered; the target is writable until the post is done, which it is now.
+                            unsafe { ptr::copy(source, into, len) };
+                            Ok(())
+                        }
+                    };
+                    sink.done(packet.cx, result);
+                }
+                Kind::Write { from, len, remote, data } => {
+                    let target = self.sim.world.borrow().resolve(self.node, remote, len);
+                    if let Some(target) = target {
+                        let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
+                        // SAFETY: the target is registered; the source is readable until the post is done, or it is ours.
+                        unsafe { ptr::copy(from, target, len) };
+                        if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
+                            sink.landed(peer, data);
+                        }
+                    }
+                    self.give_back(index, target.map(drop).ok_or(CompleteError::Failed(-1)));
+                }
+                Kind::Message { len } => {
+                    if let Some(peer) = self.peer_at(origin) {
+                        sink.message(peer, Untrusted::from_slice(&packet.bytes[..len as usize]));
+                    }
+                    self.give_back(index, Ok(()));
+                }
+            }
+        }
+        budget
+    }
+}

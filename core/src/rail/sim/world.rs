@@ -1,0 +1,162 @@
+//! What is in flight, what is registered, and the time. All endpoints share it.
+
+use core::ptr::NonNull;
+
+use super::Dials;
+use crate::error::CompleteError;
+use crate::rail::random::Random;
+use crate::rail::{RailKey, Remote};
+
+/// Regions of all nodes that can be registered at once.
+pub(super) const REGIONS: usize = 128;
+
+/// Nodes times rails.
+pub(super) const ENDPOINTS: usize = 64;
+
+/// Longest message, in bytes.
+pub(super) const MESSAGE: usize = 256;
+
+pub(super) const NONE: u16 = u16::MAX;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Free,
+    /// At the target: copy, report the word if there is one, report the end to the origin. No source: the bytes are here.
+    Write {
+        from: Option<NonNull<u8>>,
+        len: usize,
+        remote: Remote,
+        data: Option<u32>,
+    },
+    /// At the origin, which stands for the target's hardware: copy and report the end.
+    Read {
+        into: *mut u8,
+        len: usize,
+        remote: Remote,
+    },
+    /// At the target.
+    Message {
+        len: u16,
+    },
+    /// At the origin.
+    Done(Result<(), CompleteError>),
+}
+
+/// Something in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    pub(super) kind: Kind,
+    pub(super) at: u64,
+    pub(super) cx: u64,
+    /// The endpoint that posted it, and the node it goes to.
+    pub(super) from: u16,
+    pub(super) to_node: u16,
+    pub(super) next: u16,
+    pub(super) bytes: [u8; MESSAGE],
+}
+
+impl Packet {
+    /// Memory for one packet.
+    pub const EMPTY: Packet =
+        Packet { kind: Kind::Free, at: 0, cx: 0, from: 0, to_node: 0, next: NONE, bytes: [0; MESSAGE] };
+}
+
+pub(super) struct World<'m> {
+    pub(super) packets: &'m mut [Packet],
+    pub(super) free: u16,
+    /// What each endpoint will do or see, in no particular order.
+    pub(super) heads: [u16; ENDPOINTS],
+    pub(super) regions: [Registered; REGIONS],
+    pub(super) dials: [Dials; 16],
+    /// When the way to each endpoint is free again, in polls times its rate.
+    pub(super) busy: [u64; ENDPOINTS],
+    pub(super) dead: u64,
+    pub(super) rails: u16,
+    pub(super) now: u64,
+    pub(super) random: Random,
+    pub(super) trace: u64,
+}
+
+/// A place for a region: who registered it, where it lies, and how often the place was used, which is part of its key.
+#[derive(Clone, Copy)]
+pub(super) struct Registered {
+    pub(super) memory: Option<(u16, NonNull<u8>, usize)>,
+    pub(super) uses: u64,
+}
+
+impl Registered {
+    pub(super) fn key(&self, index: usize) -> u64 {
+        (self.uses << 8) | (index as u64 + 1)
+    }
+}
+
+impl World<'_> {
+    pub(super) fn is_dead(&self, node: u16) -> bool {
+        self.dead & 1u64.unbounded_shl(node as u32) != 0
+    }
+
+    pub(super) fn delay(&mut self, rail: u16) -> u64 {
+        let Dials { min_delay, max_delay, .. } = self.dials[rail as usize];
+        min_delay as u64 + self.random.below(max_delay.saturating_sub(min_delay) as u64 + 1)
+    }
+
+    /// Polls until `len` more bytes have come through to an endpoint.
+    pub(super) fn carry(&mut self, node: u16, rail: u16, len: usize) -> u64 {
+        let rate = self.dials[rail as usize].rate as u64;
+        if rate == 0 {
+            return 0;
+        }
+        let (busy, now) = (&mut self.busy[(node * self.rails + rail) as usize], self.now * rate);
+        *busy = now.max(*busy) + len as u64;
+        (*busy - now).div_ceil(rate)
+    }
+
+    /// Puts a packet of `len` bytes before an endpoint, and in its order if the rail keeps one.
+    pub(super) fn schedule(&mut self, index: u16, node: u16, rail: u16, len: usize) {
+        let mut at = self.now + self.carry(node, rail, len) + self.delay(rail);
+        let endpoint = (node * self.rails + rail) as usize;
+        let mut link = self.heads[endpoint];
+        if self.dials[rail as usize].ordered {
+            let from = self.packets[index as usize].from;
+            let mut last = NONE;
+            while link != NONE {
+                let packet = &self.packets[link as usize];
+                if packet.from == from {
+                    at = at.max(packet.at);
+                }
+                (last, link) = (link, packet.next);
+            }
+            self.packets[index as usize].next = NONE;
+            match last {
+                NONE => self.heads[endpoint] = index,
+                last => self.packets[last as usize].next = index,
+            }
+        } else {
+            self.packets[index as usize].next = link;
+            self.heads[endpoint] = index;
+        }
+        self.packets[index as usize].at = at;
+    }
+
+    pub(super) fn release(&mut self, index: u16) {
+        self.packets[index as usize].kind = Kind::Free;
+        self.packets[index as usize].next = self.free;
+        self.free = index;
+    }
+
+    /// The place that a key of `node` names.
+    pub(super) fn registered(&self, node: u16, key: RailKey) -> Option<usize> {
+        let index = (key.key as usize & 0xff).checked_sub(1)?;
+        let place = self.regions.get(index)?;
+        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == node))
+            .then_some(index)
+    }
+
+    /// The memory that a key of `node` names, if `len` bytes from the offset lie inside it.
+    pub(super) fn resolve(&self, node: u16, remote: Remote, len: usize) -> Option<*mut u8> {
+        let (_, base, size) = self.regions[self.registered(node, remote.key)?].memory?;
+        let end = remote.offset.checked_add(len as u64)?;
+        // SAFETY: offset + len <= size of the registered region.
+        (end <= size as u64).then(|| unsafe { base.as_ptr().add(remote.offset as usize) })
+    }
+}

@@ -1,0 +1,92 @@
+//! Memory under test: a region of the target between canaries, and a source at the origin.
+
+use std::ptr::NonNull;
+
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::rail::{Local, Rail, RailKey, Remote};
+
+use super::{Fixture, Link};
+
+/// What lies around a region under test, and in it before anything is written.
+pub const CANARY: u8 = 0xc5;
+
+/// Bytes on either side of a region.
+pub const PAD: usize = 64;
+
+/// A region of the target between canaries, and a source at the origin, both registered and imported.
+pub struct Field {
+    /// All of the target's memory: `PAD` bytes, the region, `PAD` bytes.
+    pub whole: Region,
+    pub len: usize,
+    pub key: RailKey,
+    pub mapped: Option<NonNull<u8>>,
+    pub source: Region,
+    pub desc: u64,
+}
+
+impl Field {
+    pub fn new<F: Fixture>(link: &mut Link<F::Rail>, len: usize) -> Field {
+        let whole = F::memory(link, len + 2 * PAD);
+        fill(&whole, CANARY);
+        let kind = match whole.kind() {
+            RegionKind::Shared { segment, offset } => {
+                RegionKind::Shared { segment, offset: offset + PAD as u64 }
+            }
+            RegionKind::Common { peer, offset } => RegionKind::Common { peer, offset: offset + PAD as u64 },
+            kind => kind,
+        };
+        // SAFETY: PAD bytes into memory of len + 2 PAD bytes that is never freed.
+        let inner = unsafe { Region::new(whole.ptr().add(PAD), len, kind) };
+        let (key, _) = link.target().register(&inner).expect("memory of the fixture is registered");
+        let source = leaked(len);
+        let (_, desc) = link.origin().register(&source).expect("private memory is registered");
+        let mapped = F::import(link, key, len);
+        Field { whole, len, key, mapped, source, desc }
+    }
+
+    /// A part of the source.
+    pub fn local(&self, offset: usize, len: usize) -> Local {
+        // SAFETY: the tests stay inside the source.
+        Local { ptr: unsafe { self.source.ptr().add(offset) }, len, desc: self.desc }
+    }
+
+    pub fn remote(&self, offset: u64) -> Remote {
+        Remote { key: self.key, offset }
+    }
+
+    pub fn inside(&self) -> Vec<u8> {
+        look(&self.whole)[PAD..PAD + self.len].to_vec()
+    }
+
+    pub fn check_canaries(&self, what: &str) {
+        let bytes = look(&self.whole);
+        assert!(bytes[..PAD].iter().all(|&b| b == CANARY), "{what}: written before the region");
+        assert!(bytes[PAD + self.len..].iter().all(|&b| b == CANARY), "{what}: written behind the region");
+    }
+}
+
+/// Zeroed memory of this process that is never freed.
+pub fn leaked(len: usize) -> Region {
+    let words = Box::leak(vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice());
+    // SAFETY: leaked, so valid for ever; the tests touch it through raw copies alone.
+    unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
+}
+
+/// Copies memory out.
+pub fn look(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    // SAFETY: the region is never freed, and as long as the copy.
+    unsafe { std::ptr::copy(region.ptr().as_ptr(), bytes.as_mut_ptr(), region.len()) };
+    bytes
+}
+
+pub fn fill(region: &Region, byte: u8) {
+    // SAFETY: the region is never freed.
+    unsafe { std::ptr::write_bytes(region.ptr().as_ptr(), byte, region.len()) };
+}
+
+pub fn set(region: &Region, offset: usize, bytes: &[u8]) {
+    assert!(offset + bytes.len() <= region.len());
+    // SAFETY: checked just now.
+    unsafe { std::ptr::copy(bytes.as_ptr(), region.ptr().as_ptr().add(offset), bytes.len()) };
+}

@@ -1,0 +1,185 @@
+//! The ends under test, what they report, and posts that are made until they are accepted.
+
+use std::collections::BTreeMap;
+
+use fishplate_core::error::{CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::{Caps, Local, Posted, Rail, Remote, Sink};
+
+use super::Field;
+
+/// Polls after which a rail that still owes something is held to have lost it.
+pub const PATIENCE: usize = 100_000;
+
+/// Two ends that are connected, or one that is connected to itself.
+pub struct Link<R> {
+    /// The ends; one if the rail is connected to itself.
+    pub rails: Vec<R>,
+    /// Which of `rails` posts, and which is posted to.
+    pub origin: usize,
+    pub target: usize,
+    /// The target as the origin numbers it, and the origin as the target does.
+    pub to: Peer,
+    pub from: Peer,
+}
+
+impl<R: Rail> Link<R> {
+    pub fn origin(&mut self) -> &mut R {
+        &mut self.rails[self.origin]
+    }
+
+    pub fn target(&mut self) -> &mut R {
+        &mut self.rails[self.target]
+    }
+
+    pub fn caps(&mut self) -> Caps {
+        self.origin().caps()
+    }
+
+    /// Polls every end once and collects what they report; posts may have been held back to be sent together.
+    pub fn turn(&mut self, budget: u32, seen: &mut Seen) -> u32 {
+        let mut most = 0;
+        for rail in &mut self.rails {
+            rail.flush();
+            let before = seen.events;
+            let told = rail.poll(budget, seen);
+            let reported = seen.events - before;
+            assert!(reported <= budget, "a poll of {budget} reported {reported} events");
+            assert!(
+                told >= reported && told <= budget,
+                "a poll reported {reported} of {budget} events and said {told}"
+            );
+            most = most.max(reported);
+        }
+        most
+    }
+
+    /// Polls until `enough`, and then some, so that what comes twice is seen.
+    pub fn until(&mut self, seen: &mut Seen, what: &str, enough: impl Fn(&Seen) -> bool) {
+        let mut turns = 0;
+        while !enough(seen) {
+            self.turn(8, seen);
+            turns += 1;
+            assert!(turns < PATIENCE, "{what}: not after {turns} polls; seen {seen:?}");
+        }
+        self.linger(seen);
+    }
+
+    pub fn linger(&mut self, seen: &mut Seen) {
+        for _ in 0..200 {
+            self.turn(8, seen);
+        }
+    }
+}
+
+/// What a rail has reported.
+#[derive(Default)]
+pub struct Seen {
+    pub done: Vec<(u64, Result<(), CompleteError>)>,
+    pub landed: Vec<(Peer, u32)>,
+    pub messages: Vec<(Peer, Vec<u8>)>,
+    pub down: Vec<(Peer, PeerError)>,
+    pub events: u32,
+    /// Looks at memory at the moment when a write is reported.
+    pub on_landed: Option<Box<dyn FnMut(u32)>>,
+}
+
+impl std::fmt::Debug for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Seen { done, landed, messages, down, .. } = self;
+        write!(f, "done {done:?} landed {landed:?} messages {} down {down:?}", messages.len())
+    }
+}
+
+impl Seen {
+    pub fn ends(&self) -> BTreeMap<u64, usize> {
+        let mut ends = BTreeMap::new();
+        for &(cx, _) in &self.done {
+            *ends.entry(cx).or_default() += 1;
+        }
+        ends
+    }
+}
+
+impl Sink for Seen {
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.events += 1;
+        self.done.push((cx, result));
+    }
+
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.events += 1;
+        if let Some(look) = &mut self.on_landed {
+            look(data);
+        }
+        self.landed.push((peer, data));
+    }
+
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        self.events += 1;
+        let mut copy = vec![0; bytes.len()];
+        bytes.copy_out(&mut copy);
+        self.messages.push((peer, copy));
+    }
+
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.events += 1;
+        self.down.push((peer, why));
+    }
+}
+
+/// Posts until it is accepted, polling in between.
+pub fn accept<R: Rail>(
+    link: &mut Link<R>,
+    seen: &mut Seen,
+    mut post: impl FnMut(&mut R) -> Result<Posted, PostError>,
+) -> Posted {
+    for _ in 0..PATIENCE {
+        let at = link.origin;
+        match post(&mut link.rails[at]) {
+            Ok(posted) => return posted,
+            Err(PostError::Again) => {
+                link.turn(8, seen);
+            }
+            Err(error) => panic!("a good post was refused: {error:?}"),
+        }
+    }
+    panic!("Again did not go away by polling");
+}
+
+pub fn write<R: Rail>(
+    link: &mut Link<R>,
+    seen: &mut Seen,
+    local: Local,
+    remote: Remote,
+    data: Option<u32>,
+    cx: u64,
+) -> Posted {
+    let to = link.to;
+    // SAFETY: the sources of these tests are never freed, and unchanged until the post is done.
+    accept(link, seen, |rail| unsafe { rail.post_write(to, local, remote, data, cx) })
+}
+
+pub fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: &[u8], cx: u64) -> Posted {
+    let to = link.to;
+    accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
+}
+
+/// Posts 4 writes, 4 messages and 4 reads in turn, each with 64 bytes of its own; those that are still pending.
+pub fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64> {
+    let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
+    for n in 0..12u64 {
+        let (local, remote) = (field.local(n as usize * 64, 64), field.remote(n * 64));
+        let posted = match n % 3 {
+            0 => write(link, &mut seen, local, remote, Some(n as u32), n),
+            1 => message(link, &mut seen, &[n as u8], &[], n),
+            // SAFETY: the source is never freed, and not read before the end.
+            _ => accept(link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) }),
+        };
+        if posted == Posted::Pending {
+            pending.push(n);
+        }
+    }
+    pending.retain(|cx| !seen.done.iter().any(|(ended, _)| ended == cx));
+    pending
+}

@@ -1,0 +1,105 @@
+//! Registrations of memory, with keys as the persona has them.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use fishplate_sys::fabric::raw::*;
+
+use super::{FakeDomain, FakeEp, FakeMr, begin, common, head};
+use crate::fake::world::{Mr, State, descriptor};
+
+static REGISTRATION: fi_ops = common(close_mr, Some(bind_mr), Some(control_mr));
+
+pub(super) static MR: fi_ops_mr =
+    fi_ops_mr { size: size_of::<fi_ops_mr>(), reg: Some(register), regv: None, regattr: None };
+
+#[allow(clippy::too_many_arguments, reason = "libfabric's signature")]
+unsafe extern "C" fn register(
+    domain: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    _offset: u64,
+    requested: u64,
+    _flags: u64,
+    out: *mut *mut fid_mr,
+    _context: *mut c_void,
+) -> c_int {
+    // SAFETY: an open domain of ours; the caller's place for the answer.
+    unsafe {
+        let domain = &*domain.cast::<FakeDomain>();
+        let mut state = domain.world.state();
+        let mask = u64::MAX >> (64 - 8 * state.persona.key_bytes as u32);
+        let taken =
+            |state: &State, key: u64| state.mrs.iter().any(|mr| mr.domain == domain.id && mr.key == key);
+        let key = if state.persona.mr_mode & FI_MR_PROV_KEY == 0 {
+            if requested > mask || taken(&state, requested) {
+                return -FI_ENOKEY;
+            }
+            requested
+        } else {
+            loop {
+                let key = (u64::from(state.draw(u32::MAX)) << 16 | 0x71) & mask;
+                if !taken(&state, key) {
+                    break key;
+                }
+            }
+        };
+        let id = begin(&mut state);
+        let per_endpoint = state.persona.mr_mode & FI_MR_ENDPOINT != 0;
+        let (enabled, ptr) = (!per_endpoint, buf.expose_provenance());
+        state.mrs.push(Mr { id, domain: domain.id, ep: None, enabled, ptr, len, access, key });
+        let key = if per_endpoint { FI_KEY_NOTAVAIL } else { key };
+        let raw = fid_mr { fid: head(FI_CLASS_MR, &REGISTRATION), mem_desc: descriptor(id), key };
+        let world = Arc::clone(&domain.world);
+        *out = Box::into_raw(Box::new(FakeMr { raw, world, id, domain: domain.id })).cast();
+    }
+    0
+}
+
+unsafe extern "C" fn bind_mr(mr: *mut fid, to: *mut fid, _flags: u64) -> c_int {
+    // SAFETY: an open registration, and an open object of the class that it says.
+    unsafe {
+        if (*to).fclass != FI_CLASS_EP {
+            return -libc::EINVAL;
+        }
+        let (this, ep) = (&*mr.cast::<FakeMr>(), &*to.cast::<FakeEp>());
+        let mut state = this.world.state();
+        match state.mrs.iter_mut().find(|mr| mr.id == this.id) {
+            Some(mr) => mr.ep = Some(ep.id),
+            None => return -libc::EINVAL,
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {
+    // SAFETY: an open registration of ours.
+    unsafe {
+        let this = mr.cast::<FakeMr>();
+        let world = Arc::clone(&(*this).world);
+        let mut state = world.state();
+        let per_endpoint = state.persona.mr_mode & FI_MR_ENDPOINT != 0;
+        let Some(mr) = state.mrs.iter_mut().find(|mr| mr.id == (*this).id) else {
+            return -libc::EINVAL;
+        };
+        if command != FI_ENABLE || (per_endpoint && mr.ep.is_none()) {
+            return -libc::EINVAL;
+        }
+        mr.enabled = true;
+        // The key exists from here on.
+        (*this).raw.key = mr.key;
+    }
+    0
+}
+
+unsafe extern "C" fn close_mr(object: *mut fid) -> c_int {
+    // SAFETY: open, and closed once.
+    let this = unsafe { Box::from_raw(object.cast::<FakeMr>()) };
+    let mut state = this.world.state();
+    if let Some(at) = state.mrs.iter().position(|mr| mr.id == this.id) {
+        state.mrs.swap_remove(at);
+    }
+    state.open -= 1;
+    0
+}

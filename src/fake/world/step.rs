@@ -1,0 +1,194 @@
+//! Operations from stage to stage: what a read of a completion queue moves, and what the origin is told.
+
+use std::collections::HashSet;
+
+use fishplate_sys::fabric::raw::*;
+
+use super::target::Outcome;
+use super::{Op, Stage, State, Verb};
+use crate::fake::persona::Dead;
+use crate::fake::queue::{Item, Queue};
+
+impl State {
+    /// Moves what a read of a queue moves.
+    pub fn step(&mut self, reader: u32) {
+        let auto = self.persona.progress == FI_PROGRESS_AUTO;
+        let mut ops = std::mem::take(&mut self.ops);
+        let mut blocked = HashSet::new();
+        for at in 0..ops.len() {
+            let (src, dst, stage) = (ops[at].src, ops[at].dst, ops[at].stage);
+            let lane = self.lane(&ops[at]);
+            let in_way = lane.is_some_and(|lane| blocked.contains(&lane));
+            let from_here = auto || self.eps.get(&src).is_some_and(|ep| ep.tx == Some(reader));
+            let to_here =
+                auto || dst.and_then(|dst| self.eps.get(&dst)).is_none_or(|ep| ep.rx == Some(reader));
+            let moves = match stage {
+                Stage::Held | Stage::Over => false,
+                Stage::Leaving | Stage::Returning => from_here,
+                // Whoever does not exist any more moves nothing; that is noticed at the origin.
+                Stage::Flying => to_here || (from_here && !self.is_alive(dst)),
+            };
+            if moves && ops[at].wait > 0 {
+                ops[at].wait -= 1;
+            } else if moves && !(stage == Stage::Flying && in_way) {
+                self.advance(&mut ops, at);
+            }
+            if let (Some(lane), Stage::Held | Stage::Leaving | Stage::Flying) = (lane, ops[at].stage) {
+                blocked.insert(lane);
+            }
+        }
+        ops.retain(|op| op.stage != Stage::Over);
+        // Nothing is posted meanwhile: the lock is held.
+        self.ops = ops;
+    }
+
+    /// Operations of one lane are carried out in the order posted.
+    fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
+        let in_order =
+            self.persona.is_ordered() || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
+        in_order.then_some((op.src, op.dst))
+    }
+
+    /// The next stage of an operation, if it can be had.
+    fn advance(&mut self, ops: &mut [Op], at: usize) {
+        let (src, dst) = (ops[at].src, ops[at].dst);
+        if self.is_cut(src) || dst.is_some_and(|dst| self.is_cut(dst)) {
+            return;
+        }
+        match ops[at].stage {
+            Stage::Leaving => {
+                if !ops[at].delivery && ops[at].fault.is_none() && ops[at].verb_sends() {
+                    let op = &mut ops[at];
+                    if op.copy.is_none() {
+                        // SAFETY: the source is readable until the completion that is given now.
+                        op.copy = Some(unsafe { std::slice::from_raw_parts(op.local, op.len) }.to_vec());
+                    }
+                    if !self.complete(ops, at) {
+                        return;
+                    }
+                }
+                ops[at].stage = Stage::Flying;
+                ops[at].wait = self.delay();
+            }
+            Stage::Flying => {
+                let outcome = match &ops[at].fault {
+                    Some(fault) => Outcome::Failed(fault.code),
+                    None if self.ended.get(&(src, dst)).is_some_and(|&last| ops[at].number <= last) => {
+                        Outcome::Failed(libc::ECONNABORTED)
+                    }
+                    None if self.is_alive(dst) => self.carry_out(&ops[at]),
+                    None if self.persona.dead == Dead::Errors => Outcome::Failed(libc::ECONNRESET),
+                    None => Outcome::Later,
+                };
+                match outcome {
+                    Outcome::Later => {}
+                    Outcome::Failed(code) => {
+                        if self.persona.is_ordered() {
+                            // On a connection that keeps order nothing can come after what failed. The next post opens another.
+                            self.ended.insert((src, dst), self.posted);
+                        }
+                        self.fail(&mut ops[at], code);
+                    }
+                    Outcome::Done => {
+                        let op = &ops[at];
+                        let older = |other: &&Op| other.number < op.number && !other.landed;
+                        let same = |other: &&Op| (other.src, other.dst) == (op.src, op.dst);
+                        self.counts.overtaken +=
+                            u64::from(ops.iter().filter(same).any(|other| older(&other)));
+                        let told = !op.completes;
+                        ops[at].landed = true;
+                        ops[at].stage = if told { Stage::Over } else { Stage::Returning };
+                        ops[at].wait = self.delay();
+                        if told {
+                            self.disown(ops[at].context);
+                        }
+                    }
+                }
+            }
+            Stage::Returning => {
+                if self.complete(ops, at) {
+                    ops[at].stage = Stage::Over;
+                }
+            }
+            Stage::Held | Stage::Over => {}
+        }
+    }
+
+    /// Gives the origin its completion. `false`: its queue is full.
+    fn complete(&mut self, ops: &mut [Op], at: usize) -> bool {
+        let op = &ops[at];
+        if !op.completes {
+            return true;
+        }
+        let flags = match op.verb {
+            Verb::Send => FI_MSG | FI_SEND,
+            Verb::Write => FI_RMA | FI_WRITE,
+            Verb::Read => FI_RMA | FI_READ,
+            Verb::Atomic { result, .. } if result.is_null() => FI_ATOMIC | FI_WRITE,
+            Verb::Atomic { .. } => FI_ATOMIC | FI_READ,
+        };
+        let entry =
+            fi_cq_data_entry { op_context: op.context, flags, len: 0, buf: std::ptr::null_mut(), data: 0 };
+        let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
+            return true;
+        };
+        let (context, number, src) = (op.context, op.number, op.src);
+        if !self.push(queue, Item::good(entry, FI_ADDR_NOTAVAIL)) {
+            return false;
+        }
+        let early = ops.iter().any(|other| other.src == src && other.number < number && other.completes);
+        self.counts.early += u64::from(early);
+        ops[at].completes = false;
+        self.disown(context);
+        true
+    }
+
+    /// Ends an operation with an error, whether or not it wants a completion.
+    fn fail(&mut self, op: &mut Op, code: i32) {
+        let (provider, data) = op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
+        let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
+            op.stage = Stage::Over;
+            return;
+        };
+        let flags = match op.verb {
+            Verb::Send => FI_MSG | FI_SEND,
+            Verb::Write => FI_RMA | FI_WRITE,
+            Verb::Read => FI_RMA | FI_READ,
+            Verb::Atomic { .. } => FI_ATOMIC | FI_WRITE,
+        };
+        if self.push(queue, Item::bad(op.context, flags, code, provider, data)) {
+            op.stage = Stage::Over;
+            self.disown(op.context);
+        }
+    }
+
+    /// Puts an item into a queue. `false`: it is full, and who has the item shall wait.
+    pub(super) fn push(&mut self, queue: u32, item: Item) -> bool {
+        let protects = self.persona.protects_queue;
+        let Some(held) = self.cqs.get_mut(&queue) else {
+            return true;
+        };
+        if held.has_room() {
+            held.push(item);
+            self.counts.completed += 1;
+            return true;
+        }
+        if !protects {
+            held.overrun();
+            self.violation("a completion queue has overrun");
+        }
+        !protects
+    }
+
+    pub(super) fn has_room(&self, queue: Option<u32>) -> bool {
+        !self.persona.protects_queue
+            || queue.and_then(|queue| self.cqs.get(&queue)).is_some_and(Queue::has_room)
+    }
+}
+
+impl Op {
+    /// Whether the origin's memory is only read.
+    fn verb_sends(&self) -> bool {
+        matches!(self.verb, Verb::Send | Verb::Write)
+    }
+}

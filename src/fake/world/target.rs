@@ -1,0 +1,133 @@
+//! What an operation does at its target: memory, receives, and what the target is told.
+
+use fishplate_sys::fabric::raw::*;
+
+use super::{Op, State, Verb};
+use crate::fake::post;
+use crate::fake::queue::Item;
+
+/// How carrying out went.
+pub(super) enum Outcome {
+    Done,
+    /// There is no receive, or no room in the target's queue.
+    Later,
+    Failed(i32),
+}
+
+impl State {
+    /// Does at the target what the operation says.
+    pub(super) fn carry_out(&mut self, op: &Op) -> Outcome {
+        let Some(dst) = op.dst.filter(|dst| self.eps.contains_key(dst)) else {
+            return Outcome::Failed(libc::ECONNRESET);
+        };
+        let target = &self.eps[&dst];
+        let (rx, takes) =
+            (target.rx, op.verb == Verb::Send || (op.data.is_some() && self.persona.data_takes_receive));
+        if !target.enabled || (takes && target.recvs.is_empty()) {
+            return Outcome::Later;
+        }
+        if (takes || op.data.is_some()) && !self.has_room(rx) {
+            return Outcome::Later;
+        }
+        let source = self.address_of(dst, op.src);
+        if op.verb == Verb::Send {
+            return self.deliver(op, dst, rx, source);
+        }
+        let access = match op.verb {
+            Verb::Read => FI_REMOTE_READ,
+            _ => FI_REMOTE_WRITE,
+        };
+        let Some(at) = self.remote(dst, op.addr, op.key, op.len, access) else {
+            return Outcome::Failed(libc::EACCES);
+        };
+        // SAFETY: the target registered that range for this access, and it stays valid until that is closed; the origin's
+        // memory is the provider's until the completion.
+        unsafe {
+            match op.verb {
+                Verb::Write => match &op.copy {
+                    Some(bytes) => std::ptr::copy(bytes.as_ptr(), at, op.len),
+                    None => std::ptr::copy(op.local, at, op.len),
+                },
+                Verb::Read => std::ptr::copy(at, op.local, op.len),
+                Verb::Atomic { width, op: what, operand, compare, result } => {
+                    match post::apply(at, width, what, operand, compare) {
+                        Some(old) if !result.is_null() => {
+                            std::ptr::copy(old.to_ne_bytes().as_ptr(), result, width.into());
+                        }
+                        Some(_) => {}
+                        None => return Outcome::Failed(libc::EINVAL),
+                    }
+                }
+                Verb::Send => {}
+            }
+        }
+        if let Some(data) = op.data {
+            let receive =
+                if takes { self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front()) } else { None };
+            // An event that belongs to no operation has no context, or one that nobody may look at.
+            let none = if self.persona.stray_context { 0x5a5a_5a5a } else { 0 };
+            let context = receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
+            let says = if self.persona.data_flag_alone { 0 } else { FI_RMA | FI_REMOTE_WRITE };
+            let flags = says | FI_REMOTE_CQ_DATA;
+            let entry =
+                fi_cq_data_entry { op_context: context, flags, len: op.len, buf: std::ptr::null_mut(), data };
+            self.disown(context);
+            if let Some(rx) = rx {
+                self.push(rx, Item::good(entry, source));
+            }
+        }
+        Outcome::Done
+    }
+
+    fn deliver(&mut self, op: &Op, dst: u32, rx: Option<u32>, source: u64) -> Outcome {
+        let Some(receive) = self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front()) else {
+            return Outcome::Later;
+        };
+        self.disown(receive.context);
+        let Some(rx) = rx else {
+            return Outcome::Done;
+        };
+        let flags = FI_MSG | FI_RECV;
+        let len = op.len.min(receive.len);
+        let from = op.copy.as_ref().map_or(op.local.cast_const(), |bytes| bytes.as_ptr());
+        // SAFETY: the receive's memory is the provider's until its completion, the sender's likewise.
+        unsafe { std::ptr::copy(from, receive.buf, len) };
+        if len < op.len {
+            self.push(rx, Item::bad(receive.context, flags, FI_ETRUNC, 0, vec![]));
+            return Outcome::Done;
+        }
+        let data = op.data.unwrap_or(0);
+        let with = if op.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        let (op_context, buf) = (receive.context, receive.buf.cast());
+        self.push(
+            rx,
+            Item::good(fi_cq_data_entry { op_context, flags: flags | with, len, buf, data }, source),
+        );
+        Outcome::Done
+    }
+
+    /// What the target's address vector calls the origin.
+    fn address_of(&self, dst: u32, src: u32) -> u64 {
+        let known = self.eps[&dst].av.and_then(|av| self.avs.get(&av));
+        let at = known.and_then(|known| known.iter().position(|&ep| ep == Some(src)));
+        at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
+    }
+
+    /// Registered memory of a target.
+    fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<*mut u8> {
+        let domain = self.eps[&dst].domain;
+        let per_endpoint = self.persona.mr_mode & FI_MR_ENDPOINT != 0;
+        let mr = self.mrs.iter().find(|mr| {
+            mr.domain == domain
+                && mr.key == key
+                && mr.access & access != 0
+                && (!per_endpoint || mr.enabled && mr.ep == Some(dst))
+        })?;
+        let offset = match self.persona.mr_mode & FI_MR_VIRT_ADDR {
+            0 => usize::try_from(addr).ok()?,
+            _ => usize::try_from(addr).ok()?.checked_sub(mr.ptr)?,
+        };
+        let fits = offset.checked_add(len).is_some_and(|end| end <= mr.len);
+        fits.then(|| std::ptr::with_exposed_provenance_mut(mr.ptr + offset))
+    }
+}

@@ -1,0 +1,134 @@
+//! Options that are one of a few.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Operations that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// Ping-pong of put-signals; latency is half a round trip.
+    PutSignal,
+    /// Puts, as fast as the window allows, and a quiet at the end.
+    Put,
+    /// Gets, one after the other.
+    Get,
+    /// Fetch-adds on one word, one after the other.
+    Amo,
+    /// A stream of signals to one word; the other side waits for the last.
+    SignalRate,
+    /// Ping-pong of tagged messages; latency is half a round trip.
+    Tag,
+    /// Tagged messages, as fast as the window allows; the other side receives them all.
+    TagBw,
+    /// The ring alone, without a transport: ping-pong latency, then throughput.
+    Ring,
+    /// The command pool alone, and what it stands against, in this process: see --streams. -n is per stream.
+    Pool,
+}
+
+/// Ways to reach the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// To oneself, in one process: the cost of the engine alone.
+    Loopback,
+    /// Shared memory between two processes.
+    Shm,
+    /// Two engines over a simulated fabric that delays and reorders, seeded, in one thread.
+    Sim,
+    /// libfabric, between two processes on one host or two.
+    Fabric,
+    /// Memory of a device, between two processes on one host.
+    Gpu,
+}
+
+/// How payloads get from one device's memory into another process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpcPath {
+    /// The device copies.
+    Direct,
+    /// Both sides copy, through memory of the processor.
+    Relay,
+}
+
+/// Whose memory payloads are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceName {
+    /// The processor's, used as if it were a device's.
+    Host,
+    /// That of a GPU, by its number in this process.
+    Cuda(u32),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Host => f.write_str("host"),
+            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+        match (text, ordinal) {
+            ("host", _) => Ok(DeviceName::Host),
+            (_, Some(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
+            _ => Err(format!("`{text}` is neither host nor cuda:N")),
+        }
+    }
+}
+
+/// Where signal and payload lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// The signal directly behind the payload.
+    Adjacent,
+    /// The signal in another cache line than the payload.
+    Split,
+}
+
+/// Who drives the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The thread that issues the operations.
+    Inline,
+    /// A thread of its own.
+    Worker,
+}
+
+/// What `signal-rate` does to the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SignalKind {
+    /// Adds one: nothing may get lost.
+    Add,
+    /// Stores the signal's number: it may never go back.
+    Set,
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// One object per line.
+    Json,
+    /// One header line, then one line per row.
+    Csv,
+}
+
+/// The name of a choice as users write it.
+pub fn name<T: ValueEnum>(value: T) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+}

@@ -1,0 +1,77 @@
+//! Plans that are made, and mistakes that are told.
+
+use super::*;
+use clap::CommandFactory;
+
+fn plan(line: &str) -> Outcome<Plan> {
+    let words = ["fishplate", "perf"].into_iter().chain(line.split_whitespace());
+    match Cli::try_parse_from(words).map_err(|e| Failure::usage(e.to_string()))?.command {
+        Some(Command::Perf(args)) => args.plan(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn sizes_come_from_a_list_or_a_range() {
+    assert_eq!(plan("put -s 8,64,4K").unwrap().sizes, [8, 64, 4096]);
+    assert_eq!(plan("put -b 8 -e 64 -f 4").unwrap().sizes, [8, 32]);
+    assert_eq!(plan("put").unwrap().sizes, [8]);
+    assert!(plan("put -s 8 -b 8").is_err());
+}
+
+#[test]
+fn devices_are_named() {
+    let plan =
+        plan("put --transport gpu --device cuda:1,host --ipc-path relay -s 256M --region 256M").unwrap();
+    assert_eq!(plan.devices, [DeviceName::Cuda(1), DeviceName::Host]);
+    assert_eq!((plan.ipc_path, plan.layout), (IpcPath::Relay, Some(Layout::Split)));
+}
+
+#[test]
+fn mistakes_are_named_with_a_remedy() {
+    for (line, says) in [
+        ("put -s 0", "size 0"),
+        ("put -b 0", "size 0"),
+        ("put -s 65M", "larger --region"),
+        ("put -s 8X", "`8X`"),
+        ("put --rails 0", "--rails 0"),
+        ("put --rails 2", "fabric, sim or loopback"),
+        ("put --provider tcp", "--transport fabric"),
+        ("put --transport fabric --provider tcp,,efa", "providers"),
+        ("put --rails 99 --transport sim", "at most"),
+        ("put --window 3", "power of two"),
+        ("put -n 0", "-n 0"),
+        ("put -T 0", "--timeout"),
+        ("pool --streams 1,0", "--streams"),
+        ("put --pin 0,100000", "100000"),
+        ("put --pin x", "`x`"),
+        ("put --transport sim --listen /tmp/x", "--transport shm"),
+        ("put --listen a --connect b", "cannot be used with"),
+        ("amo -s 16", "8 bytes"),
+        ("ring -s 24", "--size"),
+        ("signal-rate --mode worker", "--mode inline for signal-rate over shm"),
+        ("put-signal --mode worker --transport sim", "fabric or loopback"),
+        ("put --transport loopback --seeds 3", "put-signal"),
+        ("put-signal --transport sim --seeds 0", "--seeds 0"),
+        ("steal", "steal"),
+        ("put --device host", "--transport gpu"),
+        ("put --ipc-path relay", "--transport gpu"),
+        ("put --transport gpu --device cuda", "cuda:N"),
+        ("put --transport gpu --device host --device host,host", "one for each"),
+        ("put --transport gpu --device host,host --listen a", "its own"),
+        ("amo --transport gpu", "--transport shm for amo"),
+        ("put-signal --transport gpu --layout adjacent", "never behind a payload"),
+        ("put --transport gpu --rails 2", "gpu has one rail"),
+        ("put --transport gpu --mode worker", "--mode inline"),
+        ("put --transport pigeon", "pigeon"),
+    ] {
+        let failure = plan(line).expect_err(line);
+        assert_eq!(failure.code(), 2, "{line}");
+        assert!(failure.to_string().contains(says), "{line}: {failure}");
+    }
+}

@@ -1,0 +1,75 @@
+//! Workers that stop or go away before their queues are empty.
+
+use std::sync::atomic::AtomicBool;
+
+use fishplate_core::engine::Engine;
+use fishplate_core::engine::command::Reply;
+use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::worker::Worker;
+use fishplate_core::queue::{MarkerCommand, RecvCommand, SendCommand, WriteCommand};
+use fishplate_core::sync::event::Channels;
+use fishplate_core::sync::spin::Policy;
+use fishplate_sys::LinuxHost;
+
+use crate::rig::{NEVER, Places, Rails, bench, leak, queue_of, scene, submit, tag};
+use crate::support::Own;
+
+#[test]
+fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one() {
+    let Own { mut engine, peer, source, .. } = scene(1, 1);
+    let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
+    let stop = AtomicBool::new(true);
+    let recv = RecvCommand { source: None, tag: tag(1), ignore: Tag::ZERO, into: None };
+    let run = |engine: &mut Engine<'static, Rails, 2>, desks: &mut [Desk<'static>]| {
+        let mut worker = Worker::new(engine, desks, Policy::BALANCED);
+        assert!(worker.run(host, &channels.send, None, &stop, NEVER));
+    };
+    let message = SendCommand { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
+
+    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
+    let mut desks = [desk];
+    let open = submit(&mut queue, recv);
+    run(&mut engine, &mut desks);
+    assert!(!open.is_done());
+    drop(desks);
+    assert_eq!(open.reply(), Some(Reply::Abandoned));
+
+    // The engine still has it, and the message for it. A receive in the same slot of another queue is not it.
+    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
+    let mut desks = [desk];
+    let other = submit(&mut queue, RecvCommand { tag: tag(2), ..recv });
+    let sent = submit(&mut queue, message);
+    run(&mut engine, &mut desks);
+    assert_eq!(sent.reply(), Some(Reply::Done(0)));
+    assert!(!other.is_done());
+}
+
+#[test]
+fn a_worker_that_goes_away_leaves_nothing_waiting() {
+    let mut bench = bench(3, 1);
+    let Places { source, remote, .. } = bench.at;
+    let put = WriteCommand { from: source.at(0), len: 50_000, to: remote.at(0) };
+    let host = bench.host;
+    let channels = leak(Channels::new());
+    let (mut queue, desk) = queue_of::<16>(host, channels, 0);
+    let mut desks = [desk];
+    let begun = submit(&mut queue, put);
+    let mut worker = Worker::new(bench.engine(), &mut desks, Policy::BALANCED);
+    worker.turn(host);
+    let unseen = submit(&mut queue, MarkerCommand);
+    drop(desks);
+    assert_eq!(queue.finish(NEVER), Ok(()));
+    assert!(begun.is_done());
+    assert_eq!(unseen.reply(), Some(Reply::Abandoned));
+    let after = submit(&mut queue, MarkerCommand);
+    assert_eq!(queue.wait(&after, NEVER), Ok(Reply::Abandoned));
+    // The engine still has the put; whoever drives it next is not disturbed by its end.
+    bench.turns_until("the engine", {
+        let mut turns = 0;
+        move || {
+            turns += 1;
+            turns > 1000
+        }
+    });
+}

@@ -1,0 +1,10 @@
+//! Queues of commands: what each kind does, what orders them, and what happens when queue, worker or events end at odd moments.
+
+#[path = "../../core/tests/support/mod.rs"]
+mod support;
+
+mod commands;
+mod ends;
+mod order;
+mod rig;
+mod threads;
