@@ -1,5 +1,6 @@
 //! What the binary does, as its users see it: output, exit codes, messages, and what is left behind.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -181,11 +182,7 @@ fn listen(line: &str, path: &Path) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !path.exists() {
-        assert!(Instant::now() < deadline, "nobody listens at {}", path.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    soon("somebody listens", || path.exists().then_some(()));
     child
 }
 
@@ -246,10 +243,14 @@ fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
         [("put-signal", true), ("ring", true), ("signal-rate", true), ("put-signal", false)]
     {
         let line = format!("perf {test} -n 1e11 -T 3600");
-        let mut first =
-            fishplate(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts");
-        let second = soon("a second process", || child_of(first.id()));
-        std::thread::sleep(Duration::from_millis(300));
+        let mut first = fishplate(&line)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        // What is measured is announced once the two have met.
+        first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
+        let second = child_of(first.id()).expect("a second process");
         if kill_second {
             kill(second);
             let output = first.wait_with_output().unwrap();

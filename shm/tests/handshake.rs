@@ -3,6 +3,7 @@
 //! The raw peer speaks the protocol by its bytes, not through the crate, so the layout is checked as well.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use fishplate_shm::{
 };
 
 mod support;
+use support::asleep::{this_thread, until_asleep};
 use support::*;
 
 const CELLS: u32 = 64;
@@ -412,8 +414,13 @@ fn a_listener_outlasts_peers_that_fail_and_connecting_waits_for_it() {
     let far = rail(config());
     let profile = far.profile();
     let there = address.clone();
-    let connecting = thread::spawn(move || connect(&there, &profile, soon()));
-    thread::sleep(Duration::from_millis(30));
+    let (begins, began) = mpsc::channel();
+    let connecting = thread::spawn(move || {
+        begins.send(this_thread()).unwrap();
+        connect(&there, &profile, soon())
+    });
+    // Nobody listens, so it has been refused.
+    until_asleep(began.recv().unwrap());
     let listener = Listener::bind(&address).unwrap();
     let link = listener.accept(&near.profile(), soon()).unwrap();
     let other = connecting.join().unwrap().unwrap();

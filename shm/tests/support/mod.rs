@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../../../sys/tests/linux/asleep.rs"]
+pub mod asleep;
+
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};

@@ -6,11 +6,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
 };
 
+use crate::asleep::{this_thread, until_asleep};
 use crate::support::{Child, Mapping, Random, rounds, seed};
 use fishplate_core::sync::{
     event::{Channels, EventCount, Park},
@@ -242,8 +244,7 @@ fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
             [send, recv].park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called)
         });
         let host = LinuxHost::shared();
-        // Most likely asleep by now, so that a wake-up call has to reach it.
-        thread::sleep(Duration::from_millis(50));
+        until_asleep(child.id());
         while !event.notify(&host) {
             thread::yield_now();
         }
@@ -258,13 +259,15 @@ fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
     let mapping = Mapping::new(4096);
     // SAFETY: as above.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
+    let (sleeps, sleeping) = mpsc::channel();
     let sleeper = thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             let began = clock::monotonic_ns();
+            sleeps.send(this_thread()).unwrap();
             let woken = event.park(&LinuxHost::shared(), SECOND_NS / 2, || false);
             (woken, clock::monotonic_ns() - began)
         });
-        thread::sleep(Duration::from_millis(100));
+        until_asleep(sleeping.recv().unwrap());
         event.notify(&LinuxHost::private());
         sleeper.join().unwrap()
     });
@@ -318,10 +321,13 @@ fn a_sleep_on_two_eventcounts_ends_by_either_or_by_the_deadline() {
         let both = [&events[0], &events[1]];
         for event in both {
             let began = clock::monotonic_ns();
+            let (sleeps, sleeping) = mpsc::channel();
             thread::scope(|scope| {
-                let sleeper = scope.spawn(|| both.park(&host, 30 * SECOND_NS, || false));
-                // Most likely asleep by now, so that a wake-up call has to reach it.
-                thread::sleep(Duration::from_millis(50));
+                let sleeper = scope.spawn(|| {
+                    sleeps.send(this_thread()).unwrap();
+                    both.park(&host, 30 * SECOND_NS, || false)
+                });
+                until_asleep(sleeping.recv().unwrap());
                 while !event.notify(&host) {
                     thread::yield_now();
                 }

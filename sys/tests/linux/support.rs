@@ -87,6 +87,11 @@ impl Child {
         }
     }
 
+    /// Its process number.
+    pub fn id(&self) -> libc::pid_t {
+        self.0
+    }
+
     /// Waits for the child, and kills it if it takes longer than a minute. Whether `body` returned true.
     pub fn succeeded(self) -> bool {
         let until = Instant::now() + Duration::from_secs(60);
