@@ -38,7 +38,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fishplate_core::mem::copy_message;
+use fishplate_core::mem::copy_bytes;
 use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
@@ -412,11 +412,34 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
     unsafe {
         if !len.is_multiple_of(8) {
-            return copy_message(from, to, len);
+            return copy(from, to, len);
         }
         for at in (0..len).step_by(8) {
             let word = from.add(at).cast::<u64>().read_unaligned();
             to.add(at).cast::<u64>().write_unaligned(word);
+        }
+    }
+}
+
+/// Copies a payload into the lane, the shortest without a call. Long ones are the platform's `memcpy`, since its string instructions
+/// do not fetch the lines that they fill: the other way than when a payload is copied out.
+///
+/// # Safety
+/// As [`copy_words`].
+#[inline(always)]
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    /// # Safety
+    /// As [`copy_words`].
+    #[inline(never)]
+    unsafe fn longer(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_bytes(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => copy_bytes(from, to, 8),
+            _ => longer(from, to, len),
         }
     }
 }

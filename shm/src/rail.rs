@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted, copy_message};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
@@ -408,7 +408,7 @@ impl<H: Host> Rail for ShmRail<H> {
         unsafe {
             let payload = record.add(PAYLOAD);
             lane::copy_words(head.as_ptr(), payload, head.len());
-            copy_message(body.as_ptr(), payload.add(head.len()), body.len());
+            lane::copy(body.as_ptr(), payload.add(head.len()), body.len());
             attached.out.publish(cells, record::header(MESSAGE, len as u32));
         }
         mark(&mut self.due, attached, peer);

@@ -33,7 +33,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     let record = producer.reserve(cells)?;
     // SAFETY: so many cells were just reserved.
     unsafe {
-        copy_message(payload.as_ptr(), record.add(PAYLOAD), payload.len());
+        copy(payload.as_ptr(), record.add(PAYLOAD), payload.len());
         producer.publish(cells, payload.len() as u64);
     }
     Ok(())
@@ -44,7 +44,7 @@ fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];
     // SAFETY: the record was published with that length.
-    unsafe { copy_message(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
+    unsafe { copy(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
     consumer.advance(cells_for(len));
     Some(payload)
 }

@@ -1,4 +1,4 @@
-//! Copies of messages: into memory that another processor has just read, and out of memory that it has just written.
+//! Copies out of messages: out of memory that another processor has just written.
 //!
 //! There `memcpy` is slow where it becomes one string instruction, which it does from some 2 KiB on where the processor announces that as
 //! fast: 4 KiB take 90 ns longer so, since a loop lets the transfers of more lines overlap. So it gets pieces that are shorter.
@@ -13,7 +13,7 @@ const PIECE: usize = 2048;
 /// Longest copy in pieces, in bytes: nothing was measured beyond, and string instructions win in the end.
 const PIECES_MAX: usize = 16 << 10;
 
-/// Copies `len` bytes that do not overlap, to or from memory that another processor works on as well.
+/// Copies `len` bytes that do not overlap, out of memory that another processor has written.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Other processes may read and write both meanwhile.
@@ -35,9 +35,8 @@ unsafe fn copy_longer(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise; a piece ends where `len` does at the latest.
     unsafe {
         match len {
-            0..=64 => copy_bytes(from, to, len),
-            ..=PIECE => ptr::copy_nonoverlapping(from, to, len),
-            ..=PIECES_MAX => {
+            ..=64 => copy_bytes(from, to, len),
+            65..=PIECES_MAX => {
                 for at in (0..len).step_by(PIECE) {
                     ptr::copy_nonoverlapping(from.add(at), to.add(at), PIECE.min(len - at));
                 }
