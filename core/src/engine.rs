@@ -15,12 +15,14 @@
 //! # Files
 //!
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
-//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share;
+//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share,
+//! `list` the lists through it;
 //! `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 pub mod command;
 mod finish;
 pub mod lane;
+pub(crate) mod list;
 mod load;
 mod pending;
 mod post;

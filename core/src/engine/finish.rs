@@ -6,7 +6,8 @@ use crate::op::{Completion, Fault, Outcome, Token};
 use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
-use super::pending::{Kind, List, NONE, State as Stage};
+use super::list::{Fifo, NONE};
+use super::pending::{Kind, State as Stage};
 use super::table::PeerState;
 use super::{Engine, State};
 
@@ -212,7 +213,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let s = &mut self.streams[stream];
             (s.live, s.unhurried) = (false, false);
             let (ops, closing) = (s.ops, s.closing);
-            (s.ops, s.closing, s.unposted) = (List::EMPTY, List::EMPTY, NONE);
+            (s.ops, s.closing, s.unposted) = (Fifo::EMPTY, Fifo::EMPTY, NONE);
             if core::mem::take(&mut s.silent) {
                 s.open -= 1;
                 self.open -= 1;
@@ -222,7 +223,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let mut index = list.head;
                 while index != NONE {
                     let slot = &mut self.pending.slots[index as usize];
-                    let next = slot.next;
+                    let next = slot.links.next;
                     // What was acknowledged is done, even if its last post is yet to be reported.
                     if !slot.acked || slot.fetch || !slot.numbered {
                         slot.fail(Fault::Peer(why), over || !slot.numbered);

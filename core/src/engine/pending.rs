@@ -8,13 +8,11 @@ use crate::op::{Fault, Outcome, Token};
 use crate::sync::pool::FreeList;
 use crate::sync::seq::Seq;
 
+use super::list::{Fifo, Links, Listed, NONE};
 use super::protocol::Form;
 use super::submit::Notice;
 use super::tag::Tag;
 use super::wire::Body;
-
-/// No slot.
-pub(crate) const NONE: u32 = u32::MAX;
 
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +39,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
-    pub(crate) next: u32,
-    pub(crate) prev: u32,
+    pub(crate) links: Links,
     pub(crate) generation: u32,
     pub(crate) stream: u32,
     /// The number after its last, once posted.
@@ -97,8 +94,7 @@ unsafe impl Send for PendingSlot {}
 impl PendingSlot {
     /// A slot without an operation.
     pub const EMPTY: PendingSlot = PendingSlot {
-        next: NONE,
-        prev: NONE,
+        links: Links::NONE,
         generation: 0,
         stream: 0,
         posts: 0,
@@ -172,48 +168,15 @@ impl PendingSlot {
     }
 }
 
-/// A list through the slots.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct List {
-    pub head: u32,
-    pub tail: u32,
-}
-
-impl List {
-    pub(crate) const EMPTY: List = List { head: NONE, tail: NONE };
-
+impl Listed for PendingSlot {
     #[inline(always)]
-    pub(crate) fn push(&mut self, slots: &mut [PendingSlot], index: u32) {
-        slots[index as usize].next = NONE;
-        slots[index as usize].prev = self.tail;
-        match self.tail {
-            NONE => self.head = index,
-            tail => slots[tail as usize].next = index,
-        }
-        self.tail = index;
-    }
-
-    /// Takes the head off a list that is not empty.
-    #[inline(always)]
-    pub(crate) fn pop(&mut self, slots: &mut [PendingSlot]) {
-        self.head = slots[self.head as usize].next;
-        match slots.get_mut(self.head as usize) {
-            Some(next) => next.prev = NONE,
-            None => self.tail = NONE,
-        }
+    fn links(&self) -> Links {
+        self.links
     }
 
     #[inline(always)]
-    pub(crate) fn remove(&mut self, slots: &mut [PendingSlot], index: u32) {
-        let (prev, next) = (slots[index as usize].prev, slots[index as usize].next);
-        match prev {
-            NONE => self.head = next,
-            prev => slots[prev as usize].next = next,
-        }
-        match next {
-            NONE => self.tail = prev,
-            next => slots[next as usize].prev = prev,
-        }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
     }
 }
 
@@ -222,7 +185,7 @@ pub(crate) struct Pending<'m> {
     pub slots: &'m mut [PendingSlot],
     free: FreeList,
     /// Ended and not taken, oldest first.
-    pub ended: List,
+    pub ended: Fifo,
     /// How many have ended with a report.
     pub ends: u64,
 }
@@ -230,7 +193,7 @@ pub(crate) struct Pending<'m> {
 impl<'m> Pending<'m> {
     pub(crate) fn new(slots: &'m mut [PendingSlot]) -> Self {
         slots.fill(PendingSlot { generation: 1, ..PendingSlot::EMPTY });
-        Pending { slots, free: FreeList::new(), ended: List::EMPTY, ends: 0 }
+        Pending { slots, free: FreeList::new(), ended: Fifo::EMPTY, ends: 0 }
     }
 
     /// The slot that [`take`](Self::take) would take.
@@ -243,7 +206,7 @@ impl<'m> Pending<'m> {
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
         let Pending { slots, free, .. } = self;
-        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))
+        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.links.next))
     }
 
     /// An operation is over, and on no list any more: its completion waits to be taken, or nobody wants it.
@@ -266,7 +229,7 @@ impl<'m> Pending<'m> {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free.give(index);
+        slot.links.next = self.free.give(index);
     }
 
     /// The token of the operation in a slot. Never 0: generations start at 1.
@@ -319,21 +282,5 @@ mod tests {
         pending.free(1);
         assert_eq!(pending.take(), Some(1));
         assert_eq!(pending.take(), None);
-    }
-
-    #[test]
-    fn lists_keep_order_whatever_is_removed() {
-        let mut slots = [PendingSlot::EMPTY; 5];
-        let mut list = List::EMPTY;
-        for i in 0..5 {
-            list.push(&mut slots, i);
-        }
-        for i in [2, 0, 4] {
-            list.remove(&mut slots, i);
-        }
-        assert_eq!((list.head, slots[1].next, list.tail), (1, 3, 3));
-        list.remove(&mut slots, 1);
-        list.remove(&mut slots, 3);
-        assert_eq!((list.head, list.tail), (NONE, NONE));
     }
 }

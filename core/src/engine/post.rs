@@ -12,7 +12,8 @@ use crate::rail::{Local, Posted, Rail, Remote};
 
 use crate::sync::seq::{Seq, truncate};
 
-use super::pending::{Kind, NONE};
+use super::list::NONE;
+use super::pending::Kind;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::{Engine, RailPolicy, State};
 
@@ -365,7 +366,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &mut self.pending.slots[index as usize];
         slot.posted = true;
         slot.end = s.next;
-        s.unposted = slot.next;
+        s.unposted = slot.links.next;
         if !slot.numbered {
             slot.acked = true;
             s.ops.remove(self.pending.slots, index);

@@ -7,7 +7,7 @@ use crate::op::AmoOp;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
-use super::pending::NONE;
+use super::list::NONE;
 use super::protocol::Kept;
 use super::stream::Stream;
 use super::table::PeerState;

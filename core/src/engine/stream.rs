@@ -2,7 +2,7 @@
 
 use crate::sync::seq::Seq;
 
-use super::pending::{List, NONE};
+use super::list::{Fifo, NONE};
 use super::window::Window;
 
 /// The state of one (context, peer). Whole cache lines, so that the index is a shift.
@@ -20,9 +20,9 @@ pub struct Stream {
     /// The first operation that is not wholly posted.
     pub(crate) unposted: u32,
     /// Operations in order of issue, from acceptance to acknowledgement.
-    pub(crate) ops: List,
+    pub(crate) ops: Fifo,
     /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
-    pub(crate) closing: List,
+    pub(crate) closing: Fifo,
     /// The number that the next post takes.
     pub(crate) next: Seq,
     /// Everything below is applied at the peer.
@@ -70,8 +70,8 @@ impl Stream {
             unhurried: false,
             open: 0,
             unposted: NONE,
-            ops: List::EMPTY,
-            closing: List::EMPTY,
+            ops: Fifo::EMPTY,
+            closing: Fifo::EMPTY,
             next: first,
             acked: first,
             tag: 0,

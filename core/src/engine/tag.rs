@@ -46,14 +46,13 @@
 //!
 //! # Files
 //!
-//! `words` is what goes in and out, `setup` what a matcher is made of; `key`, `list` and `group` are keys, lists and hash
-//! tables of groups; `shape` the masks in use; `posted` the receives; `unexpected` and `index` the messages and how they
+//! `words` is what goes in and out, `setup` what a matcher is made of; `key` and `group` are keys and hash tables of
+//! groups; `shape` the masks in use; `posted` the receives; `unexpected` and `index` the messages and how they
 //! are found; `verify` checks it all.
 
 mod group;
 mod index;
 mod key;
-mod list;
 mod posted;
 mod setup;
 mod shape;
@@ -69,8 +68,8 @@ pub use words::{Arrive, Arrived, Cancel, MatchStats, Post, ReceiveId, ShapeId, T
 use crate::engine::mix;
 use crate::error::AttachError;
 
+use super::list::NONE;
 use key::Key;
-use list::NONE;
 use posted::{Found, Posted};
 use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
 use unexpected::Unexpected;

@@ -13,7 +13,8 @@ use crate::sync::event::{EventCount, Park};
 use crate::sync::host::{Host, Woken};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
-use super::pending::{NONE, State as Stage};
+use super::list::NONE;
+use super::pending::State as Stage;
 use super::table::{PeerSlot, PeerState, resolve_local};
 use super::{ContextId, Engine};
 
@@ -441,8 +442,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let s = &self.state.streams[stream as usize];
         // Rails are counted over all peers: of those that reach this one, the first with a post, if it has one anywhere.
         let slots = &self.state.pending.slots;
-        let list =
-            |head| core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.next as usize));
+        let list = |head| {
+            core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.links.next as usize))
+        };
         let posted =
             s.silent_posts != 0 || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };

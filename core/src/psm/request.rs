@@ -1,5 +1,6 @@
 //! Requests: a fixed table of slots, a list of the completed in their order, and a list of sends that found no room.
 
+use crate::engine::list::{Fifo, Links, Listed};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
@@ -7,8 +8,6 @@ use crate::op::{Completion, Outcome};
 use crate::sync::pool::FreeList;
 
 use super::status::{Code, Status2};
-
-const NONE: u32 = u32::MAX;
 
 /// A request. One that is over is a parameter error, never "done".
 #[doc(alias = "psm2_mq_req_t")]
@@ -46,8 +45,7 @@ pub struct MqSlot {
     pub(super) context: u64,
     pub(super) receive: bool,
     generation: u32,
-    next: u32,
-    prev: u32,
+    links: Links,
     /// Nobody has its handle any more.
     forgotten: bool,
 }
@@ -60,51 +58,18 @@ impl MqSlot {
         context: 0,
         receive: false,
         generation: 1,
-        next: NONE,
-        prev: NONE,
+        links: Links::NONE,
         forgotten: false,
     };
 }
 
-#[derive(Clone, Copy)]
-struct List {
-    head: u32,
-    tail: u32,
-}
-
-impl List {
-    const EMPTY: List = List { head: NONE, tail: NONE };
-
-    fn push(&mut self, slots: &mut [MqSlot], index: u32) {
-        slots[index as usize].next = NONE;
-        slots[index as usize].prev = self.tail;
-        match self.tail {
-            NONE => self.head = index,
-            tail => slots[tail as usize].next = index,
-        }
-        self.tail = index;
+impl Listed for MqSlot {
+    fn links(&self) -> Links {
+        self.links
     }
 
-    fn push_front(&mut self, slots: &mut [MqSlot], index: u32) {
-        slots[index as usize].prev = NONE;
-        slots[index as usize].next = self.head;
-        match self.head {
-            NONE => self.tail = index,
-            head => slots[head as usize].prev = index,
-        }
-        self.head = index;
-    }
-
-    fn remove(&mut self, slots: &mut [MqSlot], index: u32) {
-        let (prev, next) = (slots[index as usize].prev, slots[index as usize].next);
-        match prev {
-            NONE => self.head = next,
-            prev => slots[prev as usize].next = next,
-        }
-        match next {
-            NONE => self.tail = prev,
-            next => slots[next as usize].prev = prev,
-        }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
     }
 }
 
@@ -112,19 +77,19 @@ impl List {
 pub(super) struct Requests<'m> {
     pub slots: &'m mut [MqSlot],
     free: FreeList,
-    completed: List,
-    deferred: List,
+    completed: Fifo,
+    deferred: Fifo,
 }
 
 impl<'m> Requests<'m> {
     pub(super) fn new(slots: &'m mut [MqSlot]) -> Self {
         slots.fill(MqSlot::EMPTY);
-        Requests { slots, free: FreeList::new(), completed: List::EMPTY, deferred: List::EMPTY }
+        Requests { slots, free: FreeList::new(), completed: Fifo::EMPTY, deferred: Fifo::EMPTY }
     }
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let Requests { slots, free, .. } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.next))?;
+        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.links.next))?;
         let slot = &mut slots[index as usize];
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
         slot.status = Status2::EMPTY;
@@ -135,7 +100,7 @@ impl<'m> Requests<'m> {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free.give(index);
+        slot.links.next = self.free.give(index);
     }
 
     /// What the engine gives back with the end of a request.
@@ -168,7 +133,7 @@ impl<'m> Requests<'m> {
     }
 
     pub(super) fn oldest(&self) -> Option<u32> {
-        (self.completed.head != NONE).then_some(self.completed.head)
+        self.completed.first()
     }
 
     /// Nobody will ask for it.
@@ -197,7 +162,7 @@ impl<'m> Requests<'m> {
     }
 
     pub(super) fn defers(&self) -> bool {
-        self.deferred.head != NONE
+        self.deferred.first().is_some()
     }
 
     pub(super) fn defer(&mut self, index: u32, send: Deferred) {
@@ -207,8 +172,8 @@ impl<'m> Requests<'m> {
 
     /// Takes the first send that found no room.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
-        let index = self.deferred.head;
-        let State::Deferred(send) = self.slots.get(index as usize)?.state else { return None };
+        let index = self.deferred.first()?;
+        let State::Deferred(send) = self.slots[index as usize].state else { return None };
         self.deferred.remove(self.slots, index);
         Some((index, send))
     }

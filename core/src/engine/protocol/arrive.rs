@@ -7,7 +7,8 @@ use crate::op::Outcome;
 use crate::sync::seq::{WIRE_BITS, truncate};
 
 use super::super::State;
-use super::super::pending::{Kind, NONE, State as Open};
+use super::super::list::NONE;
+use super::super::pending::{Kind, State as Open};
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Arrival, Parcel, Parked};
 use super::super::wire::{NO_TOKEN, Place};

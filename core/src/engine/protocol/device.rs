@@ -7,7 +7,7 @@ use crate::mem::{LocalAddr, RailId, Untrusted, copy_bytes};
 use crate::op::Fault;
 use crate::rail::{Local, Rail};
 
-use super::super::pending::NONE;
+use super::super::list::NONE;
 use super::super::table::locate;
 use super::super::tag::Tag;
 use super::super::wire::NO_TOKEN;

@@ -5,7 +5,7 @@ use crate::error::PeerError;
 use crate::op::Fault;
 
 use super::super::State;
-use super::super::pending::NONE;
+use super::super::list::NONE;
 use super::super::window::Parcel;
 use super::Protocol;
 use super::request::{DEVICE, Received, Stage};

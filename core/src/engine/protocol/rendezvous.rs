@@ -5,7 +5,8 @@ use crate::mem::{PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
 use crate::rail::Rail;
 
-use super::super::pending::{Kind, NONE, PendingSlot};
+use super::super::list::NONE;
+use super::super::pending::{Kind, PendingSlot};
 use super::super::submit::Notice;
 use super::super::table::{Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};

@@ -9,7 +9,7 @@ use crate::error::OpError;
 use crate::mem::PeerId;
 use crate::op::Fault;
 
-use super::super::pending::NONE;
+use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::tag::{ReceiveId, Tag};
 
 /// A receive whose status was not taken yet. A taken or foreign one is an error, never "done".
@@ -148,8 +148,7 @@ impl Sender {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
-    pub(crate) next: u32,
-    pub(crate) prev: u32,
+    pub(crate) links: Links,
     pub(crate) generation: u32,
     pub(crate) stage: Stage,
     pub(crate) fit: Fit,
@@ -190,8 +189,7 @@ unsafe impl Send for RecvSlot {}
 impl RecvSlot {
     /// A slot without a receive.
     pub const EMPTY: RecvSlot = RecvSlot {
-        next: NONE,
-        prev: NONE,
+        links: Links::NONE,
         generation: 0,
         stage: Stage::Free,
         fit: Fit::Whole,
@@ -244,41 +242,15 @@ impl RecvSlot {
 /// looks closer.
 pub(super) const DEVICE: u64 = 1 << 31;
 
-/// A list through the slots.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    head: u32,
-    tail: u32,
-    len: u32,
-}
-
-impl List {
-    const EMPTY: List = List { head: NONE, tail: NONE, len: 0 };
-
+impl Listed for RecvSlot {
     #[inline(always)]
-    fn push(&mut self, slots: &mut [RecvSlot], index: u32) {
-        slots[index as usize].next = NONE;
-        slots[index as usize].prev = self.tail;
-        match self.tail {
-            NONE => self.head = index,
-            tail => slots[tail as usize].next = index,
-        }
-        self.tail = index;
-        self.len += 1;
+    fn links(&self) -> Links {
+        self.links
     }
 
     #[inline(always)]
-    fn remove(&mut self, slots: &mut [RecvSlot], index: u32) {
-        let (prev, next) = (slots[index as usize].prev, slots[index as usize].next);
-        match prev {
-            NONE => self.head = next,
-            prev => slots[prev as usize].next = next,
-        }
-        match next {
-            NONE => self.tail = prev,
-            next => slots[next as usize].prev = prev,
-        }
-        self.len -= 1;
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
     }
 }
 
@@ -287,9 +259,10 @@ pub(crate) struct Requests<'m> {
     pub slots: &'m mut [RecvSlot],
     free: u32,
     /// Ended and not taken, oldest first.
-    ended: List,
-    /// With something to post.
-    due: List,
+    ended: Fifo,
+    /// With something to post, and how many.
+    due: Fifo,
+    due_len: u32,
 }
 
 impl<'m> Requests<'m> {
@@ -297,11 +270,11 @@ impl<'m> Requests<'m> {
         slots.fill(RecvSlot::EMPTY);
         let count = slots.len() as u32;
         for (i, slot) in slots.iter_mut().enumerate() {
-            slot.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
+            slot.links.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
             slot.generation = 1;
         }
         let free = if count == 0 { NONE } else { 0 };
-        Requests { slots, free, ended: List::EMPTY, due: List::EMPTY }
+        Requests { slots, free, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
     }
 
     /// The slot that the next receive gets.
@@ -314,7 +287,7 @@ impl<'m> Requests<'m> {
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
         let slot = &mut self.slots[index as usize];
-        self.free = slot.next;
+        self.free = slot.links.next;
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
         (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);
@@ -357,33 +330,32 @@ impl<'m> Requests<'m> {
     pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
         self.slots[index as usize].stage = stage;
         self.due.push(self.slots, index);
+        self.due_len += 1;
     }
 
     /// The next that has something to post.
     pub(crate) fn pop_due(&mut self) -> Option<u32> {
-        let index = self.due.head;
-        if index == NONE {
-            return None;
-        }
-        self.due.remove(self.slots, index);
+        let index = self.due.first()?;
+        self.remove_due(index);
         Some(index)
     }
 
     /// Takes one off that list.
     pub(crate) fn remove_due(&mut self, index: u32) {
         self.due.remove(self.slots, index);
+        self.due_len -= 1;
     }
 
     /// How many have something to post.
     #[inline(always)]
     pub(crate) fn due(&self) -> u32 {
-        self.due.len
+        self.due_len
     }
 
     /// The one that ended first.
     #[inline(always)]
     pub(crate) fn oldest(&self) -> Option<u32> {
-        (self.ended.head != NONE).then_some(self.ended.head)
+        self.ended.first()
     }
 
     /// What is to be said of one that has ended.
@@ -427,7 +399,7 @@ impl<'m> Requests<'m> {
         let slot = &mut self.slots[index as usize];
         slot.stage = Stage::Free;
         slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.next = self.free;
+        slot.links.next = self.free;
         self.free = index;
     }
 }

@@ -8,7 +8,8 @@ use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
 use crate::rail::{Posted, Rail, RailKey};
 use crate::sync::seq::truncate;
 
-use super::super::pending::{Kind, NONE, PendingSlot};
+use super::super::list::NONE;
+use super::super::pending::{Kind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::submit::{Issued, Notice};
 use super::super::table::{PeerSlot, PeerState, locate, resolve_local};

@@ -4,7 +4,7 @@
 use crate::error::Violation;
 use crate::mem::PeerId;
 
-use super::super::pending::NONE;
+use super::super::list::NONE;
 use super::head::Offer;
 
 /// Which block or header an unexpected message has.

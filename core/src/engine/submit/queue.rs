@@ -8,7 +8,8 @@ use crate::mem::{LocalAddr, Peer, RailId, RemoteAddr, Untrusted};
 use crate::op::{Amo, Outcome};
 use crate::rail::{Local, Rail, Remote};
 
-use super::super::pending::{Kind, NONE, State as Stage};
+use super::super::list::NONE;
+use super::super::pending::{Kind, State as Stage};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};

@@ -13,7 +13,7 @@ use crate::op::Token;
 use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
-use super::super::pending::NONE;
+use super::super::list::NONE;
 use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;

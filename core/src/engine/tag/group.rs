@@ -7,7 +7,7 @@
 //! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted by `BITS`, and the table in the
 //! low bits.
 
-use super::list::{Links, NONE};
+use super::super::list::{Links, NONE};
 
 /// In `chain.prev`: first of its chain; the other bits are the bucket.
 const HEAD: u32 = 1 << 31;

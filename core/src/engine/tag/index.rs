@@ -5,8 +5,8 @@
 //! index at most once, and messages received in order enter none. A shape gets an index with its second search among
 //! more than [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first walks them.
 
+use super::super::list::NONE;
 use super::key::Key;
-use super::list::NONE;
 use super::posted::Found;
 use super::shape::{NO_INDEX, Shapes};
 use super::unexpected::Unexpected;

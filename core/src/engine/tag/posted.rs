@@ -5,9 +5,9 @@
 //! once, when it is no longer among the youngest; a bounded number more wait for that until a message is not for the oldest. An arrival looks at the oldest receive, at one group per shape, at the
 //! overflow list, and at the youngest few.
 
+use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
 use super::key::Key;
-use super::list::{Fifo, Links, Listed, NONE};
 use super::shape::{OVERFLOW, Shapes};
 use super::words::{ReceiveId, Tag};
 

@@ -3,10 +3,10 @@
 //!
 //! How they are found is in `index`.
 
+use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
 use super::index::Index;
 use super::key::Key;
-use super::list::{Fifo, Links, Listed, NONE};
 use super::shape::Shapes;
 use super::words::{Arrived, UnexpectedId};
 

@@ -1,6 +1,6 @@
 //! A walk over everything a matcher has, that says what does not agree.
 
-use super::list::{Fifo, Listed, NONE};
+use super::super::list::{Fifo, Listed, NONE};
 use super::shape::OVERFLOW;
 use super::{Matcher, group, posted, unexpected};
 

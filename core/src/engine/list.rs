@@ -1,0 +1,121 @@
+//! Lists through the slots of a table, by index: the order of posting, of arrival, of the ends. Adding and removing cost a few
+//! stores. A slot may be in several lists, which have numbers then.
+
+/// No slot.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A slot's neighbours in a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Links {
+    pub next: u32,
+    pub prev: u32,
+}
+
+impl Links {
+    pub(crate) const NONE: Links = Links { next: NONE, prev: NONE };
+}
+
+/// Slots that lie in list number `LIST` of their table.
+pub(crate) trait Listed<const LIST: usize = 0> {
+    fn links(&self) -> Links;
+    fn links_mut(&mut self) -> &mut Links;
+}
+
+/// A list, oldest first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fifo<const LIST: usize = 0> {
+    pub head: u32,
+    pub tail: u32,
+}
+
+impl<const LIST: usize> Fifo<LIST> {
+    pub(crate) const EMPTY: Self = Fifo { head: NONE, tail: NONE };
+
+    #[inline(always)]
+    pub(crate) fn push<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
+        *slots[index as usize].links_mut() = Links { next: NONE, prev: self.tail };
+        match self.tail {
+            NONE => self.head = index,
+            tail => slots[tail as usize].links_mut().next = index,
+        }
+        self.tail = index;
+    }
+
+    /// Puts a slot before all others.
+    pub(crate) fn push_front<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
+        *slots[index as usize].links_mut() = Links { next: self.head, prev: NONE };
+        match self.head {
+            NONE => self.tail = index,
+            head => slots[head as usize].links_mut().prev = index,
+        }
+        self.head = index;
+    }
+
+    /// Takes the head off a list that is not empty.
+    #[inline(always)]
+    pub(crate) fn pop<T: Listed<LIST>>(&mut self, slots: &mut [T]) {
+        self.head = slots[self.head as usize].links().next;
+        match slots.get_mut(self.head as usize) {
+            Some(next) => next.links_mut().prev = NONE,
+            None => self.tail = NONE,
+        }
+    }
+
+    /// The oldest.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    #[inline(always)]
+    pub(crate) fn remove<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
+        let Links { next, prev } = slots[index as usize].links();
+        match prev {
+            NONE => self.head = next,
+            prev => slots[prev as usize].links_mut().next = next,
+        }
+        match next {
+            NONE => self.tail = prev,
+            next => slots[next as usize].links_mut().prev = prev,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Listed<0> for Links {
+        fn links(&self) -> Links {
+            *self
+        }
+        fn links_mut(&mut self) -> &mut Links {
+            self
+        }
+    }
+
+    #[test]
+    fn order_stays_whatever_is_removed() {
+        let mut slots = [Links::NONE; 5];
+        let mut list = Fifo::EMPTY;
+        (0..5).for_each(|i| list.push(&mut slots, i));
+        [2, 0, 4].into_iter().for_each(|i| list.remove(&mut slots, i));
+        assert_eq!((list.head, slots[1].next, slots[3].prev, list.tail), (1, 3, 1, 3));
+        [1, 3].into_iter().for_each(|i| list.remove(&mut slots, i));
+        assert_eq!((list.head, list.tail), (NONE, NONE));
+    }
+
+    #[test]
+    fn both_ends_take_and_the_head_is_given() {
+        let mut slots = [Links::NONE; 3];
+        let mut list = Fifo::EMPTY;
+        list.push_front(&mut slots, 1);
+        list.push_front(&mut slots, 0);
+        list.push(&mut slots, 2);
+        for index in 0..3 {
+            assert_eq!(list.first(), Some(index));
+            list.pop(&mut slots);
+        }
+        assert_eq!((list.first(), list.tail), (None, NONE));
+    }
+}
