@@ -44,7 +44,7 @@ use core::ptr::NonNull;
 pub use pending::PendingSlot;
 pub use stream::Stream;
 pub use submit::{Issued, Notice, Signal};
-pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len, reorder_handle};
+pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
 pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
@@ -323,9 +323,23 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.stats
     }
 
-    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then [`connect_peer`](Self::connect_peer).
+    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], say how they are [paired](Self::pair_rails) unless both
+    /// ends count them alike, then [`connect_peer`](Self::connect_peer).
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
+    }
+
+    /// Our rail i leads to the rail that the peer counts as `theirs[i]`: the peer's keys, in handles and in messages, are taken in this
+    /// order. Before it is connected. Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] unless `theirs` names each rail once; [`AttachError::UnknownPeer`] once it is connected.
+    pub fn pair_rails(&mut self, peer: PeerId, theirs: &[u8]) -> Result<(), AttachError> {
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Reserved {
+            return Err(AttachError::UnknownPeer);
+        }
+        slot.pair(theirs, RAILS).ok_or(AttachError::Config("rails of a peer: as many as ours, each once"))
     }
 
     /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
@@ -371,8 +385,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.forget_matching(peer.index);
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
-        let slot = &mut self.state.peers[peer.index as usize];
-        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        self.state.peers[peer.index as usize].free();
         Ok(())
     }
 
@@ -436,7 +449,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
-        let handle = Handle::<RAILS>::decode(handle)?;
+        let mut handle = Handle::<RAILS>::decode(handle)?;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        handle.keys = slot.in_our_order(handle.keys);
         self.import_handle(peer, handle)
     }
 

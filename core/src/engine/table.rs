@@ -42,11 +42,42 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail after the one that the last post took.
     pub(crate) turn: u8,
+    /// Four bits for each of our rails: which of its own this peer has at the other end.
+    theirs: u64,
 }
 
 impl PeerSlot {
     /// A slot without a peer.
-    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
+    pub const EMPTY: PeerSlot =
+        PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, theirs: 0xfedc_ba98_7654_3210 };
+
+    /// There is no such peer any more, and its number is stale.
+    pub(crate) fn free(&mut self) {
+        *self = PeerSlot { generation: self.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+    }
+
+    /// Our rail i leads to its rail `theirs[i]`. `None`, and nothing changed, unless each of `rails` is named once.
+    pub(crate) fn pair(&mut self, theirs: &[u8], rails: usize) -> Option<()> {
+        let mut named = 0u16;
+        let mut pairs = 0;
+        for (at, &rail) in theirs.iter().enumerate() {
+            let bit = 1u16.checked_shl(rail.into())?;
+            if usize::from(rail) >= rails || named & bit != 0 {
+                return None;
+            }
+            named |= bit;
+            pairs |= u64::from(rail) << (4 * at);
+        }
+        (theirs.len() == rails).then(|| self.theirs = pairs)
+    }
+
+    /// Keys as the peer counts its rails, as we count ours.
+    pub(crate) fn in_our_order<const RAILS: usize>(&self, keys: [RailKey; RAILS]) -> [RailKey; RAILS] {
+        core::array::from_fn(|rail| {
+            let theirs = self.theirs >> (4 * rail) & 15;
+            keys.get(theirs as usize).copied().unwrap_or_default()
+        })
+    }
 
     /// Whether operations may be posted to it.
     #[inline]
@@ -271,44 +302,6 @@ impl<const RAILS: usize> Handle<RAILS> {
     }
 }
 
-/// Puts the keys of a peer's handle into another order: the one at `order[i]` becomes that of rail i. For peers whose rails do not
-/// talk to ours in the order in which they count them.
-///
-/// # Errors
-/// [`AttachError::BadHandle`] for what is no handle, or an order that does not name each of its rails once;
-/// [`AttachError::Version`] and [`AttachError::Rails`] as [`Engine::import`](super::Engine::import).
-pub fn reorder_handle(handle: &mut [u8], order: &[u8]) -> Result<(), AttachError> {
-    let rails = order.len();
-    if handle.len() < HANDLE_HEAD || handle[..2] != HANDLE_MAGIC.to_le_bytes() {
-        return Err(AttachError::BadHandle);
-    }
-    let theirs = u16::from_le_bytes([handle[2], handle[3]]);
-    if theirs != HANDLE_VERSION {
-        return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
-    }
-    if handle[16..20] != (rails as u32).to_le_bytes() {
-        return Err(AttachError::Rails { theirs: handle[16], ours: rails.min(255) as u8 });
-    }
-    if rails > 16 || handle.len() < handle_len(rails) {
-        return Err(AttachError::BadHandle);
-    }
-    let named = order.iter().try_fold(0u16, |named, &rail| {
-        let bit = 1u16.checked_shl(rail.into())?;
-        (usize::from(rail) < rails && named & bit == 0).then_some(named | bit)
-    });
-    if named.is_none() {
-        return Err(AttachError::BadHandle);
-    }
-    let keys = &mut handle[HANDLE_HEAD..handle_len(rails)];
-    let mut before = [0; HANDLE_MAX];
-    before[..keys.len()].copy_from_slice(keys);
-    for (key, &rail) in keys.chunks_exact_mut(16).zip(order) {
-        let at = usize::from(rail) * 16;
-        key.copy_from_slice(&before[at..at + 16]);
-    }
-    Ok(())
-}
-
 /// Takes the next free slot for a peer.
 pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
     let index = peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full)?;
@@ -399,21 +392,22 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_a_handle_take_another_order() {
-        let mut bytes = [0; HANDLE_MAX];
-        let len = handle().encode(&mut bytes).unwrap();
-        assert_eq!(reorder_handle(&mut bytes[..len], &[2, 0, 1]), Ok(()));
-        let Handle { keys: [a, b, c], .. } = handle();
-        assert_eq!(Handle::<3>::decode(&bytes), Ok(Handle { keys: [c, a, b], ..handle() }));
-        let wrong: [&[u8]; 5] = [&[0, 1, 1], &[0, 1, 3], &[0, 1, 255], &[0, 1], &[0; 17]];
-        for order in wrong {
-            let before = bytes;
-            assert!(reorder_handle(&mut bytes[..len], order).is_err(), "{order:?}");
-            assert_eq!(bytes, before);
+    fn rails_are_paired_each_once_or_not_at_all() {
+        let mut slot = PeerSlot::EMPTY;
+        let keys = handle().keys;
+        assert_eq!(slot.in_our_order(keys), keys);
+        assert_eq!(slot.pair(&[2, 0, 1], 3), Some(()));
+        let [a, b, c] = keys;
+        assert_eq!(slot.in_our_order(keys), [c, a, b]);
+        let wrong: [&[u8]; 6] = [&[0, 1, 1], &[0, 1, 3], &[0, 1, 255], &[0, 1], &[0, 1, 2, 3], &[0; 17]];
+        for theirs in wrong {
+            assert_eq!(slot.pair(theirs, 3), None, "{theirs:?}");
+            assert_eq!(slot.in_our_order(keys), [c, a, b], "{theirs:?}");
         }
-        for cut in 0..len {
-            assert!(reorder_handle(&mut bytes[..cut], &[0, 1, 2]).is_err(), "cut to {cut}");
-        }
+        let all: [u8; 16] = core::array::from_fn(|rail| 15 - rail as u8);
+        assert_eq!(slot.pair(&all, 16), Some(()));
+        let keys = core::array::from_fn(|rail| RailKey { key: rail as u64, base: 0 });
+        assert_eq!(slot.in_our_order::<16>(keys).map(|key| key.key), all.map(u64::from));
     }
 
     #[test]

@@ -43,14 +43,37 @@ pub fn fleet<R: Rail, const RAILS: usize>(
             wrap(node, rail as u16, end)
         })
     };
-    join((0..nodes).map(rails).collect(), config, size)
+    join((0..nodes).map(rails).collect(), config, size, 0)
 }
 
-/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included.
+/// Engines on plain ends that count the rails of the fabric from different ones on: node `n` from rail `n`.
+pub fn crossed<const RAILS: usize>(
+    nodes: u16,
+    dials: Dials,
+    config: Config,
+    size: usize,
+    seed: u64,
+) -> Vec<Node<End, RAILS>> {
+    let sim = fabric(nodes, RAILS as u16, 64, dials, seed);
+    let rails = |node| {
+        std::array::from_fn(|rail| {
+            let mut end = sim.endpoint(node, (rail as u16 + node) % RAILS as u16);
+            for peer in 0..nodes {
+                end.attach(Peer(peer), peer).unwrap();
+            }
+            end
+        })
+    };
+    join((0..nodes).map(rails).collect(), config, size, 1)
+}
+
+/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included. Node `n`
+/// counts rails from `n * shift` on.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<[R; RAILS]>,
     config: Config,
     size: usize,
+    shift: usize,
 ) -> Vec<Node<R, RAILS>> {
     let nodes = rails.len();
     let mut fleet: Vec<Node<R, RAILS>> = rails
@@ -60,7 +83,11 @@ pub fn join<R: Rail, const RAILS: usize>(
             let config = Config { seed: node as u64, ..config };
             let mut engine = Engine::new(config, rails, memory(&config, nodes, 64)).unwrap();
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
-            for &peer in &peers {
+            for (other, &peer) in peers.iter().enumerate() {
+                let theirs = |rail: usize| (rail + (node + (RAILS - 1) * other) * shift) % RAILS;
+                engine
+                    .pair_rails(peer, &std::array::from_fn::<_, RAILS, _>(|rail| theirs(rail) as u8))
+                    .unwrap();
                 engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
             }
             let source = engine.register(region(size)).unwrap();

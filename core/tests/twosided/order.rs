@@ -231,3 +231,23 @@ fn messages_match_in_the_order_sent_over_one_two_and_three_wild_rails() {
         traffic::<3>(seed);
     }
 }
+
+#[test]
+fn payloads_are_read_over_rails_that_both_ends_count_differently() {
+    let config = Config { stripe_threshold: 256, stripe_chunk: 100, ..Config::DEFAULT };
+    let mut fleet = tagged_fleet::<3>(3, Dials::WILD, config, SMALL, 7);
+    let pairs = [(0, 1), (1, 0), (1, 2), (2, 0), (2, 2)];
+    for (from, to) in pairs {
+        let payload = Payload::Region(fleet[from].source.at(0), 2000);
+        let (peer, source) = (fleet[from].peers[to], fleet[to].peers[from]);
+        fleet[from].engine.send(CX, peer, tag(1), payload, Notice::Silent).unwrap();
+        let into = Some((fleet[to].target.at(0), 2000));
+        let request = fleet[to].engine.recv(Some(source), tag(1), EXACT, into, 0).unwrap();
+        fleet::turn_until(&mut fleet, "a long message", |fleet| {
+            fleet[to].engine.test_recv(request).unwrap().is_some_and(|status| status.outcome == Received::Ok)
+        });
+    }
+    let stats: Vec<_> = fleet.iter().map(|node| node.engine.matching_stats()).collect();
+    assert_eq!(stats.iter().map(|stats| stats.fetched).sum::<u64>(), pairs.len() as u64);
+    assert!(stats.iter().all(|stats| stats.pulled == 0), "a key of another rail: {stats:?}");
+}

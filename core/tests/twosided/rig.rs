@@ -87,7 +87,7 @@ pub fn tagged_fleet<const RAILS: usize>(
     matching: MatchConfig,
     seed: u64,
 ) -> Vec<Node<fleet::End, RAILS>> {
-    let (_, mut fleet) = fleet::plain::<RAILS>(nodes, dials, config, SIZE, seed);
+    let mut fleet = fleet::crossed::<RAILS>(nodes, dials, config, SIZE, seed);
     for node in &mut fleet {
         let streams = nodes as usize * config.contexts as usize;
         node.engine.attach_matching(matching, match_memory(matching, streams, 4)).unwrap();

@@ -9,7 +9,7 @@ use fishplate::guard::Guard;
 use fishplate::rails::{self, OpenRail, RailsError};
 use fishplate::topology::{Anchor, Machine};
 use fishplate::{Limits, MatchStorage, Storage};
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter, reorder_handle};
+use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
 use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::RailId;
 use fishplate_sys::LinuxHost;
@@ -165,6 +165,7 @@ impl<const RAILS: usize> Ground<RAILS> {
             })?;
             guard.watch(peer.peer(), Some(lifeline));
         }
+        engine.pair_rails(peer, &agreement.pairing.theirs).map_err(failed)?;
         engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).map_err(failed)?;
         // SAFETY: the ground outlives the engine, which borrows it.
         let ours = engine.register(unsafe { self.arena.region() }).map_err(failed)?;
@@ -175,10 +176,10 @@ impl<const RAILS: usize> Ground<RAILS> {
         // Who has the other's handle knows that the other has attached.
         let deadline = Instant::now() + Duration::from_secs(timeout);
         let theirs = wire.exchange(&handle[..len], deadline, || Some(engine.progress()));
-        let mut theirs = theirs.map_err(|error| Failure::run(format!("{who}: {error}")))?;
-        let imported = reorder_handle(&mut theirs, &agreement.pairing.theirs)
-            .and_then(|()| engine.import(peer, &theirs));
-        let theirs = imported.map_err(|error| Failure::run(format!("{who}: {}", handle_refused(error))))?;
+        let theirs = theirs.map_err(|error| Failure::run(format!("{who}: {error}")))?;
+        let theirs = engine
+            .import(peer, &theirs)
+            .map_err(|error| Failure::run(format!("{who}: {}", handle_refused(error))))?;
         Ok(table::Table {
             seat: Seat {
                 engine,

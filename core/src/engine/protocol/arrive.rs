@@ -201,7 +201,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             (head::REQUEST, 0) => {
                 let tag = head.tag()?;
-                let offer = Offer::<RAILS>::read(rest)?;
+                let mut offer = Offer::<RAILS>::read(rest)?;
+                offer.keys = self.peers[peer.0 as usize].in_our_order(offer.keys);
                 if head.seq >> WIRE_BITS != 0 {
                     return Err(Violation::Sequence);
                 }

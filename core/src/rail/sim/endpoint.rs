@@ -67,7 +67,7 @@ impl SimRail<'_, '_> {
             if len > RMA {
                 return Err(PostError::TooLong { len, max: RMA });
             }
-            if world.resolve(node, remote, len).is_none() {
+            if world.resolve((node, self.rail), remote, len).is_none() {
                 return Err(PostError::BadKey);
             }
         }
@@ -191,13 +191,13 @@ impl Rail for SimRail<'_, '_> {
         let world = &mut *self.sim.world.borrow_mut();
         let free = world.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
         let place = &mut world.regions[free];
-        place.memory = Some((self.node, region.ptr(), region.len()));
+        place.memory = Some(((self.node, self.rail), region.ptr(), region.len()));
         Ok((RailKey { key: place.key(free), base: 0 }, 0))
     }
 
     fn deregister(&mut self, key: RailKey) {
         let world = &mut *self.sim.world.borrow_mut();
-        if let Some(index) = world.registered(self.node, key) {
+        if let Some(index) = world.registered((self.node, self.rail), key) {
             let Registered { memory, uses } = &mut world.regions[index];
             (*memory, *uses) = (None, *uses + 1);
         }
@@ -207,7 +207,10 @@ impl Rail for SimRail<'_, '_> {
         let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
         let world = self.sim.world.borrow();
         let len = usize::try_from(len).map_err(|_| AttachError::BadHandle)?;
-        world.resolve(node, Remote { key, offset: 0 }, len).map(|_| None).ok_or(AttachError::BadHandle)
+        world
+            .resolve((node, self.rail), Remote { key, offset: 0 }, len)
+            .map(|_| None)
+            .ok_or(AttachError::BadHandle)
     }
 
     fn release(&mut self, _peer: Peer, _key: RailKey) {}
@@ -310,7 +313,10 @@ impl Rail for SimRail<'_, '_> {
                 Kind::Read { into, len, remote } => {
                     let (dead, source) = {
                         let world = self.sim.world.borrow();
-                        (world.is_dead(packet.to_node), world.resolve(packet.to_node, remote, len))
+                        (
+                            world.is_dead(packet.to_node),
+                            world.resolve((packet.to_node, self.rail), remote, len),
+                        )
                     };
                     self.free(index);
                     let result = match source {
@@ -325,7 +331,7 @@ impl Rail for SimRail<'_, '_> {
                     sink.done(packet.cx, result);
                 }
                 Kind::Write { from, len, remote, data } => {
-                    let target = self.sim.world.borrow().resolve(self.node, remote, len);
+                    let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
                         let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
                         // SAFETY: the target is registered; the source is readable until the post is done, or it is ours.

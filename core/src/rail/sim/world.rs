@@ -77,10 +77,10 @@ pub(super) struct World<'m> {
     pub(super) trace: u64,
 }
 
-/// A place for a region: who registered it, where it lies, and how often the place was used, which is part of its key.
+/// A place for a region: the node and the rail that registered it, where it lies, and how often the place was used, which is part of its key.
 #[derive(Clone, Copy)]
 pub(super) struct Registered {
-    pub(super) memory: Option<(u16, NonNull<u8>, usize)>,
+    pub(super) memory: Option<((u16, u16), NonNull<u8>, usize)>,
     pub(super) uses: u64,
 }
 
@@ -144,17 +144,17 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// The place that a key of `node` names.
-    pub(super) fn registered(&self, node: u16, key: RailKey) -> Option<usize> {
+    /// The place that a key of an endpoint, a node's on a rail, names.
+    pub(super) fn registered(&self, endpoint: (u16, u16), key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
         let place = self.regions.get(index)?;
-        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == node))
+        (place.key(index) == key.key && matches!(place.memory, Some((owner, ..)) if owner == endpoint))
             .then_some(index)
     }
 
-    /// The memory that a key of `node` names, if `len` bytes from the offset lie inside it.
-    pub(super) fn resolve(&self, node: u16, remote: Remote, len: usize) -> Option<*mut u8> {
-        let (_, base, size) = self.regions[self.registered(node, remote.key)?].memory?;
+    /// The memory that a key of an endpoint names, if `len` bytes from the offset lie inside it.
+    pub(super) fn resolve(&self, endpoint: (u16, u16), remote: Remote, len: usize) -> Option<*mut u8> {
+        let (_, base, size) = self.regions[self.registered(endpoint, remote.key)?].memory?;
         let end = remote.offset.checked_add(len as u64)?;
         // SAFETY: offset + len <= size of the registered region.
         (end <= size as u64).then(|| unsafe { base.as_ptr().add(remote.offset as usize) })
