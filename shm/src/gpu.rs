@@ -50,7 +50,6 @@ mod pair;
 mod primitive;
 mod publish;
 #[cfg(all(test, fishplate_loom))]
-#[path = "gpu/done/races.rs"]
 mod races;
 mod rail;
 mod relay;

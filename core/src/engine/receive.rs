@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{CompleteError, PeerError, Violation};
-use crate::mem::{Peer, RailId, Untrusted, copy_message};
+use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
 use crate::op::SignalOp;
 use crate::rail::Sink;
 use crate::sync::seq::Seq;
@@ -176,7 +176,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     // Data lands in any order, at once; only the signal waits for its turn.
                     // SAFETY: the target was checked against its region, the payload against the message's length: it is
                     // empty where there is no target.
-                    unsafe { copy_message(payload.as_ptr(), target, payload.len()) };
+                    unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
                 if next {
                     self.apply_signal(at, op, value)?;
@@ -197,7 +197,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
                 if fresh {
                     // SAFETY: the target was checked against its region.
-                    unsafe { copy_message(payload.as_ptr(), target, payload.len()) };
+                    unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
             }
             Body::Amo { at, amo, token } => {

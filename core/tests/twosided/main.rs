@@ -9,6 +9,7 @@ mod flood;
 mod hostile;
 mod order;
 mod psm;
+mod refused;
 mod rig;
 mod scenarios;
 mod stops;

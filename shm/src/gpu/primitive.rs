@@ -1,4 +1,4 @@
-//! What [`done`](super::done) takes its atomics from. Its models compile it a second time, over the atomics of loom: see `done/races.rs`.
+//! What [`done`](super::done) takes its atomics from. Its models compile it a second time, over the atomics of loom: see `races.rs`.
 
 pub(super) use fishplate_core::sync::primitive::AtomicU64;
 

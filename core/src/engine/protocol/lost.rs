@@ -51,7 +51,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 // What is to be placed is here.
                 Stage::Place | Stage::PlaceOurs => {}
-                Stage::Free | Stage::Posted | Stage::Reading | Stage::ReadingDevice | Stage::Ended => {}
+                // Whoever has it in hand, or reads it, ends it.
+                Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
+                Stage::Free | Stage::Posted | Stage::Ended => {}
             }
         }
     }

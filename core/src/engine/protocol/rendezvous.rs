@@ -81,8 +81,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let due = self.state.protocol.as_ref().map_or(0, |protocol| protocol.requests.due().min(batch));
         for _ in 0..due {
             let Some(protocol) = &mut self.state.protocol else { return };
-            let Some(index) = protocol.requests.pop_due() else { break };
-            let stage = protocol.requests.slots[index as usize].stage;
+            let Some((index, stage)) = protocol.requests.pop_due() else { break };
             match stage {
                 Stage::Fetch(by_message) => self.bring(index, by_message),
                 Stage::FetchDevice => self.bring_device(index),

@@ -112,6 +112,8 @@ pub(crate) enum Stage {
     Place,
     /// As `Place`, from a block of ours.
     PlaceOurs,
+    /// In no list: the pass that took it off the due goes on with it, also when its sender fails meanwhile.
+    InHand,
     Ended,
 }
 
@@ -333,11 +335,12 @@ impl<'m> Requests<'m> {
         self.due_len += 1;
     }
 
-    /// The next that has something to post.
-    pub(crate) fn pop_due(&mut self) -> Option<u32> {
+    /// The next that has something to post, and where it stood.
+    pub(crate) fn pop_due(&mut self) -> Option<(u32, Stage)> {
         let index = self.due.first()?;
         self.remove_due(index);
-        Some(index)
+        let stage = core::mem::replace(&mut self.slots[index as usize].stage, Stage::InHand);
+        Some((index, stage))
     }
 
     /// Takes one off that list.

@@ -28,7 +28,7 @@ mod primitive {
     pub(super) use edge;
 }
 
-#[path = "../done.rs"]
+#[path = "done.rs"]
 #[allow(dead_code, reason = "the models use what is shared")]
 mod done;
 
