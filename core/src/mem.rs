@@ -197,7 +197,7 @@ impl<'a> Untrusted<'a> {
         let n = self.len.min(into.len());
         // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy makes no claim that
         // the source holds still.
-        unsafe { copy_message(self.ptr, into.as_mut_ptr(), n) };
+        unsafe { copy_bytes(self.ptr, into.as_mut_ptr(), n) };
         n
     }
 
