@@ -3,7 +3,7 @@
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::AttachError;
 use fishplate_core::rail::Rail;
@@ -35,6 +35,7 @@ impl Default for Limits {
 /// Owns what an [`Engine`] borrows. Allocates in [`Storage::new`] and never again.
 pub struct Storage<const RAILS: usize> {
     peers: Vec<PeerSlot>,
+    pairings: Vec<Pairing>,
     streams: Vec<Stream>,
     parked: Vec<Parked>,
     bitmap: Vec<u64>,
@@ -49,6 +50,7 @@ impl<const RAILS: usize> Storage<RAILS> {
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         Storage {
             peers: vec![PeerSlot::EMPTY; limits.peers.into()],
+            pairings: vec![Pairing::ALIKE; limits.peers.into()],
             streams: vec![Stream::EMPTY; streams],
             parked: vec![Parked::EMPTY; streams * config.window as usize],
             bitmap: vec![0; config.bitmap_words(streams)],
@@ -69,6 +71,7 @@ impl<const RAILS: usize> Storage<RAILS> {
     ) -> Result<Engine<'_, R, RAILS>, AttachError> {
         let memory = Memory {
             peers: &mut self.peers,
+            pairings: &mut self.pairings,
             streams: &mut self.streams,
             parked: &mut self.parked,
             bitmap: &mut self.bitmap,

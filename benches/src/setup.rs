@@ -2,7 +2,9 @@
 
 use std::ptr::NonNull;
 
-use fishplate_core::engine::{Config, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
+use fishplate_core::engine::{
+    Config, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+};
 use fishplate_core::mem::{Region, RegionKind};
 
 /// So many values.
@@ -14,6 +16,7 @@ pub fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
 pub fn memory(config: &Config, operations: usize) -> Memory<'static, 1> {
     Memory {
         peers: leak(PeerSlot::EMPTY, 1),
+        pairings: leak(Pairing::ALIKE, 1),
         streams: leak(Stream::EMPTY, 1),
         parked: leak(Parked::EMPTY, config.window as usize),
         bitmap: leak(0, config.bitmap_words(1)),

@@ -44,7 +44,7 @@ use core::ptr::NonNull;
 pub use pending::PendingSlot;
 pub use stream::Stream;
 pub use submit::{Issued, Notice, Signal};
-pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
+pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, Pairing, PeerSlot, RemoteSlot, handle_len};
 pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
@@ -131,11 +131,13 @@ impl Default for Config {
 
 /// The memory of an engine, borrowed for its life. Lengths are the limits.
 ///
-/// With `P` peers, `C` contexts and a window of `W`: `peers` P, `streams` P·C, `parked` P·C·W,
+/// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C, `parked` P·C·W,
 /// `bitmap` [`Config::bitmap_words`]`(P·C)`.
 pub struct Memory<'m, const RAILS: usize> {
     /// One per peer.
     pub peers: &'m mut [PeerSlot],
+    /// The same.
+    pub pairings: &'m mut [Pairing],
     /// One per peer and context.
     pub streams: &'m mut [Stream],
     /// Messages that arrived before their turn.
@@ -177,6 +179,7 @@ pub struct Stats {
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     pub peers: &'m mut [PeerSlot],
+    pub pairings: &'m mut [Pairing],
     pub streams: &'m mut [Stream],
     pub parked: &'m mut [Parked],
     pub bitmap: &'m mut [u64],
@@ -239,9 +242,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         )?;
         check(config.batch >= 1, "batch: at least 1")?;
         check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
-        let Memory { peers, streams, parked, bitmap, locals, remotes, pending } = memory;
+        let Memory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
         let (count, window) = (peers.len() * config.contexts as usize, config.window as usize);
         check(!peers.is_empty() && peers.len() < u16::MAX as usize, "memory.peers: 1 to 65534")?;
+        check(pairings.len() >= peers.len(), "memory.pairings: as many as peers")?;
         check(streams.len() >= count, "memory.streams: peers x contexts")?;
         check(parked.len() >= count * window, "memory.parked: peers x contexts x window")?;
         check(bitmap.len() >= config.bitmap_words(count), "memory.bitmap: Config::bitmap_words")?;
@@ -266,6 +270,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let whole = if RAILS > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
+        pairings.fill(Pairing::ALIKE);
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
             for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {
@@ -280,6 +285,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             state: State {
                 config,
                 peers,
+                pairings,
                 streams,
                 parked,
                 bitmap,
@@ -339,7 +345,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         if slot.state != PeerState::Reserved {
             return Err(AttachError::UnknownPeer);
         }
-        slot.pair(theirs, RAILS).ok_or(AttachError::Config("rails of a peer: as many as ours, each once"))
+        let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
+        self.state.pairings[peer.index as usize] = Pairing::of(theirs, RAILS).ok_or(wrong)?;
+        Ok(())
     }
 
     /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
@@ -385,7 +393,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.forget_matching(peer.index);
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
-        self.state.peers[peer.index as usize].free();
+        let slot = &mut self.state.peers[peer.index as usize];
+        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        self.state.pairings[peer.index as usize] = Pairing::ALIKE;
         Ok(())
     }
 
@@ -450,8 +460,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let mut handle = Handle::<RAILS>::decode(handle)?;
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        handle.keys = slot.in_our_order(handle.keys);
+        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
         self.import_handle(peer, handle)
     }
 

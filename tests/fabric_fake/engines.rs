@@ -47,7 +47,7 @@ pub fn join<const RAILS: usize>(
             }
         }
     }
-    fleet::join(rails, engines, size)
+    fleet::join(rails, engines, size, 0)
 }
 
 fn streams(name: &str, persona: Persona) {

@@ -42,42 +42,11 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail after the one that the last post took.
     pub(crate) turn: u8,
-    /// Four bits for each of our rails: which of its own this peer has at the other end.
-    theirs: u64,
 }
 
 impl PeerSlot {
     /// A slot without a peer.
-    pub const EMPTY: PeerSlot =
-        PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, theirs: 0xfedc_ba98_7654_3210 };
-
-    /// There is no such peer any more, and its number is stale.
-    pub(crate) fn free(&mut self) {
-        *self = PeerSlot { generation: self.generation.wrapping_add(1), ..PeerSlot::EMPTY };
-    }
-
-    /// Our rail i leads to its rail `theirs[i]`. `None`, and nothing changed, unless each of `rails` is named once.
-    pub(crate) fn pair(&mut self, theirs: &[u8], rails: usize) -> Option<()> {
-        let mut named = 0u16;
-        let mut pairs = 0;
-        for (at, &rail) in theirs.iter().enumerate() {
-            let bit = 1u16.checked_shl(rail.into())?;
-            if usize::from(rail) >= rails || named & bit != 0 {
-                return None;
-            }
-            named |= bit;
-            pairs |= u64::from(rail) << (4 * at);
-        }
-        (theirs.len() == rails).then(|| self.theirs = pairs)
-    }
-
-    /// Keys as the peer counts its rails, as we count ours.
-    pub(crate) fn in_our_order<const RAILS: usize>(&self, keys: [RailKey; RAILS]) -> [RailKey; RAILS] {
-        core::array::from_fn(|rail| {
-            let theirs = self.theirs >> (4 * rail) & 15;
-            keys.get(theirs as usize).copied().unwrap_or_default()
-        })
-    }
+    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
 
     /// Whether operations may be posted to it.
     #[inline]
@@ -87,6 +56,40 @@ impl PeerSlot {
             PeerState::Failed(why) => Err(OpError::PeerFailed(why)),
             PeerState::Free | PeerState::Reserved => Err(OpError::UnknownPeer),
         }
+    }
+}
+
+/// Which rails of one peer ours lead to.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairing {
+    /// Four bits for each of our rails.
+    theirs: u64,
+}
+
+impl Pairing {
+    /// Both ends count them alike.
+    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210 };
+
+    /// Our rail i leads to their rail `theirs[i]`. `None` unless each of `rails` is named once.
+    pub(crate) fn of(theirs: &[u8], rails: usize) -> Option<Pairing> {
+        let (mut named, mut pairs) = (0u16, 0);
+        for (at, &rail) in theirs.iter().enumerate() {
+            let bit = 1u16.checked_shl(rail.into())?;
+            if usize::from(rail) >= rails || named & bit != 0 {
+                return None;
+            }
+            named |= bit;
+            pairs |= u64::from(rail) << (4 * at);
+        }
+        (theirs.len() == rails).then_some(Pairing { theirs: pairs })
+    }
+
+    /// Keys as the peer counts its rails, as we count ours.
+    pub(crate) fn in_our_order<const RAILS: usize>(self, keys: [RailKey; RAILS]) -> [RailKey; RAILS] {
+        core::array::from_fn(|rail| {
+            let theirs = self.theirs >> (4 * rail) & 15;
+            keys.get(theirs as usize).copied().unwrap_or_default()
+        })
     }
 }
 
@@ -393,21 +396,18 @@ mod tests {
 
     #[test]
     fn rails_are_paired_each_once_or_not_at_all() {
-        let mut slot = PeerSlot::EMPTY;
         let keys = handle().keys;
-        assert_eq!(slot.in_our_order(keys), keys);
-        assert_eq!(slot.pair(&[2, 0, 1], 3), Some(()));
         let [a, b, c] = keys;
-        assert_eq!(slot.in_our_order(keys), [c, a, b]);
+        assert_eq!(Pairing::ALIKE.in_our_order(keys), keys);
+        assert_eq!(Pairing::of(&[2, 0, 1], 3).unwrap().in_our_order(keys), [c, a, b]);
         let wrong: [&[u8]; 6] = [&[0, 1, 1], &[0, 1, 3], &[0, 1, 255], &[0, 1], &[0, 1, 2, 3], &[0; 17]];
         for theirs in wrong {
-            assert_eq!(slot.pair(theirs, 3), None, "{theirs:?}");
-            assert_eq!(slot.in_our_order(keys), [c, a, b], "{theirs:?}");
+            assert!(Pairing::of(theirs, 3).is_none(), "{theirs:?}");
         }
         let all: [u8; 16] = core::array::from_fn(|rail| 15 - rail as u8);
-        assert_eq!(slot.pair(&all, 16), Some(()));
         let keys = core::array::from_fn(|rail| RailKey { key: rail as u64, base: 0 });
-        assert_eq!(slot.in_our_order::<16>(keys).map(|key| key.key), all.map(u64::from));
+        let turned = Pairing::of(&all, 16).unwrap().in_our_order::<16>(keys);
+        assert_eq!(turned.map(|key| key.key), all.map(u64::from));
     }
 
     #[test]

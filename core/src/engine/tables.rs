@@ -1,6 +1,6 @@
 //! The memory of a small engine with one context, all in one value: for a static, the stack, or a test. Nothing allocates.
 
-use super::{LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
+use super::{LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
 
 /// Words of bitmap per stream: enough for windows up to 512.
 const WORDS: usize = 16;
@@ -16,6 +16,7 @@ pub struct Tables<
     const OPS: usize,
 > {
     peers: [PeerSlot; PEERS],
+    pairings: [Pairing; PEERS],
     streams: [Stream; PEERS],
     parked: [[Parked; WINDOW]; PEERS],
     bitmap: [[u64; WORDS]; PEERS],
@@ -31,6 +32,7 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
     pub const fn new() -> Self {
         Tables {
             peers: [PeerSlot::EMPTY; PEERS],
+            pairings: [Pairing::ALIKE; PEERS],
             streams: [Stream::EMPTY; PEERS],
             parked: [[Parked::EMPTY; WINDOW]; PEERS],
             bitmap: [[0; WORDS]; PEERS],
@@ -44,6 +46,7 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
     pub fn memory(&mut self) -> Memory<'_, RAILS> {
         Memory {
             peers: &mut self.peers,
+            pairings: &mut self.pairings,
             streams: &mut self.streams,
             parked: self.parked.as_flattened_mut(),
             bitmap: self.bitmap.as_flattened_mut(),

@@ -11,8 +11,8 @@ pub mod veil;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot,
-    Stream, Waiter,
+    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot,
+    RemoteSlot, Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -33,6 +33,7 @@ pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> 
     let streams = peers * config.contexts as usize;
     Memory {
         peers: leak(PeerSlot::EMPTY, peers),
+        pairings: leak(Pairing::ALIKE, peers),
         streams: leak(Stream::EMPTY, streams),
         parked: leak(Parked::EMPTY, streams * config.window as usize),
         bitmap: leak(0, config.bitmap_words(streams)),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, LocalSlot, Memory, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Untrusted};
@@ -94,6 +94,7 @@ pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
 pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine<'static, R, 1> {
     let memory = Memory {
         peers: leak(PeerSlot::EMPTY, 1),
+        pairings: leak(Pairing::ALIKE, 1),
         streams: leak(Stream::EMPTY, 1),
         parked: leak(Parked::EMPTY, config.window as usize),
         bitmap: leak(0, config.bitmap_words(1)),

@@ -3,7 +3,7 @@
 use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};
 use fishplate::topology::{Anchor, LinkState, Machine};
-use fishplate_core::engine::{Parked, PeerSlot, RemoteSlot, Stream};
+use fishplate_core::engine::{Pairing, Parked, PeerSlot, RemoteSlot, Stream};
 use fishplate_core::rail::Rail;
 use fishplate_sys::fabric::negotiate::{self, Offer, Progress};
 use fishplate_sys::fabric::raw::FI_ATOMIC;
@@ -155,5 +155,9 @@ pub fn per_peer(settings: &Settings, of_rails: usize) -> usize {
     let config = settings.engine(0).unwrap_or_default();
     let stream = size_of::<Stream>() + config.window as usize * size_of::<Parked>();
     let bitmaps = config.bitmap_words(1) * size_of::<u64>();
-    size_of::<PeerSlot>() + streams * (stream + bitmaps) + size_of::<RemoteSlot<RAILS>>() + of_rails
+    size_of::<PeerSlot>()
+        + size_of::<Pairing>()
+        + streams * (stream + bitmaps)
+        + size_of::<RemoteSlot<RAILS>>()
+        + of_rails
 }

@@ -9,8 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Parked, PeerSlot, PendingSlot,
-    RemoteSlot, Signal, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot,
+    PendingSlot, RemoteSlot, Signal, Stream, Waiter,
 };
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{Cmp, SignalOp};
@@ -73,6 +73,7 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
     let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
     let memory = Memory {
         peers: &mut [PeerSlot::EMPTY],
+        pairings: &mut [Pairing::ALIKE],
         streams: &mut [Stream::EMPTY],
         parked: &mut [Parked::EMPTY; WINDOW],
         bitmap: &mut [0; 8],

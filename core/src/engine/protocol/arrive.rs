@@ -202,7 +202,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (head::REQUEST, 0) => {
                 let tag = head.tag()?;
                 let mut offer = Offer::<RAILS>::read(rest)?;
-                offer.keys = self.peers[peer.0 as usize].in_our_order(offer.keys);
+                offer.keys = self.pairings[peer.0 as usize].in_our_order(offer.keys);
                 if head.seq >> WIRE_BITS != 0 {
                     return Err(Violation::Sequence);
                 }
