@@ -35,7 +35,7 @@ fn join<const RAILS: usize>(
             }
         }
     }
-    fleet::join(rails, engines, size)
+    fleet::join(rails, engines, size, 0)
 }
 
 fn streams(name: &str, ask: Ask<'_>, config: FabricConfig, runs: u64) {
