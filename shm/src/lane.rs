@@ -38,7 +38,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fishplate_core::mem::copy_bytes;
+use fishplate_core::mem::{copy_bytes, copy_message};
 use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
@@ -421,8 +421,12 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies a payload into the lane, the shortest without a call. Long ones are the platform's `memcpy`, since its string instructions
-/// do not fetch the lines that they fill: the other way than when a payload is copied out.
+/// Longest payload that goes into the lane in pieces, in bytes. Between processors that share a cache 4 KiB arrive a third sooner so;
+/// longer ones as soon as by `memcpy`, whose string instructions do not fetch the lines that they fill, which is twice as fast where the
+/// processors share none.
+const PIECES_MAX: usize = 4096;
+
+/// Copies a payload into the lane, the shortest without a call.
 ///
 /// # Safety
 /// As [`copy_words`].
@@ -433,7 +437,12 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[inline(never)]
     unsafe fn longer(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
-        unsafe { copy_bytes(from, to, len) };
+        unsafe {
+            match len {
+                ..=PIECES_MAX => copy_message(from, to, len),
+                _ => copy_bytes(from, to, len),
+            }
+        }
     }
     // SAFETY: the caller's promise.
     unsafe {

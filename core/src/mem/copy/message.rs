@@ -1,4 +1,4 @@
-//! Copies out of messages: out of memory that another processor has just written.
+//! Copies of messages: out of memory that another processor has just written, and into memory that it has just read.
 //!
 //! There `memcpy` is slow where it becomes one string instruction, which it does from some 2 KiB on where the processor announces that as
 //! fast: 4 KiB take 90 ns longer so, since a loop lets the transfers of more lines overlap. So it gets pieces that are shorter.
@@ -13,7 +13,7 @@ const PIECE: usize = 2048;
 /// Longest copy in pieces, in bytes: nothing was measured beyond, and string instructions win in the end.
 const PIECES_MAX: usize = 16 << 10;
 
-/// Copies `len` bytes that do not overlap, out of memory that another processor has written.
+/// Copies `len` bytes that do not overlap, to or from memory that another processor works on as well.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap. Other processes may read and write both meanwhile.
