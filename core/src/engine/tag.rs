@@ -142,6 +142,24 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
+    /// [`post`](Self::post) of a receive with the mask of the one before it, while no message waits: the usual case. `None`: it is
+    /// something else, and nothing changed.
+    #[inline(always)]
+    pub(crate) fn post_alike(
+        &mut self,
+        source: Option<u32>,
+        tag: Tag,
+        ignore: Tag,
+        context: u64,
+    ) -> Option<ReceiveId> {
+        if self.unexpected.len != 0 || self.check_width(tag | ignore).is_err() {
+            return None;
+        }
+        let mask = Key::mask(source.is_some(), ignore);
+        let shape = self.shapes.last(mask)?;
+        self.posted.append(&mut self.shapes, shape, mask, Key::new(source.unwrap_or(0), tag), context)
+    }
+
     /// As [`post`](Self::post), with a mask known beforehand. `source` means nothing when the shape names none.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
 
-use super::super::table::{PeerState, resolve_local};
+use super::super::table::{PeerSlot, PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
@@ -41,6 +41,48 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "fi_trecv")]
     #[inline]
     pub fn recv(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Option<(LocalAddr, usize)>,
+        word: u64,
+    ) -> Result<Request, OpError> {
+        match self.recv_now(source, tag, ignore, into, word) {
+            Some(request) => Ok(request),
+            None => self.recv_slow(source, tag, ignore, into, word),
+        }
+    }
+
+    /// Posts a receive whose message has not come, into memory of the processor. `None`: it is something else, and nothing changed.
+    #[inline(always)]
+    fn recv_now(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Option<(LocalAddr, usize)>,
+        word: u64,
+    ) -> Option<Request> {
+        let buffer = self.buffer(into).ok()?;
+        let state = &mut self.state;
+        if let Some(source) = source {
+            match state.peers.get(source.index as usize) {
+                Some(PeerSlot { state: PeerState::Connected, generation, .. })
+                    if *generation == source.generation => {}
+                _ => return None,
+            }
+        }
+        let protocol = state.protocol.as_mut()?;
+        let index = protocol.requests.first_free()?;
+        let posted =
+            protocol.matcher.post_alike(source.map(|peer| peer.index as u32), tag, ignore, index as u64)?;
+        Some(protocol.requests.open(index, &buffer, word, posted))
+    }
+
+    /// Every other receive, and everything that is wrong with one.
+    #[inline(never)]
+    fn recv_slow(
         &mut self,
         source: Option<PeerId>,
         tag: Tag,
@@ -201,17 +243,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// # Errors
     /// [`OpError::StaleToken`] if it was taken before.
     #[doc(alias = "psm2_mq_test2")]
-    #[inline]
+    #[inline(always)]
     pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, OpError> {
         let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.find(request)?;
         if protocol.requests.slots[index as usize].stage != Stage::Ended {
             return Ok(None);
         }
-        match protocol.requests.take_fit(index) {
-            Some(status) => Ok(Some(status)),
-            None => Ok(Some(protocol.requests.take(index))),
-        }
+        Ok(Some(protocol.requests.take(index)))
     }
 
     /// The status of the receive that ended first among those whose status was not taken. It stays. Does not make progress.
@@ -224,14 +263,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Takes the status of the receive that ended first. Does not make progress.
     #[doc(alias = "psm2_mq_ipeek_dequeue")]
-    #[inline]
+    #[inline(always)]
     pub fn next_recv(&mut self) -> Option<Status> {
         let requests = &mut self.state.protocol.as_mut()?.requests;
-        let index = requests.oldest()?;
-        match requests.take_fit(index) {
-            Some(status) => Some(status),
-            None => Some(requests.take(index)),
-        }
+        requests.oldest().map(|index| requests.take(index))
     }
 
     /// Waits until a receive has ended, and takes its status.
@@ -254,10 +289,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if let Some(protocol) = &mut self.state.protocol
                 && protocol.requests.slots[index as usize].stage == Stage::Ended
             {
-                return match protocol.requests.take_fit(index) {
-                    Some(status) => Ok(status),
-                    None => Ok(protocol.requests.take(index)),
-                };
+                return Ok(protocol.requests.take(index));
             }
             self.progress();
         }

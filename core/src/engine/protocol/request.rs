@@ -226,6 +226,7 @@ impl RecvSlot {
     }
 
     /// How it ended.
+    #[inline(always)]
     fn outcome(&self) -> Received {
         match self.fit {
             Fit::Whole => Received::Ok,
@@ -324,7 +325,7 @@ impl<'m> Requests<'m> {
         let unclaimed = slot.unclaimed;
         self.ended.push(self.slots, index);
         if unclaimed {
-            self.take(index);
+            self.release(index);
         }
     }
 
@@ -362,34 +363,22 @@ impl<'m> Requests<'m> {
     }
 
     /// What is to be said of one that has ended.
+    #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
-        self.status_of(index, self.slots[index as usize].outcome())
-    }
-
-    #[inline(always)]
-    fn status_of(&self, index: u32, outcome: Received) -> Status {
         let slot = &self.slots[index as usize];
-        let envelope = slot.source.get().map(|source| Envelope { source, tag: slot.tag, len: slot.len });
-        let request = Request(((slot.generation as u64) << 32) | index as u64);
-        Status { request, word: slot.word, outcome, envelope, delivered: slot.delivered, order: slot.order }
+        Status {
+            request: self.name(index),
+            word: slot.word,
+            outcome: slot.outcome(),
+            envelope: slot.source.get().map(|source| Envelope { source, tag: slot.tag, len: slot.len }),
+            delivered: slot.delivered,
+            order: slot.order,
+        }
     }
 
-    /// Takes the status of one that has ended with as much of its message as fits, the usual end; its name is stale from now on.
-    /// `None`: it ended otherwise, and [`take`](Self::take) tells how.
+    /// Takes the status of one that has ended; its name is stale from now on. In line, so that a caller loads no more of it than
+    /// it looks at.
     #[inline(always)]
-    pub(crate) fn take_fit(&mut self, index: u32) -> Option<Status> {
-        let outcome = match self.slots[index as usize].fit {
-            Fit::Whole => Received::Ok,
-            Fit::Cut => Received::Truncated,
-            Fit::Told => return None,
-        };
-        let status = self.status_of(index, outcome);
-        self.release(index);
-        Some(status)
-    }
-
-    /// Takes the status of one that has ended; its name is stale from now on.
-    #[inline(never)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);
         self.release(index);
