@@ -367,7 +367,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             let stream = self.state.stream_of(context as u8, peer.index);
             let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
             let stream = &mut self.state.streams[stream as usize];
-            (stream.live, stream.unhurried) = (true, true);
+            (stream.live, stream.unhurried, stream.generation) = (true, true, peer.generation);
             stream.tag = PostTag { owner, bytes: 0 }.pack();
         }
         Ok(())

@@ -10,6 +10,8 @@ use super::window::Window;
 #[repr(align(64))]
 pub struct Stream {
     pub(crate) peer: u16,
+    /// Of the peer.
+    pub(crate) generation: u16,
     pub(crate) context: u8,
     /// The peer is connected: what arrives counts.
     pub(crate) live: bool,
@@ -65,6 +67,7 @@ impl Stream {
     pub(crate) const fn new(context: u8, peer: u16, window: u32, first: Seq) -> Stream {
         Stream {
             peer,
+            generation: 0,
             context,
             live: false,
             unhurried: false,

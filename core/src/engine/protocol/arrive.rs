@@ -35,19 +35,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let stream = head.context as usize * count + peer.0 as usize;
         // Streams of contexts that are not configured are not there, or not live. Where the peer has asked to be told of what is yet
         // to come, that is made due below.
-        let (Some(slot), Some(s), Some(account)) = (
-            self.peers.get(peer.0 as usize),
-            self.streams.get_mut(stream),
-            protocol.accounts.get_mut(stream),
-        ) else {
+        let (Some(s), Some(account)) = (self.streams.get_mut(stream), protocol.accounts.get_mut(stream))
+        else {
             return false;
         };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
         // An operation that is not wholly posted is among those that are not acknowledged.
-        if head.kind != head::TAGGED
-            || head.op > 1
-            || head.words[1] >> 32 != 0
+        if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
+            || peer.0 as usize >= count
             || !s.unhurried
             || acked as u64 > s.in_flight()
             || freed > account.used()
@@ -57,6 +53,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         {
             return false;
         }
+        let source = Sender::new(PeerId { index: peer.0, generation: s.generation });
         account.freed = head.freed;
         // Its credit goes back at once: most often its receive is there.
         account.returned = account.returned.wrapping_add(1);
@@ -69,7 +66,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if head.op != 0 || s.owed() > half || account.owed() > protocol.credits / 2 {
             self.due.push(self.streams, stream as u32);
         }
-        let source = Sender::new(PeerId { index: peer.0, generation: slot.generation });
         self.stats.arrived += 1;
         let tag = Tag { lo: head.words[0], hi: head.words[1] as u32 };
         let len = payload.len() as u64;
@@ -83,10 +79,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let (n, fit) = receive.fit(len);
                 (receive.source, receive.tag, receive.len) = (source, tag, len);
                 (receive.delivered, receive.fit) = (n, fit);
-                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
-                // payload is readable during this call.
-                unsafe { copy_message(payload.as_ptr(), receive.ptr, n as usize) };
+                let into = receive.ptr;
                 protocol.requests.end(context as u32, &mut self.pending.ends);
+                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
+                // payload is readable during this call. Nobody looks at the buffer before this returns.
+                unsafe { copy_message(payload.as_ptr(), into, n as usize) };
             }
             Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),
             Err(_) => self.next_unexpected(stream as u32, None, payload),
