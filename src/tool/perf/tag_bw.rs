@@ -1,7 +1,8 @@
 //! A stream of tagged messages, all with the same tag. The other side has a window of receives posted, and posts each again when
-//! its message has come. Checked, every window is answered, and verified before that.
+//! its message has come. Checked, every window is answered, and verified before that. Unchecked, all messages are sent from one place
+//! and received into one place, as those of `ucx_perftest` and `osu_bw` are.
 
-use fishplate_core::engine::protocol::Received;
+use fishplate_core::engine::protocol::{Received, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::rail::Rail;
 
@@ -14,6 +15,11 @@ use crate::tool::payload::Pattern;
 /// The tag of the stream, and that of the answers to it.
 const STREAM: u64 = 1;
 const ANSWER: u64 = 2;
+
+/// From one payload to the next, in bytes.
+fn stride(leg: &Leg) -> usize {
+    if leg.check { leg.stride() } else { 0 }
+}
 
 /// The side that sends.
 pub fn start<R: Rail, const RAILS: usize>(
@@ -44,7 +50,7 @@ fn stream<R: Rail, const RAILS: usize>(
     histogram: &mut Histogram,
 ) -> Outcome<u64> {
     let (clock, deadline_ns) = (seat.clock, leg.deadline_ns());
-    let (stride, slots, per_window) = (leg.stride(), leg.slots() as usize, leg.per_window());
+    let (stride, slots, per_window) = (stride(leg), leg.slots() as usize, leg.per_window());
     if count == 0 {
         return Ok(0);
     }
@@ -89,17 +95,17 @@ fn stream<R: Rail, const RAILS: usize>(
 #[inline(never)]
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
     let deadline_ns = leg.deadline_ns();
-    let (slots, per_window) = (leg.slots() as usize, leg.per_window());
+    let (stride, slots, per_window) = (stride(leg), leg.slots(), leg.per_window());
     let mut tally = Tally::default();
     let total = leg.warmup + leg.iters;
     let (mut posted, mut got, mut idle) = (0, 0, 0u32);
     while posted < total.min(leg.window.min(super::seat::RECEIVES as u64 / 2)) {
-        post(seat, leg, posted, slots)?;
+        post(seat, leg, posted, posted % slots * stride as u64)?;
         posted += 1;
     }
     seat.send(ANSWER, 0, 0, deadline_ns)?;
     while got < total {
-        let Some(status) = seat.engine.next_recv() else {
+        let Some(Status { outcome, word: number, .. }) = seat.engine.next_recv() else {
             seat.engine.progress();
             idle += 1;
             if idle.is_multiple_of(1 << 20) {
@@ -107,13 +113,12 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
             }
             continue;
         };
-        if status.outcome != Received::Ok {
-            return Err(Failure::run(format!("a receive ended: {}", status.outcome)));
+        if outcome != Received::Ok {
+            return Err(Failure::run(format!("a receive ended: {outcome}")));
         }
         if leg.check {
             // Messages match in the order sent: the receive posted as this number got this number.
-            let number = status.word;
-            let at = SLOTS_AT + number as usize % slots * leg.stride();
+            let at = SLOTS_AT + (number % slots) as usize * stride;
             let pattern = Pattern::new(leg.seed, STREAM, number);
             // SAFETY: the slots lie inside the buffer, and the receive is over.
             let whole = unsafe { pattern.verify(seat.bytes.as_ptr().add(at), leg.size) };
@@ -122,7 +127,7 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
         }
         got += 1;
         if posted < total {
-            post(seat, leg, posted, slots)?;
+            post(seat, leg, posted, posted % slots * stride as u64)?;
             posted += 1;
         }
         let answers = match leg.check {
@@ -136,16 +141,15 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
     Ok(tally)
 }
 
-/// Posts the receive of message `number`.
+/// Posts the receive of message `number`, into the slots from `offset` on.
 #[inline(always)]
 fn post<R: Rail, const RAILS: usize>(
     seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
     number: u64,
-    slots: usize,
+    offset: u64,
 ) -> Outcome {
-    let offset = SLOTS_AT + number as usize % slots * leg.stride();
-    let into = Some((seat.buffer.at(offset as u64), leg.size));
+    let into = Some((seat.buffer.at(SLOTS_AT as u64 + offset), leg.size));
     let posted = seat.engine.recv(Some(seat.peer), Tag::from(STREAM), Tag::ZERO, into, number);
     posted.map(drop).map_err(|error| Failure::run(format!("a receive was refused: {error}")))
 }
