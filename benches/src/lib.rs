@@ -140,8 +140,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("fabric_poll_idle",               62.5,     60.0),
     ours("fabric_landed_32",             1963.5,   1870.0).per(32),
     ours("tagged_send",                  166.9,    159.0),
-    ours("tagged_receive",               544.0,    518.3),
-    ours("tagged_round",                 653.0,    622.3),
+    ours("tagged_receive",               496.1,    472.5),
+    ours("tagged_round",                 614.8,    585.5),
 ];
 
 /// Pairs of which the first must take no more instructions than the second.

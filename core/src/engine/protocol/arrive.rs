@@ -35,10 +35,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let stream = head.context as usize * count + peer.0 as usize;
         // Streams of contexts that are not configured are not there, or not live. Where the peer has asked to be told of what is yet
         // to come, that is made due below.
-        let (Some(s), Some(account)) = (self.streams.get_mut(stream), protocol.accounts.get_mut(stream))
-        else {
-            return false;
-        };
+        let Some(s) = self.streams.get_mut(stream) else { return false };
+        let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
         // An operation that is not wholly posted is among those that are not acknowledged.
