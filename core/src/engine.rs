@@ -14,20 +14,22 @@
 //!
 //! # Files
 //!
-//! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails report, `service` acts on
-//! what became due, `finish` ends operations, `wait` blocks; `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share,
-//! `list` the lists through it;
-//! `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
+//! `peers` and `regions` set up what operations name. `submit` takes operations in, `post` cuts them into posts and picks rails,
+//! `receive` handles what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks; `window`, `stream`,
+//! `pending`, `table`, `load` and `wire` are the state they share, `list` the lists through it. `protocol` sends and receives messages,
+//! `tag` matches them. `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 pub mod command;
 mod finish;
 pub mod lane;
 pub(crate) mod list;
 mod load;
+mod peers;
 mod pending;
 mod post;
 pub mod protocol;
 mod receive;
+mod regions;
 mod service;
 mod stream;
 mod submit;
@@ -39,8 +41,6 @@ mod window;
 mod wire;
 pub mod worker;
 
-use core::ptr::NonNull;
-
 pub use pending::PendingSlot;
 pub use stream::Stream;
 pub use submit::{Issued, Notice, Signal};
@@ -49,8 +49,8 @@ pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
 
-use crate::error::{AttachError, PeerError};
-use crate::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteId};
+use crate::error::AttachError;
+use crate::mem::RailId;
 use crate::rail::Rail;
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
@@ -58,8 +58,6 @@ use load::Loads;
 use pending::Pending;
 use protocol::Protocol;
 use stream::Due;
-use table::{Handle, PeerState};
-use wire::{GENERATION_MASK, Owner, PostTag};
 
 /// One stream of order per peer. OpenSHMEM's `shmem_ctx_t`; contexts are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -329,205 +327,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.stats
     }
 
-    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], say how they are [paired](Self::pair_rails) unless both
-    /// ends count them alike, then [`connect_peer`](Self::connect_peer).
-    pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
-        table::reserve_peer(self.state.peers)
-    }
-
-    /// Our rail i leads to the rail that the peer counts as `theirs[i]`: the peer's keys, in handles and in messages, are taken in this
-    /// order. Before it is connected. Slow path.
-    ///
-    /// # Errors
-    /// [`AttachError::Config`] unless `theirs` names each rail once; [`AttachError::UnknownPeer`] once it is connected.
-    pub fn pair_rails(&mut self, peer: PeerId, theirs: &[u8]) -> Result<(), AttachError> {
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if slot.state != PeerState::Reserved {
-            return Err(AttachError::UnknownPeer);
-        }
-        let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
-        self.state.pairings[peer.index as usize] = Pairing::of(theirs, RAILS).ok_or(wrong)?;
-        Ok(())
-    }
-
-    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
-    pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
-        let seed = self.state.config.seed;
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if slot.state != PeerState::Reserved {
-            return Err(AttachError::UnknownPeer);
-        }
-        if rails == 0 || (RAILS < 16 && rails >> RAILS != 0) {
-            return Err(AttachError::Config("rails: at least one, and none that does not exist"));
-        }
-        slot.state = PeerState::Connected;
-        slot.rails = rails;
-        slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
-        for context in 0..self.state.config.contexts {
-            let stream = self.state.stream_of(context as u8, peer.index);
-            let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
-            let stream = &mut self.state.streams[stream as usize];
-            (stream.live, stream.unhurried, stream.generation) = (true, true, peer.generation);
-            stream.tag = PostTag { owner, bytes: 0 }.pack();
-        }
-        Ok(())
-    }
-
-    /// Forgets a peer, alive or failed. Operations to it end as failed, its regions are released, its number is stale.
-    /// Slow path.
-    pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        // One that was never connected may be attached to any rail.
-        let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
-        self.state.fail_peer(peer.index, PeerError::Closed);
-        for index in 0..self.state.remotes.len() {
-            if self.state.remotes[index].peer == peer.index {
-                self.release_slot(index);
-            }
-        }
-        for (i, rail) in self.rails.iter_mut().enumerate() {
-            if rails & (1 << i) != 0 {
-                rail.detach(peer.peer());
-            }
-        }
-        self.state.forget_matching(peer.index);
-        self.state.reset_streams(peer.index);
-        self.state.troubles -= 1;
-        let slot = &mut self.state.peers[peer.index as usize];
-        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
-        self.state.pairings[peer.index as usize] = Pairing::ALIKE;
-        Ok(())
-    }
-
-    /// Whether the peer is known and has not failed; if it has, why.
-    pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
-        let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
-        match slot.state {
-            PeerState::Connected if slot.generation == peer.generation => Ok(None),
-            PeerState::Failed(why) if slot.generation == peer.generation => Ok(Some(why)),
-            _ => Err(AttachError::UnknownPeer),
-        }
-    }
-
-    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
-    /// Slow path.
-    pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
-        table::check_region(&region)?;
-        let id = table::free_local(self.state.locals)?;
-        let (len, device) = match region.kind() {
-            RegionKind::Device { .. } => (0, region.len() as u64),
-            _ => (region.len() as u64, 0),
-        };
-        let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
-        for i in 0..RAILS {
-            match self.rails[i].register(&region) {
-                Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
-                Err(error) => {
-                    for (rail, key) in self.rails[..i].iter_mut().zip(slot.keys) {
-                        rail.deregister(key);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        slot.generation = id.generation as u16;
-        self.state.devices += (device != 0) as u32;
-        self.state.locals[id.index as usize] = slot;
-        Ok(id)
-    }
-
-    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped, and
-    /// operations of this engine in flight, must be done with it. Slow path.
-    pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
-        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        let (keys, device) = (slot.keys, slot.device != 0);
-        self.state.devices -= device as u32;
-        for (rail, key) in self.rails.iter_mut().zip(keys) {
-            rail.deregister(key);
-        }
-        self.state.locals[region.index as usize] =
-            LocalSlot { generation: (region.generation as u16).wrapping_add(1), ..LocalSlot::EMPTY };
-        Ok(())
-    }
-
-    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
-    pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
-        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        let theirs = (region.index as u16, region.generation as u16);
-        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }.encode(into)
-    }
-
-    /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
-    pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
-        let mut handle = Handle::<RAILS>::decode(handle)?;
-        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
-        self.import_handle(peer, handle)
-    }
-
-    fn import_handle(&mut self, peer: PeerId, handle: Handle<RAILS>) -> Result<RemoteId, AttachError> {
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if slot.state != PeerState::Connected {
-            return Err(AttachError::UnknownPeer);
-        }
-        let rails = slot.rails;
-        let id = table::free_remote(self.state.remotes)?;
-        let (len, device) = if handle.device { (0, handle.len) } else { (handle.len, 0) };
-        let mut remote = RemoteSlot {
-            len,
-            device,
-            peer: peer.index,
-            generation: id.generation as u16,
-            theirs: handle.theirs,
-            rail: rails.trailing_zeros() as u8,
-            keys: handle.keys,
-            ..RemoteSlot::EMPTY
-        };
-        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
-            match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
-                Ok(Some(mapped)) if remote.mapped.is_null() && !handle.device => {
-                    (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    for j in (0..i).filter(|j| rails & (1 << j) != 0) {
-                        self.rails[j].release(peer.peer(), handle.keys[j]);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        self.state.remotes[id.index as usize] = remote;
-        Ok(id)
-    }
-
-    /// Gives up an imported region. Operations to it must be over. Slow path.
-    pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
-        match self.state.remotes.get(region.index as usize) {
-            Some(slot)
-                if slot.generation as u32 == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
-            _ => return Err(AttachError::UnknownRegion),
-        }
-        self.release_slot(region.index as usize);
-        Ok(())
-    }
-
-    fn release_slot(&mut self, index: usize) {
-        let slot = self.state.remotes[index];
-        let rails = self.state.peers[slot.peer as usize].rails;
-        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
-            self.rails[i].release(crate::mem::Peer(slot.peer), slot.keys[i]);
-        }
-        self.state.remotes[index] =
-            RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
-    }
-
-    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it and are none of a device's. Peers may write it at any time: use
-    /// atomics or raw copies.
-    pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Option<NonNull<u8>> {
-        table::resolve_local(self.state.locals, addr, len as u64).ok()
-    }
-
     /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how many events came in.
     /// Never blocks.
     #[inline]
@@ -567,34 +366,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The slot of a peer that exists under this name.
-    pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
-        let slot = self.peers.get_mut(peer.index as usize)?;
-        (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
-    }
-
-    fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
-        let slot = self.locals.get(region.index as usize)?;
-        (slot.generation as u32 == region.generation && !slot.ptr.is_null()).then_some(slot)
-    }
-
     /// The stream of a context and a peer, by index.
     #[inline(always)]
     pub(crate) fn stream_of(&self, context: u8, peer: u16) -> u32 {
         context as u32 * self.peers.len() as u32 + peer as u32
-    }
-
-    /// Begins the streams of a peer anew.
-    fn reset_streams(&mut self, peer: u16) {
-        let words = bitmap_words(self.config.window);
-        for context in 0..self.config.contexts {
-            let index = self.stream_of(context as u8, peer) as usize;
-            self.take_lost(index as u32);
-            let Stream { due, due_next, .. } = self.streams[index];
-            let fresh = Stream::new(context as u8, peer, self.config.window, Seq(self.config.first_sequence));
-            self.streams[index] = Stream { due, due_next, ..fresh };
-            self.bitmap[2 * index * words..2 * (index + 1) * words].fill(0);
-        }
     }
 }
 

@@ -1,0 +1,115 @@
+//! Peers: from the place that one takes to its removal. Slow paths, which neither block nor allocate; an error means that nothing changed.
+
+use crate::error::{AttachError, PeerError};
+use crate::mem::PeerId;
+use crate::rail::Rail;
+use crate::sync::seq::Seq;
+
+use super::stream::Stream;
+use super::table::{self, Pairing, PeerSlot, PeerState};
+use super::window::bitmap_words;
+use super::wire::{GENERATION_MASK, Owner, PostTag};
+use super::{Engine, State, mix};
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], say how they are [paired](Self::pair_rails) unless both
+    /// ends count them alike, then [`connect_peer`](Self::connect_peer).
+    pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
+        table::reserve_peer(self.state.peers)
+    }
+
+    /// Our rail i leads to the rail that the peer counts as `theirs[i]`: the peer's keys, in handles and in messages, are taken in this
+    /// order. Before it is connected. Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] unless `theirs` names each rail once; [`AttachError::UnknownPeer`] once it is connected.
+    pub fn pair_rails(&mut self, peer: PeerId, theirs: &[u8]) -> Result<(), AttachError> {
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Reserved {
+            return Err(AttachError::UnknownPeer);
+        }
+        let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
+        self.state.pairings[peer.index as usize] = Pairing::of(theirs, RAILS).ok_or(wrong)?;
+        Ok(())
+    }
+
+    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
+    pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
+        let seed = self.state.config.seed;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Reserved {
+            return Err(AttachError::UnknownPeer);
+        }
+        if rails == 0 || (RAILS < 16 && rails >> RAILS != 0) {
+            return Err(AttachError::Config("rails: at least one, and none that does not exist"));
+        }
+        slot.state = PeerState::Connected;
+        slot.rails = rails;
+        slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
+        for context in 0..self.state.config.contexts {
+            let stream = self.state.stream_of(context as u8, peer.index);
+            let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
+            let stream = &mut self.state.streams[stream as usize];
+            (stream.live, stream.unhurried, stream.generation) = (true, true, peer.generation);
+            stream.tag = PostTag { owner, bytes: 0 }.pack();
+        }
+        Ok(())
+    }
+
+    /// Forgets a peer, alive or failed. Operations to it end as failed, its regions are released, its number is stale.
+    /// Slow path.
+    pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        // One that was never connected may be attached to any rail.
+        let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
+        self.state.fail_peer(peer.index, PeerError::Closed);
+        for index in 0..self.state.remotes.len() {
+            if self.state.remotes[index].peer == peer.index {
+                self.release_slot(index);
+            }
+        }
+        for (i, rail) in self.rails.iter_mut().enumerate() {
+            if rails & (1 << i) != 0 {
+                rail.detach(peer.peer());
+            }
+        }
+        self.state.forget_matching(peer.index);
+        self.state.reset_streams(peer.index);
+        self.state.troubles -= 1;
+        let slot = &mut self.state.peers[peer.index as usize];
+        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        self.state.pairings[peer.index as usize] = Pairing::ALIKE;
+        Ok(())
+    }
+
+    /// Whether the peer is known and has not failed; if it has, why.
+    pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
+        let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
+        match slot.state {
+            PeerState::Connected if slot.generation == peer.generation => Ok(None),
+            PeerState::Failed(why) if slot.generation == peer.generation => Ok(Some(why)),
+            _ => Err(AttachError::UnknownPeer),
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// The slot of a peer that exists under this name.
+    pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
+        let slot = self.peers.get_mut(peer.index as usize)?;
+        (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
+    }
+
+    /// Begins the streams of a peer anew.
+    fn reset_streams(&mut self, peer: u16) {
+        let words = bitmap_words(self.config.window);
+        for context in 0..self.config.contexts {
+            let index = self.stream_of(context as u8, peer) as usize;
+            self.take_lost(index as u32);
+            let Stream { due, due_next, .. } = self.streams[index];
+            let fresh = Stream::new(context as u8, peer, self.config.window, Seq(self.config.first_sequence));
+            self.streams[index] = Stream { due, due_next, ..fresh };
+            self.bitmap[2 * index * words..2 * (index + 1) * words].fill(0);
+        }
+    }
+}

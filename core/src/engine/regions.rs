@@ -1,0 +1,143 @@
+//! Regions: memory of ours that peers and operations name, and memory of peers. Slow paths, which allocate nothing; a rail may map
+//! memory. An error means that nothing changed.
+
+use core::ptr::NonNull;
+
+use crate::error::AttachError;
+use crate::mem::{LocalAddr, LocalId, Peer, PeerId, Region, RegionKind, RemoteId};
+use crate::rail::Rail;
+
+use super::table::{self, Handle, LocalSlot, PeerState, RemoteSlot};
+use super::{Engine, State};
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
+    /// Slow path.
+    pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
+        table::check_region(&region)?;
+        let id = table::free_local(self.state.locals)?;
+        let (len, device) = match region.kind() {
+            RegionKind::Device { .. } => (0, region.len() as u64),
+            _ => (region.len() as u64, 0),
+        };
+        let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
+        for i in 0..RAILS {
+            match self.rails[i].register(&region) {
+                Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
+                Err(error) => {
+                    for (rail, key) in self.rails[..i].iter_mut().zip(slot.keys) {
+                        rail.deregister(key);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        slot.generation = id.generation as u16;
+        self.state.devices += (device != 0) as u32;
+        self.state.locals[id.index as usize] = slot;
+        Ok(id)
+    }
+
+    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped, and
+    /// operations of this engine in flight, must be done with it. Slow path.
+    pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
+        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        let (keys, device) = (slot.keys, slot.device != 0);
+        self.state.devices -= device as u32;
+        for (rail, key) in self.rails.iter_mut().zip(keys) {
+            rail.deregister(key);
+        }
+        self.state.locals[region.index as usize] =
+            LocalSlot { generation: (region.generation as u16).wrapping_add(1), ..LocalSlot::EMPTY };
+        Ok(())
+    }
+
+    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
+    pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
+        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        let theirs = (region.index as u16, region.generation as u16);
+        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }.encode(into)
+    }
+
+    /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
+    pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
+        let mut handle = Handle::<RAILS>::decode(handle)?;
+        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
+        self.import_handle(peer, handle)
+    }
+
+    pub(super) fn import_handle(
+        &mut self,
+        peer: PeerId,
+        handle: Handle<RAILS>,
+    ) -> Result<RemoteId, AttachError> {
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        if slot.state != PeerState::Connected {
+            return Err(AttachError::UnknownPeer);
+        }
+        let rails = slot.rails;
+        let id = table::free_remote(self.state.remotes)?;
+        let (len, device) = if handle.device { (0, handle.len) } else { (handle.len, 0) };
+        let mut remote = RemoteSlot {
+            len,
+            device,
+            peer: peer.index,
+            generation: id.generation as u16,
+            theirs: handle.theirs,
+            rail: rails.trailing_zeros() as u8,
+            keys: handle.keys,
+            ..RemoteSlot::EMPTY
+        };
+        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+            match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
+                Ok(Some(mapped)) if remote.mapped.is_null() && !handle.device => {
+                    (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    for j in (0..i).filter(|j| rails & (1 << j) != 0) {
+                        self.rails[j].release(peer.peer(), handle.keys[j]);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.state.remotes[id.index as usize] = remote;
+        Ok(id)
+    }
+
+    /// Gives up an imported region. Operations to it must be over. Slow path.
+    pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
+        match self.state.remotes.get(region.index as usize) {
+            Some(slot)
+                if slot.generation as u32 == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
+            _ => return Err(AttachError::UnknownRegion),
+        }
+        self.release_slot(region.index as usize);
+        Ok(())
+    }
+
+    pub(super) fn release_slot(&mut self, index: usize) {
+        let slot = self.state.remotes[index];
+        let rails = self.state.peers[slot.peer as usize].rails;
+        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+            self.rails[i].release(Peer(slot.peer), slot.keys[i]);
+        }
+        self.state.remotes[index] =
+            RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
+    }
+
+    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it and are none of a device's. Peers may write it at any time: use
+    /// atomics or raw copies.
+    pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Option<NonNull<u8>> {
+        table::resolve_local(self.state.locals, addr, len as u64).ok()
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
+        let slot = self.locals.get(region.index as usize)?;
+        (slot.generation as u32 == region.generation && !slot.ptr.is_null()).then_some(slot)
+    }
+}
