@@ -1,13 +1,14 @@
 //! The rail between processes of one machine that have devices: host memory and messages as over [`ShmRail`], which is inside, and
 //! device memory beside it. What is hot and what is slow is said at [`GpuRail`].
 //!
-//! `config` has the sizes, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
+//! `config` has the sizes, `link` what both ends agree on, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
 //! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the
 //! owner sleeps on.
 
 mod bell;
 mod bounce;
 mod config;
+mod link;
 mod memory;
 mod post;
 mod progress;
@@ -26,11 +27,11 @@ use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
-use super::pair::{self, Agreed, Board, Layout};
+use super::pair::Board;
 use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
 use crate::cma::Way;
 use crate::config::ShmConfig;
-use crate::handshake::{HandshakeError, Link, Profile};
+use crate::handshake::HandshakeError;
 use crate::rail::ShmRail;
 use crate::segment::Segment;
 use bell::Pace;
@@ -41,46 +42,7 @@ use stage::Stage;
 
 pub use bell::GpuBell;
 pub use config::GpuConfig;
-
-/// A link whose ends have agreed on what they use for device memory.
-#[derive(Debug)]
-pub struct GpuLink {
-    link: Link,
-    agreed: Agreed,
-}
-
-/// What a rail brings to such an agreement. Clones may go to other threads.
-#[derive(Clone, Debug)]
-pub struct GpuProfile {
-    profile: Profile,
-    layout: Layout,
-    want: (bool, bool),
-}
-
-impl GpuProfile {
-    /// What the handshake itself needs.
-    pub fn profile(&self) -> &Profile {
-        &self.profile
-    }
-
-    /// Agrees with the other end of a link, which must do the same. Waits until the deadline. Slow path.
-    pub fn agree(&self, mut link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
-        let agreed = pair::agree(&mut link, self.layout, self.want, deadline)?;
-        Ok(GpuLink { link, agreed })
-    }
-}
-
-impl GpuLink {
-    /// Whether writes are told by done words, and whether there are bounce slots: the same at both ends.
-    pub fn active(&self) -> (bool, bool) {
-        (self.agreed.done, self.agreed.relay)
-    }
-
-    /// The link.
-    pub fn link(&self) -> &Link {
-        &self.link
-    }
-}
+pub use link::{GpuLink, GpuProfile};
 
 /// How often what was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

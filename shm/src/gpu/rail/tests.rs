@@ -14,6 +14,7 @@ use fishplate_core::sync::host::SpinHost;
 
 use super::*;
 use crate::gpu::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
+use crate::handshake::Link;
 use crate::testing::{Random, Seen, soon};
 use crate::{Role, socket_pair};
 

@@ -1,6 +1,7 @@
 //! How writes are told: done words or records, agreed by both.
 
 use super::*;
+use crate::gpu::pair;
 
 fn with(done: bool, words: u32, slots: u32) -> GpuConfig {
     GpuConfig { done_channel: done, done_words: words, relay_slots: slots, ..small() }
