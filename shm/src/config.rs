@@ -52,7 +52,8 @@ impl Default for ShmConfig {
             max_regions: 256,
             max_segments: 64,
             lane_cells: 1024,
-            max_message: 8192,
+            // A tagged message with 8 KiB of payload, and its head.
+            max_message: (8 << 10) + 64,
             common_len: 0,
             membarrier: false,
             read_from: 2 << 20,

@@ -174,6 +174,12 @@ fn private_payloads_come_through_the_lane_up_to_a_length_and_by_the_kernel_from_
 }
 
 #[test]
+fn by_default_8_kib_and_no_more_travel_in_one_message() {
+    let rail = rail(ShmConfig::default());
+    assert_eq!(engine(rail, CONFIG, MatchConfig::DEFAULT).eager_max(), 8192);
+}
+
+#[test]
 fn messages_through_a_small_lane_arrive_whole_or_cut() {
     let config = ShmConfig { force_staging: true, lane_cells: 64, max_message: 1024, ..ShmConfig::default() };
     exchange(pair(&config, private), "staged");

@@ -66,7 +66,7 @@ pub struct MatchConfig {
 
 impl MatchConfig {
     /// The defaults.
-    pub const DEFAULT: MatchConfig = MatchConfig { eager: 8128, credits: 64, headers: 64, seed: 0x5eed };
+    pub const DEFAULT: MatchConfig = MatchConfig { eager: 8192, credits: 64, headers: 64, seed: 0x5eed };
 
     /// Bytes of one block.
     pub const fn block(&self) -> usize {

@@ -64,7 +64,7 @@ mod tests {
             2049,
             4095,
             4096,
-            8128,
+            8192,
             PIECES_MAX - 1,
             PIECES_MAX,
             PIECES_MAX + 1,
