@@ -197,24 +197,43 @@ fn info_tells_of_providers_interfaces_and_memory() {
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
 
+/// Waits until a process has used as much more of a processor as only a measurement uses: who waits for words naps.
+fn until_it_measures(pid: u32) {
+    let used = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
+        let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    };
+    let (before, deadline) = (used(), Instant::now() + Duration::from_secs(20));
+    while used() < before + 20 {
+        assert!(Instant::now() < deadline, "the two sides measure");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
     if absent("fabric, a killed side") {
         return;
     }
-    let port = port();
-    let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
-    let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
-    // What is measured is announced once the two have met.
-    let mut first = [0];
-    other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
-    std::thread::sleep(Duration::from_millis(300));
-    side.kill().unwrap();
-    let begun = Instant::now();
-    let output = other.wait_with_output().unwrap();
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains(&format!("127.0.0.1:{port}")) && told.contains("tcp on lo"), "{told}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "after {:?}", begun.elapsed());
-    side.wait().unwrap();
+    // While the two talk about what to measure, and while they do.
+    for measuring in [false, true] {
+        let port = port();
+        let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
+        let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
+        // What is measured is announced once the two have met.
+        let mut first = [0];
+        other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
+        if measuring {
+            until_it_measures(other.id());
+        }
+        side.kill().unwrap();
+        let begun = Instant::now();
+        let output = other.wait_with_output().unwrap();
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("127.0.0.1:{port}")) && told.contains("tcp on lo"), "{told}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "after {:?}", begun.elapsed());
+        side.wait().unwrap();
+    }
 }

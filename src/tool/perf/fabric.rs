@@ -176,7 +176,10 @@ impl<const RAILS: usize> Ground<RAILS> {
         // Who has the other's handle knows that the other has attached.
         let deadline = Instant::now() + Duration::from_secs(timeout);
         let theirs = wire.exchange(&handle[..len], deadline, || Some(engine.progress()));
-        let theirs = theirs.map_err(|error| Failure::run(format!("{who}: {error}")))?;
+        let theirs = theirs.map_err(|error| match error {
+            BootstrapError::HungUp => name.gone(error),
+            error => Failure::run(format!("{who}: {error}")),
+        })?;
         let theirs = engine
             .import(peer, &theirs)
             .map_err(|error| Failure::run(format!("{who}: {}", handle_refused(error))))?;
@@ -301,7 +304,7 @@ impl<const RAILS: usize> Talk<Rail, RAILS> for Aside {
         heard.map_err(|error| match (error, lost) {
             (BootstrapError::Stopped, Some(why)) => self.fate(name.lost(why)),
             (BootstrapError::Deadline, _) => Failure::run(format!("{name} did not answer in time")),
-            (error, _) => self.fate(Failure::Lost(format!("lost {name}: {error}"))),
+            (error, _) => self.fate(name.gone(error)),
         })
     }
 

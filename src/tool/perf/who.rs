@@ -32,8 +32,16 @@ impl Who {
     pub fn lost(&self, why: PeerError) -> Failure {
         match why {
             PeerError::Rail(rail) => Failure::Lost(format!("lost {self}: {} failed", self.rail(rail))),
-            why if self.rails.is_empty() => Failure::lost(&self.name, why),
-            why => Failure::Lost(format!("lost {self} over {}: {why}", self.rails.join(" and "))),
+            why => self.gone(why),
+        }
+    }
+
+    /// The run failed because the other side is gone, however that was noticed: names the rails to it, if there are several kinds.
+    #[cold]
+    pub fn gone(&self, how: impl fmt::Display) -> Failure {
+        match self.rails.is_empty() {
+            true => Failure::lost(&self.name, how),
+            false => Failure::Lost(format!("lost {self} over {}: {how}", self.rails.join(" and "))),
         }
     }
 
@@ -90,6 +98,8 @@ mod tests {
             told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process is gone"),
             "{told}"
         );
+        let told = who.gone("it hung up").to_string();
+        assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"), "{told}");
         let stuck = Stuck { peer: None, rail: Some(RailId(0)), hole: Some(17) };
         let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
         assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
