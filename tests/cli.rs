@@ -269,6 +269,25 @@ fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
 }
 
 #[test]
+fn a_second_process_killed_before_the_two_meet_is_told_at_once_and_how_it_ended() {
+    let mut first = fishplate("perf put-signal -T 3600").stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    let second = loop {
+        match child_of(first.id()) {
+            Some(second) => break second,
+            None => assert!(first.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(20)),
+        }
+    };
+    kill(second);
+    let begun = Instant::now();
+    let output = first.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&second.to_string()) && told.contains("killed by signal 9"), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(9), "after {:?}", begun.elapsed());
+}
+
+#[test]
 fn info_tells_the_same_as_text_and_as_json() {
     let value: Value = serde_json::from_slice(&run("info --json").stdout).unwrap();
     assert_eq!(value["schema_version"], 1);

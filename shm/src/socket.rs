@@ -336,6 +336,15 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Waits until a peer has connected, which [`accept`](Self::accept) then takes: for callers who have other things to look after
+    /// while nobody comes.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Deadline`] if nobody has, or the system's code.
+    pub fn wait(&self, deadline: Instant) -> Result<()> {
+        wait(self.fd.as_fd(), libc::POLLIN, deadline)
+    }
+
     pub(crate) fn accept_socket(&self, deadline: Instant) -> Result<Socket> {
         loop {
             // SAFETY: null pointers: the peer's address is not asked for.

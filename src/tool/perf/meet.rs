@@ -14,6 +14,9 @@ use crate::tool::sizes;
 /// How long a process that was told to end may take.
 const LEAVE: Duration = Duration::from_secs(2);
 
+/// How often who waits for a process that it has started looks whether that still lives.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// The second process, when this one started it. Dropping it ends it.
 pub struct Second {
     child: Child,
@@ -64,19 +67,22 @@ pub fn spawn(plan: &Plan, profile: &Profile, more: &[String]) -> Outcome<(Link, 
     let mut second = launch(plan, &address, more)?;
     let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(10));
     loop {
-        match listener.accept(profile, deadline) {
-            Ok(link) if link.pid() as u32 == second.child.id() => return Ok((link, second)),
+        let until = deadline.min(Instant::now() + LOOK);
+        let met = listener.wait(until).and_then(|()| listener.accept(profile, deadline));
+        let error = match met {
+            Ok(link) if link.pid() as u32 == second.id() => return Ok((link, second)),
             // Somebody else: hang up.
-            Ok(_) => {}
-            Err(error) => {
-                return Err(match second.ended() {
-                    Some(how) => {
-                        let pid = second.child.id();
-                        Failure::run(format!("the second process (pid {pid}) {how} before it answered"))
-                    }
-                    None => explain(error, "the second process", plan.region),
-                });
-            }
+            Ok(_) => continue,
+            Err(error) => error,
+        };
+        // A process that dies hangs up first, and is seen to have ended a moment later.
+        let within = if error == HandshakeError::HungUp { LEAVE } else { Duration::ZERO };
+        if let Some(how) = second.ends(within) {
+            let pid = second.id();
+            return Err(Failure::run(format!("the second process (pid {pid}) {how} before it answered")));
+        }
+        if error != HandshakeError::Deadline || Instant::now() >= deadline {
+            return Err(explain(error, "the second process", plan.region));
         }
     }
 }
