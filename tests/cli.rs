@@ -288,6 +288,17 @@ fn a_second_process_killed_before_the_two_meet_is_told_at_once_and_how_it_ended(
 }
 
 #[test]
+fn a_measurement_that_takes_too_long_says_how_far_it_came() {
+    for mode in ["inline", "worker"] {
+        let output = run(&format!("perf put-signal --mode {mode} -n 1e11 -T 1"));
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(" of 50000000000 iterations were measured"), "{told}");
+        assert!(told.contains("--timeout"), "{told}");
+    }
+}
+
+#[test]
 fn info_tells_the_same_as_text_and_as_json() {
     let value: Value = serde_json::from_slice(&run("info --json").stdout).unwrap();
     assert_eq!(value["schema_version"], 1);

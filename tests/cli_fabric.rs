@@ -61,6 +61,17 @@ fn signals_are_counted_and_a_worker_drives_the_rails() {
     }
 }
 
+#[test]
+fn without_a_number_there_are_as_many_iterations_as_there_is_time_for() {
+    if absent("fabric, time") {
+        return;
+    }
+    // A quarter of it for each half: a million round trips through sockets take longer.
+    let rows = rows(&format!("perf put-signal {LO} -T 4"));
+    let iters = rows[0]["iters"].as_u64().unwrap();
+    assert!((200..1_000_000).contains(&iters), "{iters}");
+}
+
 /// A port that was free a moment ago.
 fn port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()

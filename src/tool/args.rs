@@ -107,7 +107,7 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "N")]
     pub factor: Option<usize>,
 
-    /// Measured iterations per size; by default one million, fewer for large payloads.
+    /// Measured iterations per size; by default one million, fewer for large payloads, and as many as half of --timeout is enough for.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
     pub iters: Option<u64>,
     /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
@@ -197,7 +197,8 @@ Latency:
   With --mode worker, every window of puts ends with a quiet. Operations and answers pass through rings to and
   from the engine's thread, and that time is included; who waits longer than some microseconds sleeps.
   floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
-  measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated.";
+  measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated. There is
+  none where the two sides do not run at the same time, because other programs need their processors.";
 
 /// The largest region: beyond it, two of them and the page of signals may not fit an address.
 const REGION_MAX: usize = 64 << 30;

@@ -32,6 +32,17 @@ impl Failure {
         Failure::Lost(format!("lost {who}: {how}"))
     }
 
+    /// Says how far the run had come.
+    #[must_use]
+    pub fn after(self, done: u64, of: u64) -> Self {
+        let told = |message| format!("{message}; {done} of {of} iterations were measured by then");
+        match self {
+            Failure::Usage(message) => Failure::Usage(message),
+            Failure::Run(message) => Failure::Run(told(message)),
+            Failure::Lost(message) => Failure::Lost(told(message)),
+        }
+    }
+
     /// What the process ends with.
     pub fn code(&self) -> u8 {
         match self {

@@ -4,10 +4,14 @@
 //! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers. Four ways are tried,
 //! both words in one cache line or in two, with and without a pause between looks, and the fastest counts. Each is the
 //! median of many short batches, so that an interrupt spoils a batch and not the figure.
+//!
+//! Sides that the scheduler has put on one processor have no floor: each waits for the other to be scheduled, and the measurement would
+//! take minutes. It is given up then.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::clock::Clock;
 use super::failure::Outcome;
@@ -21,8 +25,15 @@ const BATCHES: usize = 64;
 /// Asked now and then by a side that waits: whether to go on.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
-/// Looks between two questions whether to go on.
-const PATIENCE: u32 = 1 << 16;
+/// Looks between two questions whether to go on, which also let the other side run if it waits for this processor: many times what
+/// an answer takes from another.
+const PATIENCE: u32 = 1 << 12;
+
+/// Enough time for all batches, which take some milliseconds on two processors that have nothing else to do.
+pub const AMPLE: Duration = Duration::from_secs(1);
+
+/// Marks the number with which the side that measures gives up, and the answer to it.
+const STOP: u64 = 1 << 63;
 
 /// The words of the measurement, in memory that both sides have mapped. Zero at first.
 #[derive(Clone, Copy, Debug)]
@@ -62,35 +73,41 @@ impl Pad {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// The side that measures. Nanoseconds.
-    pub fn measure(&self, clock: &Clock, alive: Alive<'_>) -> Outcome<f64> {
+    /// The side that measures. Nanoseconds; `None` if it would take longer than `limit`, and so be no floor.
+    pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<f64>> {
+        let until = Instant::now() + limit;
         let mut best = f64::INFINITY;
         for way in WAYS {
             let mut batches = [0u64; BATCHES];
             for ticks in &mut batches {
                 let start = clock.now();
-                self.play(way, true, alive)?;
+                if !self.play(way, Some(until), alive)? {
+                    return Ok(None);
+                }
                 *ticks = clock.now().wrapping_sub(start);
             }
             batches.sort_unstable();
             best = best.min(clock.ns(batches[BATCHES / 2]) / (2 * ROUNDS) as f64);
         }
-        Ok(best)
+        Ok(Some(best))
     }
 
-    /// The side that answers.
+    /// The side that answers, until the other has measured or given up.
     pub fn answer(&self, alive: Alive<'_>) -> Outcome {
         for way in WAYS {
             for _ in 0..BATCHES {
-                self.play(way, false, alive)?;
+                if !self.play(way, None, alive)? {
+                    return Ok(());
+                }
             }
         }
         Ok(())
     }
 
-    fn play(&self, way: Way, starts: bool, alive: Alive<'_>) -> Outcome {
+    /// Whether to go on. The side that starts says until when.
+    fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
-        let (mine, theirs) = if starts { (ping, pong) } else { (pong, ping) };
+        let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
         if way.pause {
             bounce::<true>(mine, theirs, starts, alive)
         } else {
@@ -99,22 +116,24 @@ impl Pad {
     }
 }
 
-/// One batch of round trips. Both words are equal before and after.
+/// One batch of round trips, or fewer if the side that starts gives up: whether it does not. Both words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,
     theirs: &AtomicU64,
-    starts: bool,
+    starts: Option<Instant>,
     alive: Alive<'_>,
-) -> Outcome {
+) -> Outcome<bool> {
     // Relaxed throughout: nothing but the words themselves is handed over.
-    let first = mine.load(Ordering::Relaxed);
-    for count in first + 1..=first + ROUNDS {
-        if starts {
-            mine.store(count, Ordering::Relaxed);
+    let first = mine.load(Ordering::Relaxed) & !STOP;
+    let mut number = first + 1;
+    loop {
+        if starts.is_some() {
+            mine.store(number, Ordering::Relaxed);
         }
         let mut looks = 0u32;
-        while theirs.load(Ordering::Relaxed) != count {
+        let mut late = false;
+        while theirs.load(Ordering::Relaxed) != number {
             if PAUSE {
                 spin_loop();
             }
@@ -122,13 +141,24 @@ fn bounce<const PAUSE: bool>(
             if looks == PATIENCE {
                 looks = 0;
                 alive()?;
+                late = starts.is_some_and(|until| Instant::now() >= until);
+                // Looked for here alone, so that looking for it costs no look at the number.
+                if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
+                    number |= STOP;
+                }
             }
         }
-        if !starts {
-            mine.store(count, Ordering::Relaxed);
+        if starts.is_none() {
+            mine.store(number, Ordering::Relaxed);
         }
+        if number & STOP != 0 {
+            return Ok(false);
+        }
+        if number == first + ROUNDS {
+            return Ok(true);
+        }
+        number = (number + 1) | if late { STOP } else { 0 };
     }
-    Ok(())
 }
 
 /// Floors taken during one row.
@@ -161,6 +191,7 @@ impl Floors {
 mod tests {
     use super::*;
     use crate::tool::failure::Failure;
+    use std::sync::atomic::AtomicBool;
 
     fn yields() -> Outcome {
         std::thread::yield_now();
@@ -189,9 +220,40 @@ mod tests {
             });
             let clock = Clock::calibrate();
             for _ in 0..2 {
-                let floor = pad().measure(&clock, &mut yields).unwrap();
+                let floor = pad().measure(3600 * AMPLE, &clock, &mut yields).unwrap().expect("a floor");
                 assert!(floor > 1.0 && floor.is_finite(), "{floor}");
             }
+        });
+    }
+
+    #[test]
+    fn what_takes_too_long_is_given_up_on_both_sides_and_may_be_tried_again() {
+        let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
+        let waited = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (memory, waited) = (&memory, &waited);
+            let pad = move || {
+                // SAFETY: `memory` has the size and alignment, and outlives the scope in which both pads are used.
+                unsafe { Pad::new(NonNull::from(memory).cast()) }
+            };
+            scope.spawn(move || {
+                // Not before the other side has waited until it was too late.
+                while !waited.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                pad().answer(&mut yields).unwrap();
+                pad().answer(&mut yields).unwrap();
+            });
+            let clock = Clock::calibrate();
+            let mut wait = || {
+                waited.store(true, Ordering::Relaxed);
+                yields()
+            };
+            let given_up = pad().measure(Duration::ZERO, &clock, &mut wait);
+            // Before anything is asserted, so that the other side is not left to wait.
+            let again = pad().measure(3600 * AMPLE, &clock, &mut yields);
+            assert_eq!(given_up, Ok(None));
+            assert!(again.unwrap().is_some());
         });
     }
 
@@ -201,7 +263,7 @@ mod tests {
         // SAFETY: `memory` has the size and alignment and outlives the pad.
         let pad = unsafe { Pad::new(NonNull::from(&memory).cast()) };
         let mut gone = || Err(Failure::run("gone"));
-        assert_eq!(pad.measure(&Clock::calibrate(), &mut gone), Err(Failure::run("gone")));
+        assert_eq!(pad.measure(AMPLE, &Clock::calibrate(), &mut gone), Err(Failure::run("gone")));
     }
 
     #[test]

@@ -71,6 +71,11 @@ impl Histogram {
         self.longest = 0;
     }
 
+    /// How many there are.
+    pub fn samples(&self) -> u64 {
+        self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
+    }
+
     /// Percentiles of `sample / divisor`: 2 when samples are round trips and half of one is asked for, the number of
     /// operations when a sample covers several. `None` when nothing was recorded.
     ///

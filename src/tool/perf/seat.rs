@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{ContextId, Engine, Notice, Waiter};
-use fishplate_core::error::{OpError, WaitError};
+use fishplate_core::error::{OpError, Stuck, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
@@ -252,7 +252,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         self.engine.check_peers();
         match self.engine.peer_error(self.peer) {
             Ok(None) if monotonic_ns() <= deadline_ns => Ok(()),
-            Ok(None) => Err(Failure::run(format!("{} did not answer in time", self.name))),
+            Ok(None) => Err(self.wait_failed(WaitError::Deadline(Stuck::default()))),
             Ok(Some(why)) => Err(self.name.lost(why)),
             Err(error) => Err(Failure::run(format!("{} is not known: {error}", self.name))),
         }

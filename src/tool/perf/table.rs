@@ -19,7 +19,7 @@ use crate::tool::args::{Plan, Test, name};
 use crate::tool::clock::monotonic_ns;
 use crate::tool::cpu::{self, Pinned, Places};
 use crate::tool::failure::{Failure, Outcome};
-use crate::tool::floor::{Floors, Pad};
+use crate::tool::floor::{AMPLE, Floors, Pad};
 use crate::tool::histogram::Histogram;
 use crate::tool::progress::Progress;
 use crate::tool::report::{Report, Row};
@@ -33,6 +33,9 @@ const COPY_BYTES: usize = 64 << 20;
 
 /// Time for a second process that gives up to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Iterations that tell how many there is time for.
+const TRIAL: u64 = 1024;
 
 /// Iterations from which a run is long enough for a progress bar.
 const LONG: u64 = 20_000_000;
@@ -126,15 +129,24 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         };
         self.order(Order::Floor)?;
         let (clock, deadline) = (self.seat.clock, self.deadline_ns());
-        pad.measure(&clock, &mut || self.seat.check(deadline)).map(Some)
+        let limit = AMPLE.min(self.timeout / 2);
+        pad.measure(limit, &clock, &mut || self.seat.check(deadline))
+    }
+
+    /// As [`floor`](Self::floor), after another, without which there is no use in it.
+    fn floor_after(&mut self, before: Option<f64>) -> Outcome<Option<f64>> {
+        before.map_or(Ok(None), |_| self.floor())
     }
 
     fn leg(&mut self, leg: &Leg, histogram: &mut Histogram) -> Outcome<Tally> {
         self.order(Order::Leg(*leg))?;
         prepare_leg(&mut self.seat, leg, Side::Starts)?;
         self.ready()?;
-        let tally =
-            start_leg(&mut self.seat, leg, histogram).map_err(|failure| self.talk.explain(failure))?;
+        let before = histogram.samples();
+        let tally = start_leg(&mut self.seat, leg, histogram).map_err(|failure| {
+            let done = (histogram.samples() - before) * if leg.is_windowed() { leg.per_window() } else { 1 };
+            self.talk.explain(failure.after(done, leg.iters))
+        })?;
         let answer: Tally = self.exchange(&tally)?;
         Ok(tally.both(answer, leg.is_two_way()))
     }
@@ -185,10 +197,26 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         fault
     }
 
+    /// The same with as many iterations as there is time for, by what a few of them take here and at this hour.
+    fn fitting(&mut self, leg: Leg, histogram: &mut Histogram) -> Outcome<Leg> {
+        let few = leg.with_iters(TRIAL, 0);
+        // What a ring takes is not all timed; it has no transport to wait for either.
+        if leg.iters <= 4 * few.iters || leg.test == Test::Ring {
+            return Ok(leg);
+        }
+        let trial = self.leg(&few, histogram)?;
+        let ns = self.seat.clock.ns(trial.ticks) / few.iters as f64;
+        // A quarter, since what takes long on a busy machine takes longer at times.
+        Ok(leg.within((leg.timeout_ns / 4) as f64 / ns))
+    }
+
     /// One row: two halves between three floors, again if the floor moved.
     fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress) -> Outcome<Row> {
-        let leg = Leg::half(plan, size);
         let mut histogram = Histogram::new();
+        let leg = match plan.iters {
+            Some(_) => Leg::half(plan, size),
+            None => self.fitting(Leg::half(plan, size), &mut histogram)?,
+        };
         let mut repeats = 0;
         loop {
             histogram.clear();
@@ -205,11 +233,11 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             let first = self.leg(&leg, &mut histogram)?;
             progress.step();
             copy(self);
-            let between = self.floor()?;
+            let between = self.floor_after(before)?;
             let second = self.leg(&leg, &mut histogram)?;
             progress.step();
             copy(self);
-            let after = self.floor()?;
+            let after = self.floor_after(between)?;
             let floors = before.zip(between).zip(after).map(|((a, b), c)| Floors { taken: [a, b, c] });
             if let Some(Floors { taken: [a, b, c] }) = floors.filter(|floors| !floors.steady())
                 && repeats < REPEATS
