@@ -411,6 +411,18 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
+    /// Discards every message of this source, claimed ones too. Slow path: looks at every slot for a message.
+    #[cold]
+    pub fn forget_source(&mut self, source: u32) {
+        for at in 0..self.unexpected.slots.len() as u32 {
+            let slot = &self.unexpected.slots[at as usize];
+            if slot.state != unexpected::State::Free && slot.key.source() == source {
+                // It is there, so it can be discarded.
+                let _ = self.discard(self.unexpected.id(at));
+            }
+        }
+    }
+
     /// Keeps a place for a kind of receive: with or without a source, and with this mask. Asked for again, the same id.
     ///
     /// # Errors

@@ -218,6 +218,23 @@ fn messages_are_shown_oldest_first_and_thrown_away_on_demand() {
 }
 
 #[test]
+fn a_forgotten_source_leaves_no_message_claimed_or_not() {
+    let mut matcher = small(MatcherConfig::DEFAULT);
+    let ids: Vec<_> = (0..4).map(|n| stored(matcher.arrive(n as u32 % 2, T, 0, n))).collect();
+    for source in 0..2 {
+        matcher.mprobe(Some(source), T, Tag::ZERO).unwrap().unwrap();
+    }
+    matcher.forget_source(1);
+    assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.verify()), (1, 1, Ok(())));
+    assert_eq!((matcher.take(ids[1]), matcher.message(ids[3])), (Err(TagError::Stale), Err(TagError::Stale)));
+    // What is another's is still there, and their room is free.
+    assert!(matches!(matcher.take(ids[0]), Ok(Arrived { cookie: 0, .. })));
+    assert!(matches!(matcher.message(ids[2]), Ok(Arrived { cookie: 2, .. })));
+    (0..3).for_each(|n| drop(stored(matcher.arrive(1, T, 0, n))));
+    assert_eq!(matcher.verify(), Ok(()));
+}
+
+#[test]
 fn tags_and_masks_beyond_the_width_are_refused() {
     for bits in [1, 32, 63, 64, 65, 95] {
         let mut matcher = small(MatcherConfig { tag_bits: bits, ..MatcherConfig::DEFAULT });

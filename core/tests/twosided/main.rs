@@ -7,6 +7,7 @@ mod basics;
 mod device;
 mod flood;
 mod hostile;
+mod lost;
 mod order;
 mod psm;
 mod refused;

@@ -75,11 +75,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         let Some(protocol) = &mut self.protocol else { return };
-        // Messages that wait for their receive. What they had is freed below, with that of the claimed ones, whose names end so.
-        protocol.matcher.retain_messages(|_, message| message.source != peer as u32);
+        // Messages that wait for their receive, and claimed ones, whose names end so. What they had is freed below.
+        protocol.matcher.forget_source(peer as u32);
+        // And so is what receives still have of it: those that read, and those whose turn has not come since it failed.
         for slot in protocol.requests.slots.iter_mut() {
-            let reading = matches!(slot.stage, Stage::Reading | Stage::ReadingDevice);
-            if reading && slot.source.get().is_some_and(|source| source.index == peer) {
+            if slot.source.get().is_some_and(|source| source.index == peer) {
                 slot.header = NONE;
             }
         }

@@ -114,7 +114,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// What the oldest message that matches says of itself, if one is here that nobody has received. Makes one pass if not,
-    /// and looks again. The message stays.
+    /// and looks again. The message stays. Neither blocks nor allocates.
+    ///
+    /// # Errors
+    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if no message of it is left that matches: none
+    /// will come.
     #[doc(alias = "psm2_mq_iprobe")]
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
@@ -128,6 +132,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// As [`probe`](Self::probe), and claims the message: no receive and no probe finds it any more. Claimed messages may be
     /// [received](Self::mrecv) in any order.
+    ///
+    /// # Errors
+    /// As [`probe`](Self::probe).
     #[doc(alias = "psm2_mq_improbe")]
     #[doc(alias = "psm2_mq_improbe2")]
     pub fn mprobe(
@@ -337,13 +344,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         ignore: Tag,
     ) -> Result<Option<(UnexpectedId, Arrived)>, OpError> {
         for last in [false, true] {
-            if let Some(source) = source
-                && self
-                    .state
-                    .receivable(source, tag, ignore)
-                    .is_err_and(|e| !matches!(e, OpError::PeerFailed(_)))
-            {
-                return Err(OpError::UnknownPeer);
+            if let Some(source) = source {
+                self.state.receivable(source, tag, ignore)?;
             }
             let protocol = self.state.protocol.as_mut().ok_or(OpError::NoMatching)?;
             let found = protocol.matcher.probe(source.map(|peer| peer.index as u32), tag, ignore);

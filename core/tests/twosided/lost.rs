@@ -1,0 +1,115 @@
+//! What a lost peer leaves behind is freed once, whatever state it was in: nobody who comes after it has less room, or somebody else's.
+
+use fishplate_core::engine::protocol::{Payload, Received};
+use fishplate_core::engine::{Config, Notice};
+use fishplate_core::error::{OpError, PeerError, PostError, Violation};
+use fishplate_core::mem::{PeerId, RailId, Untrusted};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::{Caps, Rail};
+
+use super::rig::*;
+use super::support::tap::{Post, Verb, shared, tap};
+use super::support::*;
+
+/// Streams of an engine of these tests.
+const PEERS: u32 = 4;
+
+/// Another peer that leads back to the engine.
+fn another<R: Rail>(own: &mut Own1<R, 1>) -> PeerId {
+    let peer = own.engine.reserve_peer().unwrap();
+    own.engine.connect_peer(peer, 1).unwrap();
+    peer
+}
+
+fn send_to<R: Rail>(own: &mut Own1<R, 1>, to: PeerId, n: u64) {
+    own.engine.send(CX, to, tag(n), Payload::Bytes(&n.to_le_bytes()), Notice::Silent).unwrap();
+    passes(&mut own.engine, 2);
+}
+
+/// Has a peer acknowledge what was never sent.
+fn fail<R: Rail>(own: &mut Own1<R, 1>, peer: PeerId) {
+    let mut ack = [0u8; 16];
+    ack[0] = 5;
+    ack[8..12].copy_from_slice(&0x4000_0000u32.to_le_bytes());
+    let rail = own.engine.rail_mut(RailId(0)).unwrap();
+    rail.post_message(peer.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
+    passes(&mut own.engine, 3);
+    assert_eq!(own.engine.peer_error(peer), Ok(Some(PeerError::Protocol(Violation::Ack))));
+}
+
+#[test]
+fn messages_that_were_claimed_and_never_received_take_no_room_once_their_sender_is_removed() {
+    let mut own = loopback(SMALL);
+    let room = SMALL.unexpected(PEERS as usize);
+    let mut claimed = vec![];
+    // More than there is room for, a few of each peer that comes and goes.
+    while claimed.len() <= room {
+        let peer = another(&mut own);
+        for n in 0..u64::from(SMALL.credits) {
+            send_to(&mut own, peer, n);
+            assert_eq!(own.engine.peer_error(peer), Ok(None), "after {} claimed", claimed.len());
+            claimed.push(own.engine.mprobe(Some(peer), tag(n), EXACT).unwrap().expect("it has come"));
+        }
+        own.engine.remove_peer(peer).unwrap();
+    }
+    for message in claimed {
+        assert_eq!(own.engine.mrecv(message, None, 0), Err(OpError::StaleToken));
+    }
+    assert_eq!(own.engine.next_recv(), None);
+}
+
+#[test]
+fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
+    // One step a pass: what waits behind something that finds no room stays where it is.
+    let config = Config { batch: 1, ..Config::DEFAULT };
+    let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
+    let (honest, lost) = (own.me, another(&mut own));
+    control.borrow_mut().refuse = Some(Box::new(|post: &Post| {
+        (post.verb == Verb::Message && post.bytes[0] == 20).then_some(PostError::Again)
+    }));
+    let send = |own: &mut Own1<_, 1>, to, n: u64| {
+        write(&own.engine, own.out.at(n * 600), &pattern(n, 600));
+        own.engine.send(CX, to, tag(n), Payload::Region(own.out.at(n * 600), 600), Notice::Silent).unwrap();
+        passes(&mut own.engine, 20);
+    };
+    // A receive whose payload cannot be asked for stands before that of the lost one's message.
+    let first = own.recv(1, EXACT, 600, 600);
+    send(&mut own, honest, 1);
+    send(&mut own, lost, 2);
+    fail(&mut own, lost);
+    let into = Some((own.into.at(1200), 600));
+    let second = own.engine.recv(None, tag(2), EXACT, into, 2).unwrap();
+    own.engine.remove_peer(lost).unwrap();
+    control.borrow_mut().refuse = None;
+    let status = own.finish(second);
+    assert!(matches!(status.outcome, Received::Failed(_)), "{status:?}");
+    check(&own.finish(first), Received::Ok, 1, 600, 600);
+    // As many headers as there are, all at once: each is its own message's.
+    passes(&mut own.engine, 20);
+    for n in 3..3 + u64::from(SMALL.headers) {
+        send(&mut own, honest, n);
+    }
+    for n in (3..3 + u64::from(SMALL.headers)).rev() {
+        let request = own.recv(n, EXACT, n * 600, 600);
+        check(&own.finish(request), Received::Ok, n, 600, 600);
+        assert_eq!(own.bytes(n * 600, 600), pattern(n, 600), "message {n}");
+    }
+}
+
+#[test]
+fn nobody_looks_for_a_message_of_a_failed_peer_in_vain() {
+    let mut own = loopback(SMALL);
+    let peer = another(&mut own);
+    send_to(&mut own, peer, 1);
+    fail(&mut own, peer);
+    let gone = OpError::PeerFailed(PeerError::Protocol(Violation::Ack));
+    // What it left can be found; what it did not leave never comes.
+    assert_eq!(own.engine.probe(Some(peer), tag(1), EXACT).unwrap().unwrap().len, 8);
+    assert_eq!(own.engine.probe(Some(peer), tag(2), EXACT), Err(gone));
+    assert_eq!(own.engine.mprobe(Some(peer), tag(2), EXACT), Err(gone));
+    assert_eq!(own.engine.probe(None, tag(2), EXACT), Ok(None));
+    assert!(own.engine.mprobe(Some(peer), tag(1), EXACT).unwrap().is_some());
+    assert_eq!(own.engine.mprobe(Some(peer), tag(1), EXACT), Err(gone));
+}
