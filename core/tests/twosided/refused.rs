@@ -1,19 +1,21 @@
-//! Rails that refuse an answer for good while a pass has a receive in hand: the peer fails in the middle of it, and every receive that waits
-//! for it ends, once.
+//! Rails that refuse. An answer for good, while a pass has a receive in hand: the peer fails in the middle of it, and every receive that
+//! waits for it ends, once. A message for good: it costs nothing. A message for now: it holds up none to others.
 
-use fishplate_core::engine::Config;
-use fishplate_core::engine::protocol::Received;
-use fishplate_core::error::{PeerError, PostError};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::{Config, Notice};
+use fishplate_core::error::{OpError, PeerError, PostError};
 use fishplate_core::mem::RailId;
-use fishplate_core::op::Fault;
+use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::Caps;
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
 use super::support::tap::{Post, Verb, shared, tap};
+use super::support::*;
 
 const FIN: u8 = 19;
 const PULL: u8 = 20;
+const CHUNK: u8 = 21;
 
 /// Sends three messages that are matched at once, of which each takes an answer of `kind`; the second such answer is refused. How the
 /// receives ended.
@@ -53,4 +55,90 @@ fn a_refusal_to_pull_ends_every_receive_that_waits_for_that_peer_once() {
 #[test]
 fn a_refusal_to_tell_leaves_what_has_been_received() {
     assert_eq!(refused(FIN, 100, true), [Received::Ok; 3]);
+}
+
+#[test]
+fn a_message_that_a_rail_refuses_for_good_costs_no_credit() {
+    let control = shared();
+    let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    let refuse = |post: &Post| (post.verb == Verb::Message).then_some(PostError::Provider(-5));
+    for sync in [false, true] {
+        control.borrow_mut().refuse = Some(Box::new(refuse));
+        for n in 0..u64::from(SMALL.credits) {
+            let token = pending(own.send_region(n, 0, 8, sync));
+            let end = own.engine.test(token).unwrap().expect("over at once");
+            assert_eq!(end.outcome, Outcome::Failed(Fault::Post(RailId(0), PostError::Provider(-5))));
+        }
+        control.borrow_mut().refuse = Some(Box::new(|_| None));
+        for n in 0..u64::from(SMALL.credits) {
+            own.send(n, &[1; 8]).unwrap();
+        }
+        passes(&mut own.engine, 5);
+        for n in 0..u64::from(SMALL.credits) {
+            let request = own.recv(n, EXACT, 0, 8);
+            check(&own.finish(request), Received::Ok, n, 8, 8);
+        }
+        passes(&mut own.engine, 40);
+        assert_eq!(own.engine.matching_stats().rendezvous, 0, "sync {sync}: its credits are gone");
+    }
+}
+
+#[test]
+fn bytes_that_a_rail_refuses_for_good_are_refused_by_name_and_not_for_ever() {
+    for (error, want) in [
+        (PostError::Provider(-5), OpError::Rail(RailId(0), PostError::Provider(-5))),
+        (PostError::PeerDown, OpError::PeerFailed(PeerError::Rail(RailId(0)))),
+    ] {
+        let control = shared();
+        let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+        control.borrow_mut().refuse =
+            Some(Box::new(move |post: &Post| (post.verb == Verb::Message).then_some(error)));
+        assert_eq!(own.send(1, &[1; 8]), Err(want));
+        control.borrow_mut().refuse = Some(Box::new(|_| None));
+        match error {
+            PostError::PeerDown => assert_eq!(own.send(1, &[1; 8]), Err(want)),
+            _ => drop(own.send(1, &[1; 8]).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn chunks_to_a_peer_that_takes_none_hold_up_no_others() {
+    const LEN: usize = 3000;
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
+    let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    let other = own.engine.reserve_peer().unwrap();
+    own.engine.connect_peer(other, 1).unwrap();
+    let full = own.me.peer();
+    control.borrow_mut().refuse = Some(Box::new(move |post: &Post| {
+        (post.verb == Verb::Message && post.bytes[0] == CHUNK && post.peer == full)
+            .then_some(PostError::Again)
+    }));
+    let stuck = own.recv(0, EXACT, 0, LEN);
+    own.send_region(0, 0, LEN, false).unwrap();
+    passes(&mut own.engine, 10);
+    for n in 1..4 {
+        let into = Some((own.into.at(n * 4096), LEN));
+        let request = own.engine.recv(Some(other), tag(n), EXACT, into, n).unwrap();
+        write(&own.engine, own.out.at(n * 4096), &pattern(n, LEN));
+        let payload = Payload::Region(own.out.at(n * 4096), LEN);
+        own.engine.send(CX, other, tag(n), payload, Notice::Silent).unwrap();
+        check(&own.finish(request), Received::Ok, n, LEN as u64, LEN as u64);
+        assert_eq!(own.bytes(n * 4096, LEN), pattern(n, LEN));
+    }
+    assert_eq!(own.engine.test_recv(stuck), Ok(None));
+    control.borrow_mut().refuse = Some(Box::new(|_| None));
+    check(&own.finish(stuck), Received::Ok, 0, LEN as u64, LEN as u64);
+    assert_eq!(own.bytes(0, LEN), pattern(0, LEN));
+}
+
+#[test]
+fn a_send_that_is_refused_counts_for_nothing() {
+    let mut own = loopback(MatchConfig { credits: 0, headers: 1, ..SMALL });
+    own.send_region(1, 0, 8, false).unwrap();
+    let before = own.engine.matching_stats();
+    assert_eq!(own.send_region(2, 0, 8, false), Err(OpError::Again));
+    assert_eq!(own.engine.matching_stats(), before);
+    assert_eq!((before.rendezvous, before.credits_exhausted), (1, 1));
 }

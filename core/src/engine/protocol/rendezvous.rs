@@ -40,6 +40,14 @@ impl Pulled {
         self.len += 1;
     }
 
+    /// The first goes behind all others, if it still is the first.
+    fn turn(&mut self, slots: &mut [PendingSlot], first: u32) {
+        if self.head == first && self.tail != first {
+            self.remove(slots, first);
+            self.push(slots, first);
+        }
+    }
+
     /// Takes one out, from wherever it stands.
     pub(super) fn remove(&mut self, slots: &mut [PendingSlot], index: u32) {
         let (mut before, mut at) = (NONE, self.head);
@@ -90,10 +98,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 _ => self.tell(index),
             }
         }
+        let mut stuck = 0;
         for _ in 0..batch {
             let Some(protocol) = &self.state.protocol else { return };
-            if protocol.pulled.head == NONE || !self.send_chunk(protocol.pulled.head) {
-                break;
+            let index = protocol.pulled.head;
+            if index == NONE {
+                return;
+            }
+            if self.send_chunk(index) {
+                stuck = 0;
+                continue;
+            }
+            // The way to one peer is full; that to another need not be.
+            let Some(protocol) = &mut self.state.protocol else { return };
+            protocol.pulled.turn(self.state.pending.slots, index);
+            stuck += 1;
+            if stuck >= protocol.pulled.len {
+                return;
             }
         }
     }

@@ -46,8 +46,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// receiver took where it took them itself.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with region or peer, or [`OpError::Again`]:
-    /// no room in rails or tables, or as many headers wait at the receiver as may.
+    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with context, region or peer, or [`OpError::Again`]:
+    /// no room in rails or tables, or as many headers wait at the receiver as may. [`OpError::Rail`]: a rail refused a slice for good.
     #[doc(alias = "psm2_mq_isend")]
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
@@ -189,12 +189,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             (true, true) => Form::Sync,
             (false, _) => Form::Request,
         };
-        // A slice has no copy to wait with where only rails are full.
-        if form == Form::Eager && region == u16::MAX {
-            return Err(OpError::Again);
+        if form == Form::Eager
+            && let Payload::Bytes(bytes) = payload
+        {
+            return self.send_bytes(stream, to, tag, bytes);
         }
         if form == Form::Request && account.asked >= protocol.most_headers {
-            protocol.stats.credits_exhausted += 1;
             return Err(OpError::Again);
         }
         let source = PeerId { index: to.index, generation: to.generation };
@@ -248,6 +248,41 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.advance(stream);
         self.flush();
         Ok(Issued::Pending(token))
+    }
+
+    /// Posts bytes that have a credit on any rail, now or not at all: there is no copy of them to wait with.
+    fn send_bytes(&mut self, stream: u32, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, OpError> {
+        let s = &self.state.streams[stream as usize];
+        if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
+            return Err(OpError::Again);
+        }
+        let seq = s.next;
+        let head = Head { seq: seq.to_wire(), ..Head::tagged(head::TAGGED, s.context, tag) };
+        let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
+        let (mut out, payload) = ([0; LONGEST], Untrusted::from_slice(bytes));
+        match self.post_headed(stream, to.index, head, &mut out, head::HEAD, payload, owner) {
+            Ok(_) => {}
+            Err(Blocked::Refused(rail, error)) => return Err(OpError::Rail(rail, error)),
+            Err(Blocked::PeerDown) => {
+                let lost = self.state.peers[to.index as usize].usable().err();
+                return Err(lost.unwrap_or(OpError::UnknownPeer));
+            }
+            Err(Blocked::Window | Blocked::Fence | Blocked::Rail | Blocked::Budget) => {
+                return Err(OpError::Again);
+            }
+        }
+        let state = &mut self.state;
+        if let Some(protocol) = &mut state.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.sent = account.sent.wrapping_add(1);
+            protocol.stats.eager += 1;
+        }
+        state.stats.posted += 1;
+        let s = &mut state.streams[stream as usize];
+        s.next = seq.plus(1);
+        state.open += s.silent_until_next();
+        self.flush();
+        Ok(Issued::Done { value: bytes.len() as u64 })
     }
 
     /// Posts a send that took its place in its stream.
@@ -370,7 +405,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];
-        let (stream, form, outgoing) = (slot.stream, slot.form, slot.outgoing);
+        let (stream, form, outgoing, numbered) = (slot.stream, slot.form, slot.outgoing, slot.numbered);
         if outgoing != NONE {
             slot.outgoing = NONE;
             protocol.outgoing.free(outgoing);
@@ -379,10 +414,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             slot.pulled = false;
             protocol.pulled.remove(self.pending.slots, index);
         }
-        if form == Form::Request
-            && let Some(account) = protocol.accounts.get_mut(stream as usize)
-        {
-            account.asked = account.asked.saturating_sub(1);
+        let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
+        match form {
+            Form::Request => account.asked = account.asked.saturating_sub(1),
+            // It never went out, so nobody gives its credit back.
+            Form::Eager | Form::Sync if !numbered => account.sent = account.sent.wrapping_sub(1),
+            Form::Eager | Form::Sync => {}
         }
     }
 }
