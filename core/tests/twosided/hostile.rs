@@ -188,6 +188,29 @@ fn a_sender_that_ignores_its_credits_is_stopped_at_the_bound() {
 }
 
 #[test]
+fn a_repeated_message_takes_no_room_however_little_is_left() {
+    let payload = |n: u32| tagged(n, 1, 8);
+    let header = |n: u32| request(n, 1, 8, 0, 8, 0xffff, &[]);
+    for (what, make) in [("payloads", &payload as &dyn Fn(u32) -> Vec<u8>), ("headers", &header)] {
+        for first in [0, 1] {
+            let mut bench = Bench::new();
+            for n in first..first + SMALL.credits {
+                bench.hear(make(n));
+            }
+            for n in first..first + SMALL.credits {
+                bench.hear(make(n));
+                assert_eq!(
+                    bench.own.engine.peer_error(bench.own.me),
+                    Ok(None),
+                    "{what} from {first}: {n} again"
+                );
+            }
+            assert_eq!(bench.own.engine.stats().duplicates, u64::from(SMALL.credits), "{what}");
+        }
+    }
+}
+
+#[test]
 fn answers_that_do_not_belong_are_refused() {
     // A send of ours is open: its token is the first operation's of the first generation.
     let token = 1u64 << 32;

@@ -207,6 +207,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     self.in_order(stream);
                     return Ok(());
                 }
+                // One that was here before has no header left, and needs none.
+                let (window, mut cells) = self.window(stream);
+                if window.seen(head.seq, &mut cells)? {
+                    self.held(stream, Arrival::Duplicate);
+                    return Ok(());
+                }
                 let kept = self.keep_header(stream, offer)?;
                 self.park_kept(stream, head.seq, tag, kept)
             }
