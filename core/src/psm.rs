@@ -85,6 +85,11 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) {
         self.engine.progress();
+        self.after_pass();
+    }
+
+    /// Takes over what a pass brought, and uses the room that it made.
+    fn after_pass(&mut self) {
         self.collect();
         self.send_deferred();
     }

@@ -41,16 +41,6 @@ impl<const LIST: usize> Fifo<LIST> {
         self.tail = index;
     }
 
-    /// Puts a slot before all others.
-    pub(crate) fn push_front<T: Listed<LIST>>(&mut self, slots: &mut [T], index: u32) {
-        *slots[index as usize].links_mut() = Links { next: self.head, prev: NONE };
-        match self.head {
-            NONE => self.tail = index,
-            head => slots[head as usize].links_mut().prev = index,
-        }
-        self.head = index;
-    }
-
     /// Takes the head off a list that is not empty.
     #[inline(always)]
     pub(crate) fn pop<T: Listed<LIST>>(&mut self, slots: &mut [T]) {
@@ -106,12 +96,10 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_take_and_the_head_is_given() {
+    fn the_end_takes_and_the_head_is_given() {
         let mut slots = [Links::NONE; 3];
         let mut list = Fifo::EMPTY;
-        list.push_front(&mut slots, 1);
-        list.push_front(&mut slots, 0);
-        list.push(&mut slots, 2);
+        (0..3).for_each(|i| list.push(&mut slots, i));
         for index in 0..3 {
             assert_eq!(list.first(), Some(index));
             list.pop(&mut slots);

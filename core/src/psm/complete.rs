@@ -88,7 +88,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 Ok(status)
             }
             State::Claimed(_) | State::Dequeued | State::Free => Err(Code::ParamErr),
-            State::Sending | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
+            State::Sending(_) | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
         }
     }
 

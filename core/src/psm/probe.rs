@@ -10,7 +10,7 @@ use super::status::{self, Code, Status, Status2};
 use super::{Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Looks for a message of 64 bits that nobody has received. It stays.
+    /// Looks for a message of 64 bits that nobody has received. It stays. Polls once if there is none, and looks again.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none.
@@ -19,10 +19,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.probe(None, Tag::from(tag), narrow(tagsel)).map(Status::from)
     }
 
-    /// Looks for a message of 96 bits that nobody has received. It stays.
+    /// Looks for a message of 96 bits that nobody has received, as [`iprobe`](Self::iprobe) does.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if there is none, [`Code::ParamErr`] for a bad peer.
+    /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the peer has failed,
+    /// [`Code::ParamErr`] for a bad peer.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn iprobe2(
         &mut self,
@@ -59,8 +60,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     fn probe(&mut self, source: Option<PeerId>, tag: Tag, ignore: Tag) -> Result<Status2, Code> {
         match self.engine.probe(source, tag, ignore) {
             Ok(Some(envelope)) => Ok(found(envelope)),
-            Ok(None) => Err(Code::NoCompletions),
-            Err(_) => Err(Code::ParamErr),
+            Ok(None) => {
+                self.after_pass();
+                Err(Code::NoCompletions)
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -71,9 +75,14 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 self.requests.slots[index as usize].state = State::Claimed(message);
                 Ok((self.requests.name(index), found(message.envelope)))
             }
-            other => {
+            Ok(None) => {
                 self.requests.free(index);
-                Err(if other.is_ok() { Code::NoCompletions } else { Code::ParamErr })
+                self.after_pass();
+                Err(Code::NoCompletions)
+            }
+            Err(error) => {
+                self.requests.free(index);
+                Err(error.into())
             }
         }
     }

@@ -7,14 +7,15 @@ use crate::mem::PeerId;
 use crate::rail::Rail;
 
 use super::request::{MqReq, State};
-use super::status::Code;
+use super::status::{Code, Status2};
 use super::{Buffer, Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Posts a receive of 64 bits, from anybody.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::ParamErr`] for a bad buffer.
+    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed and left nothing that matches,
+    /// [`Code::ParamErr`] for a bad peer or buffer.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm_mq_irecv")]
     pub fn irecv(&mut self, tag: u64, tagsel: u64, into: Buffer, context: u64) -> Result<MqReq, Code> {
@@ -37,10 +38,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into, context)
     }
 
-    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of the receive.
+    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of the receive, which ends with
+    /// [`Code::InternalErr`] where the message went with its sender.
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for a handle of anything else.
+    /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in [`irecv`](Self::irecv): the message
+    /// stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(&mut self, into: Buffer, context: u64, req: MqReq) -> Result<(), Code> {
         let index = self.requests.find(req).ok_or(Code::ParamErr)?;
@@ -54,8 +57,16 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 (slot.state, slot.context) = (State::Receiving(request), context);
                 Ok(())
             }
-            Err(OpError::Again) => Err(Code::NoMemory),
-            Err(_) => Err(Code::ParamErr),
+            Err(OpError::StaleToken) => {
+                // What completed before it comes before it.
+                self.collect();
+                let slot = &mut self.requests.slots[index as usize];
+                slot.context = context;
+                slot.status = Status2 { error_code: Code::InternalErr, context, ..Status2::EMPTY };
+                self.requests.complete(index);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -98,7 +109,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             }
             Err(error) => {
                 self.requests.free(index);
-                Err(if error == OpError::Again { Code::NoMemory } else { Code::ParamErr })
+                Err(error.into())
             }
         }
     }

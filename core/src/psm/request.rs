@@ -1,10 +1,11 @@
-//! Requests: a fixed table of slots, a list of the completed in their order, and a list of sends that found no room.
+//! Requests: a fixed table of slots, a list of the completed in their order, and the sends that found no room: for each peer those to it
+//! in their order, and a list of the first of each.
 
-use crate::engine::list::{Fifo, Links, Listed};
+use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
-use crate::op::{Completion, Outcome};
+use crate::op::{Completion, Outcome, Token};
 use crate::sync::pool::FreeList;
 
 use super::status::{Code, Status2};
@@ -28,7 +29,7 @@ pub(super) struct Deferred {
 pub(super) enum State {
     Free,
     Deferred(Deferred),
-    Sending,
+    Sending(Token),
     Receiving(Request),
     Claimed(Claimed),
     /// In the list of the completed.
@@ -46,6 +47,10 @@ pub struct MqSlot {
     pub(super) receive: bool,
     generation: u32,
     links: Links,
+    /// Of a send that found no room: the next one to the same peer.
+    behind: u32,
+    /// Of the first of them: the last.
+    last: u32,
     /// Nobody has its handle any more.
     forgotten: bool,
 }
@@ -59,6 +64,8 @@ impl MqSlot {
         receive: false,
         generation: 1,
         links: Links::NONE,
+        behind: NONE,
+        last: NONE,
         forgotten: false,
     };
 }
@@ -78,13 +85,15 @@ pub(super) struct Requests<'m> {
     pub slots: &'m mut [MqSlot],
     free: FreeList,
     completed: Fifo,
+    /// The first send to each peer among those that found no room, and how many they are.
     deferred: Fifo,
+    waiting: u32,
 }
 
 impl<'m> Requests<'m> {
     pub(super) fn new(slots: &'m mut [MqSlot]) -> Self {
         slots.fill(MqSlot::EMPTY);
-        Requests { slots, free: FreeList::new(), completed: Fifo::EMPTY, deferred: Fifo::EMPTY }
+        Requests { slots, free: FreeList::new(), completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
@@ -143,9 +152,12 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// A send has ended in the engine.
+    /// A send has ended in the engine. It may be one of an earlier queue, under a name that means another here.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
+        if self.slots[index as usize].state != State::Sending(end.token) {
+            return;
+        }
         if end.outcome != Outcome::Done {
             let status = &mut self.slots[index as usize].status;
             (status.error_code, status.nbytes) = (Code::InternalErr, 0);
@@ -153,34 +165,69 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// A receive has ended in the engine.
+    /// A receive has ended in the engine; as above.
     pub(super) fn received(&mut self, end: Ended) {
         let Some(index) = self.find(MqReq(end.word)) else { return };
         let slot = &mut self.slots[index as usize];
+        if slot.state != State::Receiving(end.request) {
+            return;
+        }
         slot.status = Status2::received(&end, slot.context);
         self.complete(index);
     }
 
-    pub(super) fn defers(&self) -> bool {
-        self.deferred.first().is_some()
+    /// How many peers have sends that found no room.
+    pub(super) fn waiting(&self) -> u32 {
+        self.waiting
     }
 
+    /// The first send to this peer that found no room.
+    pub(super) fn deferred_to(&self, to: PeerId) -> Option<u32> {
+        let mut at = self.deferred.head;
+        while at != NONE {
+            let slot = &self.slots[at as usize];
+            if matches!(slot.state, State::Deferred(send) if send.to == to) {
+                return Some(at);
+            }
+            at = slot.links.next;
+        }
+        None
+    }
+
+    /// A send found no room: it waits behind those to the same peer.
     pub(super) fn defer(&mut self, index: u32, send: Deferred) {
-        self.slots[index as usize].state = State::Deferred(send);
-        self.deferred.push(self.slots, index);
+        let slot = &mut self.slots[index as usize];
+        (slot.state, slot.behind, slot.last) = (State::Deferred(send), NONE, index);
+        match self.deferred_to(send.to) {
+            Some(first) => {
+                let last = core::mem::replace(&mut self.slots[first as usize].last, index);
+                self.slots[last as usize].behind = index;
+            }
+            None => self.push_deferred(index),
+        }
     }
 
-    /// Takes the first send that found no room.
+    /// Takes off the list the first send of the peer whose turn it is. Those behind it wait for what becomes of it.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };
         self.deferred.remove(self.slots, index);
+        self.waiting -= 1;
         Some((index, send))
     }
 
-    /// Puts it back, before all others.
-    pub(super) fn defer_again(&mut self, index: u32, send: Deferred) {
-        self.slots[index as usize].state = State::Deferred(send);
-        self.deferred.push_front(self.slots, index);
+    /// There is no room yet: the turn of other peers.
+    pub(super) fn push_deferred(&mut self, index: u32) {
+        self.deferred.push(self.slots, index);
+        self.waiting += 1;
+    }
+
+    /// The next send to the peer of one that was deferred and is so no more.
+    pub(super) fn behind_deferred(&mut self, index: u32) {
+        let MqSlot { behind, last, .. } = self.slots[index as usize];
+        if behind != NONE {
+            self.slots[behind as usize].last = last;
+            self.push_deferred(behind);
+        }
     }
 }

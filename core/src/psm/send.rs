@@ -1,4 +1,4 @@
-//! Sends. What finds no room waits its turn: later polls send it, in order.
+//! Sends. What finds no room waits its turn: later polls send it, to each peer in order.
 
 use crate::engine::protocol::Payload;
 use crate::engine::tag::Tag;
@@ -31,10 +31,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.begin(to, flags, Tag::from(tag), from, context)
     }
 
-    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls, in order.
+    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls and probes, to each peer in order.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::ParamErr`] for a bad peer, buffer or flag.
+    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed, [`Code::ParamErr`] for a bad peer,
+    /// buffer or flag.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn isend2(
         &mut self,
@@ -105,14 +106,17 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
         let index = self.requests.take(context, false).ok_or(Code::NoMemory)?;
         let send = Deferred { to, tag, from, sync: flags & FLAG_SENDSYNC != 0 };
-        // Behind those that found no room.
-        let begun = if self.requests.defers() { Err(OpError::Again) } else { self.start(index, send) };
+        // Behind those to the same peer that found no room.
+        let begun = match self.requests.deferred_to(to) {
+            Some(_) => Err(OpError::Again),
+            None => self.start(index, send),
+        };
         match begun {
             Ok(()) => {}
             Err(OpError::Again) => self.requests.defer(index, send),
-            Err(_) => {
+            Err(error) => {
                 self.requests.free(index);
-                return Err(Code::ParamErr);
+                return Err(error.into());
             }
         }
         self.stats.tx_num += 1;
@@ -138,29 +142,42 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             true => self.engine.send_sync(self.context, send.to, send.tag, payload, notice)?,
             false => self.engine.send(self.context, send.to, send.tag, payload, notice)?,
         };
-        self.requests.slots[index as usize].state = State::Sending;
         let slot = &mut self.requests.slots[index as usize];
         slot.status = Status2::sent(send, slot.context, Code::Ok);
-        if let Issued::Done { .. } = issued {
-            // What completed before it comes before it.
-            self.collect();
-            self.requests.complete(index);
+        match issued {
+            Issued::Pending(token) => slot.state = State::Sending(token),
+            Issued::Done { .. } => {
+                // What completed before it comes before it.
+                self.collect();
+                self.requests.complete(index);
+            }
         }
         Ok(())
     }
 
-    /// Sends what found no room, in order.
+    /// Sends what found no room, to each peer in order; at most a batch, peer by peer in turn.
     pub(super) fn send_deferred(&mut self) {
-        while let Some((index, send)) = self.requests.pop_deferred() {
-            match self.start(index, send) {
-                Err(OpError::Again) => return self.requests.defer_again(index, send),
-                Ok(()) => {}
-                Err(_) => {
-                    let slot = &mut self.requests.slots[index as usize];
-                    slot.status = Status2::sent(send, slot.context, Code::InternalErr);
-                    self.requests.complete(index);
-                }
+        let mut stuck = 0;
+        for _ in 0..self.engine.config().batch {
+            if stuck >= self.requests.waiting() {
+                return;
             }
+            let Some((index, send)) = self.requests.pop_deferred() else { return };
+            stuck = match self.start(index, send) {
+                Err(OpError::Again) => {
+                    self.requests.push_deferred(index);
+                    stuck + 1
+                }
+                sent => {
+                    self.requests.behind_deferred(index);
+                    if sent.is_err() {
+                        let slot = &mut self.requests.slots[index as usize];
+                        slot.status = Status2::sent(send, slot.context, Code::InternalErr);
+                        self.requests.complete(index);
+                    }
+                    0
+                }
+            };
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is said of requests, in PSM's words.
 
 use crate::engine::protocol::{Received, Status as Ended};
+use crate::error::OpError;
 use crate::mem::PeerId;
 
 use super::request::Deferred;
@@ -22,6 +23,16 @@ pub enum Code {
     NoCompletions = 60,
     /// `PSM2_MQ_TRUNCATION`.
     Truncation = 61,
+}
+
+impl From<OpError> for Code {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Again => Code::NoMemory,
+            OpError::PeerFailed(_) | OpError::Rail(..) => Code::InternalErr,
+            _ => Code::ParamErr,
+        }
+    }
 }
 
 /// Version 1: tags of 64 bits.

@@ -10,6 +10,7 @@ mod hostile;
 mod lost;
 mod order;
 mod psm;
+mod psm_peers;
 mod refused;
 mod rig;
 mod scenarios;

@@ -1,0 +1,162 @@
+//! The compatibility layer and its peers: none holds up another, and none leaves requests behind that nobody can end.
+
+use fishplate_core::engine::Config;
+use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::mem::{LocalId, PeerId};
+use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqSlot};
+use fishplate_core::rail::loopback::Loopback;
+
+use super::rig::*;
+use super::support::*;
+
+const ALL: u64 = u64::MAX;
+const ALL3: [u32; 3] = [u32::MAX; 3];
+
+struct Bench {
+    mq: Mq<'static, 'static, Loopback<256>, 1>,
+    /// All of them lead back here.
+    peers: [PeerId; 3],
+    out: LocalId,
+    into: LocalId,
+}
+
+fn bench(slots: usize, matching: MatchConfig) -> Bench {
+    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, matching, [Loopback::new()]);
+    let peers = [me, engine.reserve_peer().unwrap(), engine.reserve_peer().unwrap()];
+    for peer in &peers[1..] {
+        engine.connect_peer(*peer, 1).unwrap();
+    }
+    let engine = Box::leak(Box::new(engine));
+    let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
+    Bench { mq: Mq::new(engine, CX, slots).unwrap(), peers, out, into }
+}
+
+impl Bench {
+    fn from(&self, len: u32) -> Buffer {
+        Some((self.out.at(0), len))
+    }
+
+    fn to(&self, len: u32) -> Buffer {
+        Some((self.into.at(0), len))
+    }
+
+    fn send(&mut self, to: usize, tag: u64) -> MqReq {
+        self.mq.isend(self.peers[to], 0, tag, self.from(8), tag).unwrap()
+    }
+
+    /// Whether a receive from that peer under that tag is done soon.
+    fn receives(&mut self, from: usize, tag: u32) -> bool {
+        let req = self.mq.irecv2(Some(self.peers[from]), [tag, 0, 0], ALL3, self.to(8), 0).unwrap();
+        (0..200).any(|_| {
+            self.mq.poll();
+            self.mq.test2(&mut Some(req)).is_ok_and(|status| status.error_code == Code::Ok)
+        })
+    }
+}
+
+/// Nothing is kept at the receiver but a header.
+const TIGHT: MatchConfig = MatchConfig { credits: 0, headers: 1, ..SMALL };
+
+#[test]
+fn a_send_without_room_holds_up_none_to_another_peer() {
+    for blocked in [1, 5] {
+        let mut bench = bench(32, TIGHT);
+        for n in 0..1 + blocked {
+            bench.send(0, n);
+        }
+        // Nobody receives those; these are received at once.
+        for n in 0..3 {
+            bench.send(1, 10 + n);
+            bench.send(2, 20 + n);
+        }
+        for n in 0..3 {
+            assert!(bench.receives(2, 20 + n), "message {n} to the third waits for the first");
+            assert!(bench.receives(1, 10 + n), "message {n} to the second waits for the first");
+        }
+        // Those to one peer wait for each other.
+        for n in 0..1 + blocked as u32 {
+            let found = (0..200).find_map(|_| bench.mq.iprobe2(Some(bench.peers[0]), [0; 3], [0; 3]).ok());
+            assert_eq!(found.unwrap().msg_tag[0], n);
+            assert!(bench.receives(0, n), "{n} of {blocked}");
+        }
+    }
+}
+
+#[test]
+fn whoever_probes_sends_what_found_no_room() {
+    for claim in [false, true] {
+        let mut bench = bench(32, TIGHT);
+        let (first, second) = (bench.send(0, 1), bench.send(0, 2));
+        let into = bench.to(8);
+        bench.mq.irecv(1, ALL, into, 0).unwrap();
+        let found = (0..200).any(|_| match claim {
+            false => bench.mq.iprobe(2, ALL).is_ok(),
+            true => bench.mq.improbe(2, ALL).is_ok(),
+        });
+        assert!(found, "the second send was never tried again; claim {claim}");
+        assert_eq!(bench.mq.test(&mut Some(first)).unwrap().error_code, Code::Ok);
+        assert_eq!(bench.mq.test(&mut Some(second)), Err(Code::NoCompletions));
+    }
+}
+
+#[test]
+fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
+    let mut bench = bench(2, MatchConfig { credits: 8, ..SMALL });
+    for _ in 0..5 {
+        let sent = bench.send(1, 1);
+        bench.mq.wait(&mut Some(sent), &mut waiter(), SOON).unwrap();
+        bench.mq.poll();
+        let (req, _) = bench.mq.improbe(1, ALL).expect("a request is free");
+        let gone = bench.peers[1];
+        bench.mq.engine_mut().remove_peer(gone).unwrap();
+        let into = bench.to(8);
+        assert_eq!(bench.mq.imrecv(into, 7, req), Ok(()));
+        let status = bench.mq.test2(&mut Some(req)).unwrap();
+        assert_eq!((status.error_code, status.context, status.nbytes), (Code::InternalErr, 7, 0));
+        let engine = bench.mq.engine_mut();
+        let next = engine.reserve_peer().unwrap();
+        engine.connect_peer(next, 1).unwrap();
+        bench.peers[1] = next;
+    }
+}
+
+#[test]
+fn a_failed_peer_is_no_bad_parameter() {
+    let mut bench = bench(4, SMALL);
+    let (gone, into, from) = (bench.peers[1], bench.to(8), bench.from(8));
+    let mut ack = [0u8; 16];
+    (ack[0], ack[11]) = (5, 0x40);
+    use fishplate_core::mem::{RailId, Untrusted};
+    use fishplate_core::rail::Rail;
+    let rail = bench.mq.engine_mut().rail_mut(RailId(0)).unwrap();
+    rail.post_message(gone.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
+    bench.mq.poll();
+    assert_eq!(bench.mq.isend(gone, 0, 1, from, 0), Err(Code::InternalErr));
+    assert_eq!(bench.mq.irecv2(Some(gone), [1; 3], ALL3, into, 0), Err(Code::InternalErr));
+    assert_eq!(bench.mq.iprobe2(Some(gone), [1; 3], ALL3), Err(Code::InternalErr));
+    assert_eq!(bench.mq.improbe2(Some(gone), [1; 3], ALL3), Err(Code::InternalErr));
+    bench.mq.engine_mut().remove_peer(gone).unwrap();
+    assert_eq!(bench.mq.isend(gone, 0, 1, from, 0), Err(Code::ParamErr));
+    assert_eq!(bench.mq.irecv2(Some(gone), [1; 3], ALL3, into, 0), Err(Code::ParamErr));
+}
+
+#[test]
+fn what_an_earlier_queue_left_in_the_engine_ends_no_request_of_a_later_one() {
+    let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
+    let mut slots = [MqSlot::EMPTY; 4];
+    let to = Some((into.at(0), 8));
+    let mut first = Mq::new(&mut engine, CX, &mut slots).unwrap();
+    first.irecv(1, ALL, to, 1).unwrap();
+    drop(first);
+    let mut later = Mq::new(&mut engine, CX, &mut slots).unwrap();
+    let other = later.irecv(2, ALL, Some((into.at(64), 8)), 2).unwrap();
+    let sent = later.isend(me, 0, 1, Some((out.at(0), 8)), 3).unwrap();
+    for _ in 0..20 {
+        later.poll();
+    }
+    assert_eq!(later.test(&mut Some(sent)).unwrap().context, 3);
+    assert_eq!(later.test(&mut Some(other)), Err(Code::NoCompletions), "ended by a message for another");
+    later.isend(me, 0, 2, Some((out.at(0), 8)), 4).unwrap();
+    let status = later.wait(&mut Some(other), &mut waiter(), SOON).unwrap();
+    assert_eq!((status.msg_tag, status.context), (2, 2));
+}
