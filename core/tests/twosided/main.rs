@@ -9,6 +9,7 @@ mod flood;
 mod hostile;
 mod lost;
 mod order;
+mod posting;
 mod psm;
 mod psm_peers;
 mod refused;
