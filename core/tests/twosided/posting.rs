@@ -63,14 +63,11 @@ fn one_from_anybody_and_one_from_somebody_after_the_other() {
         prime(&mut own, before, EXACT);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(source, tag(1), EXACT, into, 0).unwrap();
-        // Of the two that send, the second is meant where one is named.
-        let named = source.unwrap_or(me);
-        let wrong = if named == me { other } else { me };
-        let first = if source.is_none() { me } else { wrong };
-        send(&mut own, first, tag(1));
-        send(&mut own, named, tag(1));
+        // Both send. Where one is named the other comes first, and where none is, one that is not the first peer.
+        let senders = if source == Some(other) { [me, other] } else { [other, me] };
+        senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);
-        assert_eq!(status.envelope.unwrap().source, named, "{before:?} then {source:?}");
+        assert_eq!(status.envelope.unwrap().source, source.unwrap_or(other), "{before:?} then {source:?}");
         // The other is still there.
         let left = own.engine.mprobe(None, tag(1), EXACT).unwrap().expect("the other");
         own.engine.discard(left).unwrap();
@@ -124,12 +121,17 @@ fn one_that_finds_no_free_slot() {
     let (mut own, _) = rig();
     let (me, into) = (own.me, own.into.at(0));
     prime(&mut own, Some(me), EXACT);
-    for _ in 0..RECEIVES {
+    for _ in 1..RECEIVES {
         assert_eq!(post(&mut own, Some(me), EXACT, into), Ok(()));
     }
+    let last = own.recv(1, EXACT, 0, 8);
     assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
+    // One that is over has its slot until its status is taken.
+    assert_eq!(own.engine.cancel(last), Ok(Cancelled::Removed));
+    assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
+    assert_eq!(own.engine.next_recv().unwrap().request, last);
     // The others are what they were: each ends once.
-    for _ in 0..RECEIVES {
+    for _ in 1..RECEIVES {
         send(&mut own, me, tag(1));
         assert_eq!(own.engine.next_recv().expect("one for each message").outcome, Received::Ok);
         passes(&mut own.engine, 20);
