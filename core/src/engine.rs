@@ -269,6 +269,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let whole = if RAILS > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
         pairings.fill(Pairing::ALIKE);
+        // What lies behind them may be another engine's of before, with peers that live.
+        let streams = &mut streams[..count];
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
             for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {

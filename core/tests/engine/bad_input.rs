@@ -2,13 +2,18 @@
 
 use std::ptr::NonNull;
 
-use fishplate_core::engine::{Config, ContextId, Engine, Memory, Notice, handle_len};
-use fishplate_core::error::{AttachError, OpError, WaitError};
-use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::engine::{
+    Config, ContextId, Engine, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot,
+    Stream, handle_len,
+};
+use fishplate_core::error::{AttachError, OpError, PeerError, Violation, WaitError};
+use fishplate_core::mem::{PeerId, RailId, Region, RegionKind};
 use fishplate_core::op::{Amo, AmoOp, Cmp};
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
 use super::order::set;
+use super::support::tap::{Event, shared, tap};
 use super::support::*;
 
 type Network = Loopback<64>;
@@ -230,4 +235,70 @@ fn configurations_out_of_range_are_refused_by_name() {
         )
         .is_ok()
     );
+}
+
+#[test]
+fn rails_are_paired_each_once_and_before_the_peer_is_connected() {
+    let mut engine: Engine<'_, Network, 2> = engine(Config::DEFAULT, [Network::new(), Network::new()]);
+    // From here on the rails have different keys for one region.
+    engine.rail_mut(RailId(1)).unwrap().register(&region(64)).unwrap();
+    let target = engine.register(region(64)).unwrap();
+    let mut handle = [0; 512];
+    let len = engine.export(target, &mut handle).unwrap();
+    let wrong = Err(AttachError::Config("rails of a peer: as many as ours, each once"));
+    let alike = engine.reserve_peer().unwrap();
+    for theirs in [&[][..], &[0], &[0, 1, 2], &[0, 0], &[0, 2], &[1, 255]] {
+        assert_eq!(engine.pair_rails(alike, theirs), wrong, "{theirs:?}");
+    }
+    engine.connect_peer(alike, 3).unwrap();
+    engine.import(alike, &handle[..len]).expect("what was refused changed nothing");
+    // Once it is connected, its keys are in use.
+    assert_eq!(engine.pair_rails(alike, &[1, 0]), Err(AttachError::UnknownPeer));
+    engine.import(alike, &handle[..len]).expect("the refused pairing changed nothing");
+    let crossed = engine.reserve_peer().unwrap();
+    engine.pair_rails(crossed, &[0, 1]).unwrap();
+    engine.pair_rails(crossed, &[1, 0]).expect("the last one counts");
+    engine.connect_peer(crossed, 3).unwrap();
+    assert!(engine.import(crossed, &handle[..len]).is_err(), "keys of the other rail");
+    engine.remove_peer(crossed).unwrap();
+    assert_eq!(engine.pair_rails(crossed, &[0, 1]), Err(AttachError::UnknownPeer));
+    // Whoever gets its place is counted alike again.
+    let next: PeerId = engine.reserve_peer().unwrap();
+    assert_eq!(next.peer(), crossed.peer());
+    engine.connect_peer(next, 3).unwrap();
+    engine.import(next, &handle[..len]).expect("counted alike");
+}
+
+#[test]
+fn what_an_earlier_engine_left_in_the_memory_beyond_ours_is_nobody_s_context() {
+    const PEERS: usize = 2;
+    let two = Config { contexts: 2, window: 8, ..Config::DEFAULT };
+    let one = Config { contexts: 1, ..two };
+    let (mut peers, mut pairings) = ([PeerSlot::EMPTY; PEERS], [Pairing::ALIKE; PEERS]);
+    let (mut streams, mut parked) = ([Stream::EMPTY; 2 * PEERS], [Parked::EMPTY; 2 * PEERS * 8]);
+    let mut bitmap = vec![0; two.bitmap_words(2 * PEERS)];
+    let (mut locals, mut remotes) = ([LocalSlot::EMPTY; 2], [RemoteSlot::EMPTY; 2]);
+    let mut pending = [PendingSlot::EMPTY; 8];
+    for config in [two, one] {
+        let control = shared();
+        let memory = Memory {
+            peers: &mut peers,
+            pairings: &mut pairings,
+            streams: &mut streams,
+            parked: &mut parked,
+            bitmap: &mut bitmap,
+            locals: &mut locals,
+            remotes: &mut remotes,
+            pending: &mut pending,
+        };
+        let mut engine = Engine::new(config, tap(Network::new(), &control), memory).unwrap();
+        let peer = engine.reserve_peer().unwrap();
+        engine.connect_peer(peer, 1).unwrap();
+        // The next write in the second context, of which the first engine has one.
+        let next = u32::from(2 - config.contexts);
+        control.borrow_mut().inject.push_back(Event::Landed(peer.peer(), 1 << 24 | next));
+        engine.progress();
+        let want = (config.contexts == 1).then_some(PeerError::Protocol(Violation::Context));
+        assert_eq!(engine.peer_error(peer), Ok(want), "{} contexts", config.contexts);
+    }
 }
