@@ -233,6 +233,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     if !slot.report && !slot.inner && slot.outcome != Outcome::Done {
                         self.lose(stream as u32);
                     }
+                    // There is nobody to send it to, whatever else it waits for.
+                    self.stop_pulling(index);
                     self.end_if_over(index);
                     index = next;
                 }

@@ -1,16 +1,20 @@
 //! Rails that refuse. An answer for good, while a pass has a receive in hand: the peer fails in the middle of it, and every receive that
 //! waits for it ends, once. A message for good: it costs nothing. A message for now: it holds up none to others.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, PostError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome};
 use fishplate_core::rail::Caps;
+use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
-use super::support::tap::{Post, Verb, shared, tap};
+use super::support::tap::{Event, Post, Verb, shared, tap};
 use super::support::*;
 
 const FIN: u8 = 19;
@@ -141,4 +145,37 @@ fn a_send_that_is_refused_counts_for_nothing() {
     assert_eq!(own.send_region(2, 0, 8, false), Err(OpError::Again));
     assert_eq!(own.engine.matching_stats(), before);
     assert_eq!((before.rendezvous, before.credits_exhausted), (1, 1));
+}
+
+#[test]
+fn a_send_that_is_pulled_when_its_peer_is_lost_ends_once_its_own_post_is_reported() {
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
+    let rail = Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
+    let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
+    // The rail is late with the ends of posts; the request itself arrives, and is answered. But no chunk goes out.
+    let late = Rc::new(RefCell::new(vec![]));
+    let ends = late.clone();
+    control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
+        Event::Done(..) => {
+            ends.borrow_mut().push(event);
+            vec![]
+        }
+        event => vec![event],
+    }));
+    control.borrow_mut().refuse = Some(Box::new(|post: &Post| {
+        (post.verb == Verb::Message && post.bytes[0] == CHUNK).then_some(PostError::Again)
+    }));
+    let receive = own.recv(1, EXACT, 0, 3000);
+    let token = pending(own.send_region(1, 0, 3000, false));
+    passes(&mut own.engine, 10);
+    assert!(control.borrow().posts.iter().any(|post| post.bytes.first() == Some(&PULL)));
+    control.borrow_mut().inject.push_back(Event::Down(own.me.peer(), PeerError::Died));
+    passes(&mut own.engine, 10);
+    let lost = Fault::Peer(PeerError::Died);
+    assert_eq!(own.engine.test_recv(receive).unwrap().unwrap().outcome, Received::Failed(lost));
+    assert_eq!(own.engine.test(token), Ok(None), "its post is not over");
+    control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
+    passes(&mut own.engine, 10);
+    assert_eq!(own.engine.test(token).unwrap().unwrap().outcome, Outcome::Failed(lost));
 }

@@ -330,13 +330,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.offset == total {
             slot.fetch = false;
             self.state.end_if_over(index);
-            let Some(protocol) = &mut self.state.protocol else { return };
-            // Not yet over: its own post is still to be reported. Nothing more of it is to be sent.
-            let slot = &mut self.state.pending.slots[index as usize];
-            if slot.pulled {
-                slot.pulled = false;
-                protocol.pulled.remove(self.state.pending.slots, index);
-            }
+            // It may not be over: its own post is still to be reported. But nothing more of it is to be sent.
+            self.state.stop_pulling(index);
         }
     }
 }

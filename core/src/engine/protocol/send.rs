@@ -401,6 +401,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         offer
     }
 
+    /// Nothing more of a send's payload goes out.
+    pub(in super::super) fn stop_pulling(&mut self, index: u32) {
+        let Some(protocol) = &mut self.protocol else { return };
+        if core::mem::take(&mut self.pending.slots[index as usize].pulled) {
+            protocol.pulled.remove(self.pending.slots, index);
+        }
+    }
+
     /// What a send had is given back. Called once, when it ends.
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -410,10 +418,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             slot.outgoing = NONE;
             protocol.outgoing.free(outgoing);
         }
-        if slot.pulled {
-            slot.pulled = false;
-            protocol.pulled.remove(self.pending.slots, index);
-        }
+        self.stop_pulling(index);
+        let Some(protocol) = &mut self.protocol else { return };
         let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
         match form {
             Form::Request => account.asked = account.asked.saturating_sub(1),
