@@ -104,7 +104,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         let s = &mut self.state.streams[stream as usize];
-        s.age += 1;
+        // After a wrap it is only tried a little later than in every pass.
+        s.age = s.age.wrapping_add(1);
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
         let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
         if now && self.post_ack(stream, 0, false) {
@@ -182,5 +183,30 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
         let holed = self.streams.iter().find(wanted)?;
         Some((holed.peer, holed.window.expected()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Config, Tables};
+    use crate::rail::loopback::Loopback;
+
+    #[test]
+    fn what_is_owed_for_more_passes_than_there_are_numbers_is_owed_still() {
+        let mut tables = Tables::<1, 1, 8, 1, 1>::new();
+        let config = Config { window: 8, ack_age: u32::MAX, ..Config::DEFAULT };
+        let mut engine = Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap();
+        let peer = engine.reserve_peer().unwrap();
+        engine.connect_peer(peer, 1).unwrap();
+        let state = &mut engine.state;
+        assert!(state.streams[0].window.take_in_order(0));
+        state.streams[0].age = u32::MAX - 1;
+        state.due.push(state.streams, 0);
+        for _ in 0..3 {
+            engine.progress();
+        }
+        assert_eq!((engine.state.streams[0].owed(), engine.stats().acks_alone), (1, 0));
+        assert_eq!(engine.state.due.len, 1);
     }
 }
