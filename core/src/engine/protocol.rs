@@ -134,6 +134,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub outgoing: Blocks<'m>,
     /// Sends that their receivers pull, by slot; linked through the slots.
     pub pulled: rendezvous::Pulled,
+    /// Operations of ours that read payloads.
+    pub reads: u32,
     /// Longest payload that travels in its message, and the longest that may.
     pub eager: u32,
     pub most_eager: u32,
@@ -206,6 +208,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             headers: Headers::new(headers),
             outgoing: Blocks::new(outgoing_bytes, outgoing, config.block()),
             pulled: rendezvous::Pulled::EMPTY,
+            reads: 0,
             eager: most_eager,
             most_eager,
             credits: config.credits,

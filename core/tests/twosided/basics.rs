@@ -1,8 +1,9 @@
 //! One message at a time: posted first or unexpected, short, long, synchronous, cut off, claimed, cancelled.
 
-use fishplate_core::engine::Issued;
 use fishplate_core::engine::protocol::{Cancelled, Received};
+use fishplate_core::engine::{Issued, Notice};
 use fishplate_core::error::OpError;
+use fishplate_core::op::{Amo, AmoOp};
 use fishplate_core::rail::Rail;
 
 use super::rig::*;
@@ -101,4 +102,29 @@ fn a_cancelled_receive_ends_once_and_says_so() {
     assert_eq!(own.engine.cancel(first), Err(OpError::StaleToken));
     assert_eq!(own.engine.cancel(second), Err(OpError::StaleToken));
     assert_eq!(own.engine.next_recv(), None);
+}
+
+#[test]
+fn a_long_message_arrives_although_every_slot_for_operations_is_taken() {
+    let mut own = loopback(SMALL);
+    let (me, into) = (own.me, own.into);
+    let word = import(&mut own.engine, me, into).at(SIZE as u64 - 8);
+    // One with slots enough before.
+    let before = own.recv(9, EXACT, 0, 5000);
+    let sent = own.send_region(9, 0, 5000, false).unwrap();
+    check(&own.finish(before), Received::Ok, 9, 5000, 5000);
+    done(&mut own.engine, sent, "the send before");
+    assert_eq!(own.engine.matching_stats().pulled, 0);
+    let sent = pending(own.send_region(1, 0, 5000, false));
+    // They end, and nobody takes their ends: who waits for a message alone does not.
+    let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
+    for _ in 0..1000 {
+        let _ = own.engine.amo(CX, word, amo, Notice::Report(2));
+        own.engine.progress();
+    }
+    assert_eq!(own.engine.amo(CX, word, amo, Notice::Report(2)), Err(OpError::Again));
+    let request = own.recv(1, EXACT, 0, 5000);
+    check(&own.finish(request), Received::Ok, 1, 5000, 5000);
+    assert_eq!(own.bytes(0, 5000), pattern(0, 5000));
+    done(&mut own.engine, Issued::Pending(sent), "the send");
 }

@@ -77,7 +77,7 @@ enum Read {
     Started,
     /// There is no room; later.
     Later,
-    /// It cannot be read, or comes faster in messages.
+    /// It cannot be read, or comes faster in messages, or there is no telling when there will be room.
     Unable,
 }
 
@@ -223,9 +223,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if want < self.state.read_from {
             return Read::Unable;
         }
-        match self.start_read(index, want, remote, Stage::Reading) {
-            true => Read::Started,
-            false => Read::Later,
+        if self.start_read(index, want, remote, Stage::Reading) {
+            return Read::Started;
+        }
+        // Every slot is taken. A read that is under way frees its own; all others may be taken by ends that nobody asks for.
+        match &self.state.protocol {
+            Some(protocol) if protocol.reads != 0 => Read::Later,
+            _ => Read::Unable,
         }
     }
 
@@ -253,6 +257,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         state.open += 1;
         if let Some(protocol) = &mut state.protocol {
             protocol.requests.slots[index as usize].stage = stage;
+            protocol.reads += 1;
         }
         self.advance(stream);
         true
@@ -365,6 +370,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             remote.uses = remote.uses.saturating_sub(1);
         }
         let Some(protocol) = &mut self.protocol else { return };
+        protocol.reads -= 1;
         let slot = &mut protocol.requests.slots[index as usize];
         let Some(source) = slot.source.get() else { return };
         match outcome {
