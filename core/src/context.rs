@@ -97,6 +97,9 @@ impl<'m, H: Host> Context<'m, H> {
     }
 
     /// [`Engine::send`](crate::engine::Engine::send) of so many bytes, which stay as they are until it is answered.
+    ///
+    /// One that finds no room, as where too many of its headers wait at the receiver, waits for it, and with it all that was submitted
+    /// after it here, receives and cancellations too. So post receives first, or from another context.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn send(
         &mut self,

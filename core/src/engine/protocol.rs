@@ -99,7 +99,8 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub block_bytes: &'m mut [u8],
     /// S times the headers.
     pub headers: &'m mut [HeaderSlot<RAILS>],
-    /// One per payload that is sent from a slice and cannot be posted at once.
+    /// One per payload that is sent from a slice and has to wait for its receive: in a synchronous send, or without a credit. And one
+    /// per receive into a device's memory whose payload comes in chunks; the last is kept for those.
     pub outgoing: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each of them.
     pub outgoing_bytes: &'m mut [u8],
@@ -145,8 +146,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol. Both
-    /// ends of a connection do it, with the same [`MatchConfig`].
+    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol, and the
+    /// peer counts as failed. Both ends of a connection do it, with the same [`MatchConfig`]. Slow path; allocates nothing.
     ///
     /// # Errors
     /// [`AttachError::Config`] names what is out of range or too short, or that it was done before.
@@ -240,7 +241,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         })
     }
 
-    /// Longest payload that [`send`](Self::send) takes from a slice, in bytes. 0 without matching.
+    /// Longest payload that [`send`](Self::send) takes from a slice, and that travels in its message, in bytes. 0 without matching.
     pub fn eager_max(&self) -> usize {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager as usize)
     }

@@ -73,7 +73,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Takes a receive back that has not matched. It completes, and is still to be taken by `wait` or `test`.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed. [`Code::ParamErr`] for a send.
+    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed. [`Code::ParamErr`] for a send, a claimed message, or
+    /// a request that is over.
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };

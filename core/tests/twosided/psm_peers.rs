@@ -145,9 +145,7 @@ fn what_an_earlier_queue_left_in_the_engine_ends_no_request_of_a_later_one() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
     let mut slots = [MqSlot::EMPTY; 4];
     let to = Some((into.at(0), 8));
-    let mut first = Mq::new(&mut engine, CX, &mut slots).unwrap();
-    first.irecv(1, ALL, to, 1).unwrap();
-    drop(first);
+    Mq::new(&mut engine, CX, &mut slots).unwrap().irecv(1, ALL, to, 1).unwrap();
     let mut later = Mq::new(&mut engine, CX, &mut slots).unwrap();
     let other = later.irecv(2, ALL, Some((into.at(64), 8)), 2).unwrap();
     let sent = later.isend(me, 0, 1, Some((out.at(0), 8)), 3).unwrap();

@@ -33,8 +33,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// A message matches when it comes from `source`, or that is none, and agrees with `tag` in every bit that is not set
     /// in `ignore` (PSM's `tagsel` is `!ignore`). `word` comes back in the status.
     ///
+    /// Neither blocks nor allocates. The buffer stays registered and untouched until the receive has ended, which it does once,
+    /// whatever happens to its peer; one from anybody waits on when a peer fails. It takes its place among
+    /// [`MatchMemory::receives`](super::MatchMemory::receives) until its status is taken by [`test_recv`](Self::test_recv),
+    /// [`next_recv`](Self::next_recv) or [`wait_recv`](Self::wait_recv).
+    ///
     /// # Errors
-    /// [`OpError::Again`] when as many receives are open as there is memory for. What is wrong with region, range or peer;
+    /// [`OpError::NoMatching`], [`OpError::Again`] when no place is free, what is wrong with region, range or peer, and
     /// [`OpError::PeerFailed`] only if no message of it is left that matches.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm2_mq_irecv2")]
@@ -182,10 +187,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Throws a claimed message away. A synchronous send of it, and one whose payload its sender keeps, is done with nothing
-    /// delivered.
+    /// delivered. There is no status to take.
     ///
     /// # Errors
-    /// As [`mrecv`](Self::mrecv).
+    /// As [`mrecv`](Self::mrecv): it takes the place of a receive for a moment.
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
         self.mrecv(message, None, 0).map(|request| self.forget(request))
@@ -213,10 +218,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         })
     }
 
-    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status can be taken.
+    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status is to be taken. Neither blocks nor
+    /// makes progress.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if its status was taken before.
+    /// [`OpError::StaleToken`] if its status was taken before. [`OpError::NoMatching`].
     #[doc(alias = "psm2_mq_cancel")]
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self, request: Request) -> Result<Cancelled, OpError> {
@@ -276,10 +282,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         requests.oldest().map(|index| requests.take(index))
     }
 
-    /// Waits until a receive has ended, and takes its status.
+    /// Waits until a receive has ended, and takes its status: a receive that fails has one too. `deadline_ns` counts as
+    /// [`Host::now_ns`] does; `u64::MAX` means none. Makes passes meanwhile, the first few without a look at the clock.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still open. [`OpError::StaleToken`] if its status was taken before.
+    /// [`WaitError::Deadline`]: it is still open, and can be waited for again. [`OpError::StaleToken`] if its status was taken before.
     #[doc(alias = "psm2_mq_wait2")]
     #[inline]
     pub fn wait_recv<H: Host, P: Park>(

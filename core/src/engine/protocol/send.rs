@@ -21,9 +21,9 @@ use super::head::{self, Head, LONGEST, Offer, UNREADABLE};
 /// What is sent.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes that may be reused on return. At most [`Engine::eager_max`].
+    /// Bytes that may be reused when the call returns, whatever it says. At most [`Engine::eager_max`].
     Bytes(&'a [u8]),
-    /// So many bytes from here on, which stay as they are until the send is done.
+    /// So many bytes from here on, which stay as they are, and registered, until the send is done.
     Region(LocalAddr, usize),
 }
 
@@ -39,11 +39,13 @@ pub(crate) enum Form {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer match in the order sent.
+    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer match in the order sent. The peer may
+    /// be this engine. Neither blocks nor allocates.
     ///
     /// [`Issued::Done`]: the payload may be reused; the message is on its way, and [`quiet`](Self::quiet) says when it has arrived.
-    /// [`Issued::Pending`]: a [`Completion`](crate::op::Completion) will say when it may be reused, and carry how many bytes the
-    /// receiver took where it took them itself.
+    /// [`Issued::Pending`]: the payload of a region must stay as it is until the send has ended. Its
+    /// [`Completion`](crate::op::Completion) says so, and carries how many bytes the receiver took where it took them itself. With
+    /// [`Notice::Silent`] there is none, and `quiet` alone says so: it waits until the receiver has all that it takes itself.
     ///
     /// # Errors
     /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with context, region or peer, or [`OpError::Again`]:
@@ -67,7 +69,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, false)
     }
 
-    /// [`send`](Self::send) that is done only once a receive has matched, also where the peer is this engine.
+    /// [`send`](Self::send) that is done only once a receive has matched, also where the peer is this engine. Never
+    /// [`Issued::Done`]: its completion carries how many bytes the receiver took.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send). A slice waits in one of [`MatchMemory::outgoing`](super::MatchMemory::outgoing): without a free one,
+    /// [`OpError::Again`].
     #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
     #[doc(alias = "fi_tsendmsg")]
     pub fn send_sync(
