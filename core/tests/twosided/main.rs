@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod churn;
 mod device;
 mod flood;
 mod hostile;
