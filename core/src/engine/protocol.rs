@@ -18,13 +18,14 @@
 //! # Files
 //!
 //! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the accounts of both ends; `send` and
-//! `receive` are what users call, `arrive` is what rails report, `rendezvous` moves payloads that stayed at their sender, `lost` ends
-//! what a peer leaves behind; `device` is for buffers that the processor may not touch.
+//! `receive` are what users call, `arrive` is what rails report, `next` the usual case of it, `rendezvous` moves payloads that stayed at
+//! their sender, `lost` ends what a peer leaves behind; `device` is for buffers that the processor may not touch.
 
 mod arrive;
 mod device;
 mod head;
 mod lost;
+mod next;
 mod receive;
 mod rendezvous;
 mod request;
