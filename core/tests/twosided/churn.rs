@@ -7,27 +7,32 @@ use fishplate_core::engine::protocol::{Claimed, Payload, Received, Request, Stat
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError};
-use fishplate_core::mem::PeerId;
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region};
 use fishplate_core::rail::Caps;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
 use super::support::tap::{Event, Shared, Tap, shared};
+use super::support::veil::{Veiled, device_region, peek, poke};
 use super::support::*;
 
-type Network = Tap<Faulty<Loopback<64>, 16>>;
+type Network = Veiled<Tap<Faulty<Loopback<64>, 16>>>;
 
 /// Bytes of each receive's place, and of the longest message.
 const ROOM: usize = 700;
 const PEERS: usize = 3;
 const UNTOUCHED: u8 = 0xee;
+/// Blocks for payloads that wait at their sender, as [`own1`] has them.
+const OUTGOING: u64 = 4;
 
 struct Churn {
     random: Random,
     control: Shared,
     own: Own1<Network, 2>,
     peers: Vec<PeerId>,
+    /// As large as the memory that others receive into.
+    device: (LocalId, Region),
     /// Open receives, and the place and room of each.
     open: HashMap<Request, (u64, usize)>,
     free: Vec<u64>,
@@ -44,7 +49,7 @@ impl Churn {
         control.borrow_mut().caps = Some(caps[random.below(2) as usize]);
         let rails = std::array::from_fn(|n| {
             let inner = Faulty::new(Loopback::new(), Faults::DISORDER, seed + 1000 * n as u64);
-            Tap::new(inner, n, &control)
+            Veiled::new(Tap::new(inner, n, &control))
         });
         let config = Config {
             window: [8, 32][random.below(2) as usize],
@@ -61,9 +66,12 @@ impl Churn {
         }
         write(&own.engine, own.out.at(0), &pattern(0, SIZE));
         write(&own.engine, own.into.at(0), &vec![UNTOUCHED; SIZE]);
+        let memory = device_region(SIZE);
+        poke(&memory, 0, &[UNTOUCHED; SIZE]);
+        let device = (own.engine.register(memory).unwrap(), memory);
         let free = (0..RECEIVES as u64).map(|n| n * ROOM as u64).collect();
         let what = format!("seed {seed}");
-        Churn { random, control, own, peers, open: HashMap::new(), free, claimed: vec![], what }
+        Churn { random, control, own, peers, device, open: HashMap::new(), free, claimed: vec![], what }
     }
 
     fn some_peer(&mut self) -> PeerId {
@@ -88,10 +96,24 @@ impl Churn {
         assert!(sent.is_ok() || lost, "{}: {sent:?}", self.what);
     }
 
+    /// What lies in a place: of every other one, in the device.
+    fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        match at / ROOM as u64 % 2 {
+            0 => self.own.bytes(at, len),
+            _ => peek(&self.device.1, at as usize, len),
+        }
+    }
+
+    fn addr(&self, at: u64) -> LocalAddr {
+        let region = if at / ROOM as u64 % 2 == 0 { self.own.into } else { self.device.0 };
+        region.at(at)
+    }
+
     fn place(&mut self) -> Option<(u64, usize)> {
-        let at = self.free.pop()?;
+        let nth = self.random.below(self.free.len().max(1) as u64) as usize;
+        let at = (!self.free.is_empty()).then(|| self.free.swap_remove(nth))?;
         assert!(
-            self.own.bytes(at, ROOM).iter().all(|byte| *byte == UNTOUCHED),
+            self.bytes(at, ROOM).iter().all(|byte| *byte == UNTOUCHED),
             "{}: something landed after the end",
             self.what
         );
@@ -102,8 +124,8 @@ impl Churn {
         let Some((at, room)) = self.place() else { return };
         let source = (self.random.below(2) == 0).then(|| self.some_peer());
         let ignore = if self.random.below(2) == 0 { ANY } else { Tag::new(0, u32::MAX) };
-        let tag = tag(self.random.below(3));
-        match self.own.engine.recv(source, tag, ignore, Some((self.own.into.at(at), room)), at) {
+        let (tag, into) = (tag(self.random.below(3)), Some((self.addr(at), room)));
+        match self.own.engine.recv(source, tag, ignore, into, at) {
             Ok(request) => assert_eq!(self.open.insert(request, (at, room)), None),
             Err(OpError::PeerFailed(_) | OpError::Again) => self.free.push(at),
             Err(error) => panic!("{}: {error:?}", self.what),
@@ -123,7 +145,8 @@ impl Churn {
         let message = self.claimed.swap_remove(self.random.below(self.claimed.len() as u64) as usize);
         let there = self.peers.contains(&message.envelope.source);
         let Some((at, room)) = self.place() else { return self.claimed.push(message) };
-        match self.own.engine.mrecv(message, Some((self.own.into.at(at), room)), at) {
+        let into = Some((self.addr(at), room));
+        match self.own.engine.mrecv(message, into, at) {
             Ok(request) => {
                 assert!(there, "{}: of a peer that was removed", self.what);
                 assert_eq!(self.open.insert(request, (at, room)), None);
@@ -185,14 +208,17 @@ impl Churn {
                 let want = (message.len as usize).min(room);
                 assert_eq!(status.outcome == Received::Ok, want == message.len as usize, "{what}");
                 assert_eq!(status.delivered, want as u64, "{what}");
-                assert!(self.own.bytes(at, want) == pattern(message.tag.hi.into(), want), "{what}");
+                assert!(self.bytes(at, want) == pattern(message.tag.hi.into(), want), "{what}");
             }
             (Received::Cancelled, None) | (Received::Failed(_), _) => {
                 assert_eq!(status.delivered, 0, "{what}")
             }
             _ => panic!("{what}"),
         }
-        write(&self.own.engine, self.own.into.at(at), &[UNTOUCHED; ROOM]);
+        match at / ROOM as u64 % 2 {
+            0 => write(&self.own.engine, self.own.into.at(at), &[UNTOUCHED; ROOM]),
+            _ => poke(&self.device.1, at as usize, &[UNTOUCHED; ROOM]),
+        }
         self.free.push(at);
     }
 
@@ -214,6 +240,17 @@ impl Churn {
         assert!(self.open.is_empty(), "{}: {} receives never end", self.what, self.open.len());
         for message in std::mem::take(&mut self.claimed) {
             assert_eq!(self.own.engine.mrecv(message, None, 0), Err(OpError::StaleToken), "{}", self.what);
+        }
+        // All blocks of the senders but the one for devices.
+        let (peer, bytes) = (self.peers[0], pattern(0, 64));
+        for n in 0..OUTGOING - 1 {
+            let sent = self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);
+            assert!(sent.is_ok(), "{}: no block for slice {n}", self.what);
+        }
+        for n in 0..OUTGOING - 1 {
+            let into = Some((self.own.into.at(0), 64));
+            let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
+            check(&self.own.finish(request), Received::Ok, n, 64, 64);
         }
         let most = u64::from(SMALL.credits + SMALL.headers);
         for &peer in &self.peers {
