@@ -26,6 +26,11 @@ const UNTOUCHED: u8 = 0xee;
 /// Blocks for payloads that wait at their sender, as [`own1`] has them.
 const OUTGOING: u64 = 4;
 
+/// Every other place is in the device.
+fn in_device(place: u64) -> bool {
+    !(place / ROOM as u64).is_multiple_of(2)
+}
+
 struct Churn {
     random: Random,
     control: Shared,
@@ -96,16 +101,16 @@ impl Churn {
         assert!(sent.is_ok() || lost, "{}: {sent:?}", self.what);
     }
 
-    /// What lies in a place: of every other one, in the device.
+    /// What lies in a place.
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
-        match at / ROOM as u64 % 2 {
-            0 => self.own.bytes(at, len),
-            _ => peek(&self.device.1, at as usize, len),
+        match in_device(at) {
+            false => self.own.bytes(at, len),
+            true => peek(&self.device.1, at as usize, len),
         }
     }
 
     fn addr(&self, at: u64) -> LocalAddr {
-        let region = if at / ROOM as u64 % 2 == 0 { self.own.into } else { self.device.0 };
+        let region = if in_device(at) { self.device.0 } else { self.own.into };
         region.at(at)
     }
 
@@ -215,9 +220,9 @@ impl Churn {
             }
             _ => panic!("{what}"),
         }
-        match at / ROOM as u64 % 2 {
-            0 => write(&self.own.engine, self.own.into.at(at), &[UNTOUCHED; ROOM]),
-            _ => poke(&self.device.1, at as usize, &[UNTOUCHED; ROOM]),
+        match in_device(at) {
+            false => write(&self.own.engine, self.own.into.at(at), &[UNTOUCHED; ROOM]),
+            true => poke(&self.device.1, at as usize, &[UNTOUCHED; ROOM]),
         }
         self.free.push(at);
     }
