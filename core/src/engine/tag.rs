@@ -395,22 +395,6 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Shows every message that waits, oldest first, and discards those for which the answer is `false`. Claimed ones are not
-    /// shown. Slow path: looks at every message.
-    #[cold]
-    pub fn retain_messages(&mut self, mut keep: impl FnMut(UnexpectedId, Arrived) -> bool) {
-        let mut at = self.unexpected.order.head;
-        while at != NONE {
-            let slot = &self.unexpected.slots[at as usize];
-            let (next, arrived) = (slot.order.next, slot.arrived());
-            if !keep(self.unexpected.id(at), arrived) {
-                self.unexpected.unlink(&mut self.shapes, at);
-                self.unexpected.release(at);
-            }
-            at = next;
-        }
-    }
-
     /// Discards every message of this source, claimed ones too. Slow path: looks at every slot for a message.
     #[cold]
     pub fn forget_source(&mut self, source: u32) {

@@ -202,22 +202,6 @@ fn a_failed_source_takes_its_directed_receives_and_no_other() {
 }
 
 #[test]
-fn messages_are_shown_oldest_first_and_thrown_away_on_demand() {
-    let mut matcher = small(MatcherConfig::DEFAULT);
-    for n in 0..4 {
-        stored(matcher.arrive(n as u32 % 2, T, 0, n));
-    }
-    let mut seen = vec![];
-    matcher.retain_messages(|_, message| {
-        seen.push(message.cookie);
-        message.source == 0
-    });
-    assert_eq!((seen, matcher.unexpected(), matcher.verify()), (vec![0, 1, 2, 3], 2, Ok(())));
-    assert!(matches!(matcher.post(None, T, Tag::ZERO, 0), Ok(Post::Matched(Arrived { cookie: 0, .. }))));
-    assert!(matches!(matcher.post(None, T, Tag::ZERO, 0), Ok(Post::Matched(Arrived { cookie: 2, .. }))));
-}
-
-#[test]
 fn a_forgotten_source_leaves_no_message_claimed_or_not() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     let ids: Vec<_> = (0..4).map(|n| stored(matcher.arrive(n as u32 % 2, T, 0, n))).collect();

@@ -24,8 +24,6 @@ pub struct Claimed {
     /// What it says of itself.
     pub envelope: Envelope,
     id: UnexpectedId,
-    /// Of what is kept of it.
-    generation: u32,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -155,8 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let claimed = protocol.matcher.mprobe(source.map(|peer| peer.index as u32), tag, ignore);
         let Some((id, message)) = claimed.map_err(refused)? else { return Ok(None) };
-        let generation = state.kept_generation(Kept::unpack(message.cookie));
-        Ok(Some(Claimed { envelope: self.state.envelope(&message), id, generation }))
+        Ok(Some(Claimed { envelope: state.envelope(&message), id }))
     }
 
     /// Receives a claimed message, as [`recv`](Self::recv) does.
@@ -175,8 +172,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.first_free().ok_or(OpError::Again)?;
-        let arrived = state.claimed(message)?;
-        let Some(protocol) = &mut state.protocol else { return Err(OpError::NoMatching) };
+        let arrived = protocol.matcher.take(message.id).map_err(|_| OpError::StaleToken)?;
         let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
         match device {
             true => state.deliver_device(index, arrived.tag, Kept::unpack(arrived.cookie)),
@@ -411,23 +407,5 @@ impl<const RAILS: usize> State<'_, RAILS> {
             (_, None) => PeerId { index: message.source as u16, generation: 0 },
         };
         Envelope { source, tag: message.tag, len: message.len }
-    }
-
-    fn kept_generation(&self, kept: Kept) -> u32 {
-        match (kept, &self.protocol) {
-            (Kept::Block(index), Some(protocol)) => protocol.blocks.slots[index as usize].generation,
-            (Kept::Header(index), Some(protocol)) => protocol.headers.slots[index as usize].generation,
-            (_, None) => 0,
-        }
-    }
-
-    /// Takes a claimed message out of the matcher.
-    fn claimed(&mut self, message: Claimed) -> Result<Arrived, OpError> {
-        let protocol = self.protocol.as_ref().ok_or(OpError::NoMatching)?;
-        let found = protocol.matcher.message(message.id).map_err(|_| OpError::StaleToken)?;
-        let alive = self.kept_generation(Kept::unpack(found.cookie)) == message.generation;
-        let protocol = self.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let taken = protocol.matcher.take(message.id).map_err(|_| OpError::StaleToken)?;
-        if alive { Ok(taken) } else { Err(OpError::StaleToken) }
     }
 }

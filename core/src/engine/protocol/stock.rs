@@ -39,8 +39,6 @@ impl Kept {
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSlot {
     next: u32,
-    /// Counts uses.
-    pub(crate) generation: u32,
     /// The stream that it counts for, or none: it is free, or its peer was removed.
     pub(crate) stream: u32,
     pub(crate) len: u32,
@@ -51,14 +49,8 @@ pub struct BlockSlot {
 
 impl BlockSlot {
     /// A block that nobody uses.
-    pub const EMPTY: BlockSlot = BlockSlot {
-        next: NONE,
-        generation: 0,
-        stream: NONE,
-        len: 0,
-        source: PeerId { index: 0, generation: 0 },
-        token: 0,
-    };
+    pub const EMPTY: BlockSlot =
+        BlockSlot { next: NONE, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
 /// Payloads of equal room.
@@ -108,7 +100,6 @@ impl<'m> Blocks<'m> {
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
-        slot.generation = slot.generation.wrapping_add(1);
         slot.next = self.free;
         self.free = index;
     }
@@ -125,7 +116,6 @@ impl<'m> Blocks<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
     next: u32,
-    pub(crate) generation: u32,
     /// The stream that it came in, or none: it is free.
     pub(crate) stream: u32,
     pub(crate) source: PeerId,
@@ -136,7 +126,6 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
     /// A header that nobody uses.
     pub const EMPTY: Self = HeaderSlot {
         next: NONE,
-        generation: 0,
         stream: NONE,
         source: PeerId { index: 0, generation: 0 },
         offer: Offer {
@@ -180,7 +169,6 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
-        slot.generation = slot.generation.wrapping_add(1);
         slot.next = self.free;
         self.free = index;
     }
@@ -256,16 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn every_block_is_taken_once_and_a_freed_one_has_another_generation() {
+    fn every_block_is_taken_once_and_again_when_it_is_free() {
         let (mut bytes, mut slots) = ([0u8; 48], [BlockSlot::EMPTY; 3]);
         let mut blocks = Blocks::new(&mut bytes, &mut slots, 16);
         let source = PeerId { index: 1, generation: 2 };
         let taken: [_; 4] = core::array::from_fn(|_| blocks.take(5, source, 16, 0));
         assert_eq!(taken, [Some(0), Some(1), Some(2), None]);
-        let before = blocks.slots[1].generation;
         blocks.free(1);
         assert_eq!(blocks.take(5, source, 16, 0), Some(1));
-        assert_ne!(blocks.slots[1].generation, before);
         assert_eq!(blocks.bytes(2) as usize - blocks.bytes(1) as usize, 16);
     }
 
