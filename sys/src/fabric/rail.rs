@@ -155,10 +155,9 @@ pub struct FabricRail {
     desc: *mut c_void,
     /// Flags of each write, if it must say them.
     say_level: Option<u64>,
-    /// Whether writes are not just handed over: held back, at a level of their own, or with a message behind them.
-    unusual: bool,
-    /// Shortest write that is just handed over.
-    plain_from: usize,
+    /// Writes that are shorter are given to the provider to be copied, others are just handed over. `None` where they are held
+    /// back, have a level of their own, or a message behind them.
+    short_below: Option<usize>,
     /// Whether writes are held back.
     more: bool,
     held: Option<Held>,
@@ -168,8 +167,12 @@ pub struct FabricRail {
     words_follow: bool,
     /// Whether a write with data uses up a receive buffer here.
     takes_receives: bool,
+    /// Whether the data of a write that has arrived says whose it is, and the write has used up nothing.
+    plain_arrivals: bool,
     /// Whether something waits for [`chores`](Self::chores).
     busy: bool,
+    /// Polls up to the next [long](Self::long_poll) one. Those before it only read the queue.
+    plain_polls: u32,
 
     /// Free bounce buffers.
     bounces: Vec<u32>,
@@ -189,8 +192,8 @@ pub struct FabricRail {
     broken: bool,
     /// Posts accepted of all peers when they were counted last, wrapping.
     accepted_marked: u32,
-    /// Polls, wrapping.
-    polls: u32,
+    /// How many polls there will have been at the next long one, wrapping.
+    polls_planned: u32,
     next_key: u64,
     key_bits: u32,
     stats: FabricStats,
@@ -234,12 +237,12 @@ impl FabricRail {
         if theirs.format != self.offer.info.raw().addr_format {
             return Err(AttachError::Config("the two rails have addresses of different formats"));
         }
-        if self.peers.numbers.find(theirs.number as u64).is_some() {
+        if self.peers.knows(theirs.number) {
             return Err(AttachError::Config("two peers have the same number"));
         }
         let addr =
             self.endpoint.av.insert(theirs.provider).map_err(|error| AttachError::System(error.code.0))?;
-        self.peers.attach(peer.0, addr, theirs.number, self.plain_from);
+        self.peers.attach(peer.0, addr, theirs.number, self.short_below);
         Ok(())
     }
 
@@ -248,6 +251,7 @@ impl FabricRail {
     /// completion seen by the processor does not make them visible to the device. `None`: nothing is called.
     pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
         self.on_arrival = hook;
+        self.plan();
     }
 
     /// The offer that the rail was opened on.

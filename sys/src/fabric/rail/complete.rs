@@ -37,46 +37,106 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
 }
 
 impl FabricRail {
-    /// Reads completions, at most `budget`.
+    /// Reads completions, at most `budget`. Most often there is none, and finding that out is all that is done in line.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let mut count = 0;
-        self.polls = self.polls.wrapping_add(1);
-        if self.busy {
-            count = self.chores(budget, sink);
+        // All that is seldom to be done is behind this one count, so that an idle poll looks at nothing else.
+        self.plain_polls = self.plain_polls.wrapping_sub(1);
+        if self.plain_polls == 0 {
+            return self.long_poll(budget, sink);
         }
-        while count < budget {
-            let want = ((budget - count) as usize).min(BATCH);
-            let entries = &mut self.entries[..want];
-            let read = match self.notify {
-                Notify::Source => self.endpoint.cq.read_from(entries, &mut self.sources),
-                _ => self.endpoint.cq.read(entries),
-            };
-            match read {
-                Ok(n) => {
-                    if self.on_arrival.is_some() {
-                        self.prepare(n.min(want));
-                    }
-                    self.complete_all(n.min(want), sink);
-                    count += n as u32;
-                    if n < want {
-                        break;
-                    }
-                }
-                Err(Code::EAGAIN) => {
-                    if self.polls.is_multiple_of(LOOK) {
-                        self.look();
-                    }
-                    break;
-                }
-                Err(code) => {
-                    if !self.trouble(code, sink, &mut count) {
-                        break;
-                    }
-                }
+        if budget == 0 {
+            return 0;
+        }
+        let want = (budget as usize).min(BATCH);
+        match self.endpoint.cq.read(&mut self.entries[..want]) {
+            Ok(count) if count < want => {
+                self.complete_all(count, sink);
+                count as u32
             }
+            Ok(_) => self.full_batch(budget, sink),
+            Err(Code::EAGAIN) => 0,
+            Err(code) => self.trouble(code, budget, sink),
         }
-        count
+    }
+
+    /// A poll that does more than read the queue: something waits, or the clock is to be looked at. Where sources are to be read
+    /// with the entries, or a hook to be called, every poll is such a one.
+    #[inline(never)]
+    fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        self.plan();
+        let waited = if self.busy { self.chores(budget, sink) } else { 0 };
+        let left = budget - waited;
+        let want = (left as usize).min(BATCH);
+        if want == 0 {
+            return waited;
+        }
+        let count = match self.read_queue(want) {
+            Ok(count) if count < want => {
+                self.prepare(count);
+                self.complete_all(count, sink);
+                count as u32
+            }
+            Ok(_) => self.full_batch(left, sink),
+            Err(Code::EAGAIN) => {
+                if self.polls().is_multiple_of(LOOK) {
+                    self.look();
+                }
+                0
+            }
+            Err(code) => self.trouble(code, left, sink),
+        };
+        waited + count
+    }
+
+    /// Reads a batch of completions, at most `want`.
+    #[inline(always)]
+    fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
+        let entries = &mut self.entries[..want];
+        match self.notify {
+            Notify::Source => self.endpoint.cq.read_from(entries, &mut self.sources),
+            _ => self.endpoint.cq.read(entries),
+        }
+    }
+
+    /// A batch came that is full. Handles it and those behind it, at most `budget` together; an error behind them is left to the
+    /// next poll.
+    #[inline(never)]
+    fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let mut left = budget;
+        let mut count = (left as usize).min(BATCH);
+        while count != 0 {
+            self.prepare(count);
+            self.complete_all(count, sink);
+            left -= count as u32;
+            let want = (left as usize).min(BATCH);
+            if want == 0 || count < BATCH {
+                break;
+            }
+            count = self.read_queue(want).map_or(0, |count| count.min(want));
+        }
+        budget - left
+    }
+
+    /// Polls so far, wrapping.
+    pub(super) fn polls(&self) -> u32 {
+        self.polls_planned.wrapping_sub(self.plain_polls)
+    }
+
+    /// Something waits: the next poll sees to it.
+    pub(super) fn hurry(&mut self) {
+        if !self.busy {
+            self.busy = true;
+            self.plan();
+        }
+    }
+
+    /// Counts anew how many polls need do no more than read the queue.
+    pub(super) fn plan(&mut self) {
+        let polls = self.polls();
+        let plain = !self.busy && self.on_arrival.is_none() && self.notify != Notify::Source;
+        self.plain_polls = if plain { LOOK - polls % LOOK } else { 1 };
+        self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
     /// Calls the hook if something has arrived.
@@ -91,7 +151,7 @@ impl FabricRail {
     }
 
     /// Handles what was read. Ends of the same word are reported together: those of a stream of posts are.
-    #[inline(always)]
+    #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.as_ptr();
         // SAFETY: no more were read than there are places.
@@ -133,7 +193,8 @@ impl FabricRail {
             }
             // SAFETY: both lie in the array, and `first` was passed.
             let ends = unsafe { next.offset_from_unsigned(first) } as u32;
-            let slot = &mut self.peers.slots[peer as usize];
+            // SAFETY: whom something was posted to has a place.
+            let slot = unsafe { self.peers.place(peer) };
             slot.ended = slot.ended.wrapping_add(ends);
             sink.done_alike(cx, ends);
         }
@@ -150,22 +211,13 @@ impl FabricRail {
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
-            let peer = match self.notify {
-                Notify::Word => self.peers.numbers.find(entry.data >> 32),
-                Notify::Source => self.peers.addresses.find(self.source(place)),
-                Notify::Message => None,
+            let peer = match self.plain_arrivals {
+                true => self.peers.hear_signed((entry.data >> 32) as u32),
+                false => self.arrival(&entry, place),
             };
-            if let Some(peer) = self.hears(peer) {
-                sink.landed(Peer(peer), entry.data as u32);
-            }
-            // With `FI_RX_CQ_DATA` the write has used up a receive buffer. Otherwise the context is nothing of ours: shm 1.17 gives that of
-            // the sender, as a pointer of another process.
-            if self.takes_receives && !entry.op_context.is_null() {
-                let slot = entry.op_context.cast::<Slot>();
-                // SAFETY: contexts that come back are ours, and stay where they are.
-                if unsafe { (*slot).kind } == Kind::Receive {
-                    self.give_back(slot);
-                }
+            match peer {
+                Some(peer) => sink.landed(Peer(peer), entry.data as u32),
+                None => self.stats.strangers += 1,
             }
         } else if entry.flags & FI_RECV != 0 {
             self.receive(&entry, place, sink);
@@ -174,18 +226,23 @@ impl FabricRail {
         }
     }
 
-    /// The peer, if it is one that is heard.
-    #[inline(always)]
-    fn hears(&mut self, peer: Option<u16>) -> Option<u16> {
-        if let Some(peer) = peer {
-            let slot = &mut self.peers.slots[peer as usize];
-            if slot.up {
-                slot.arrived = slot.arrived.wrapping_add(1);
-                return Some(peer);
+    /// Who has written, where the data alone does not say it; or where the write has used up a receive buffer, which goes back.
+    #[inline(never)]
+    fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
+        // With `FI_RX_CQ_DATA` there is a buffer. Otherwise the context is nothing of ours: shm 1.17 gives that of the sender, as a
+        // pointer of another process.
+        if self.takes_receives && !entry.op_context.is_null() {
+            let slot = entry.op_context.cast::<Slot>();
+            // SAFETY: contexts that come back are ours, and stay where they are.
+            if unsafe { (*slot).kind } == Kind::Receive {
+                self.give_back(slot);
             }
         }
-        self.stats.strangers += 1;
-        None
+        match self.notify {
+            Notify::Word => self.peers.hear_signed((entry.data >> 32) as u32),
+            Notify::Source => self.peers.hear_from(self.source(place)),
+            Notify::Message => None,
+        }
     }
 
     /// A message has come.
@@ -203,11 +260,11 @@ impl FabricRail {
         let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
         let kind = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
         let peer = match self.notify {
-            Notify::Source => self.peers.addresses.find(self.source(place)),
-            _ if len >= HEAD => self.peers.numbers.find(number as u64),
+            Notify::Source => self.peers.hear_from(self.source(place)),
+            _ if len >= HEAD => self.peers.hear_signed(number),
             _ => None,
         };
-        if let Some(peer) = self.hears(peer) {
+        if let Some(peer) = peer {
             match bytes.split_at(HEAD) {
                 Some((_, body)) if kind == USER => sink.message(Peer(peer), body),
                 Some((_, body)) if kind == WORD && body.len() == 4 && self.notify == Notify::Message => {
@@ -218,6 +275,8 @@ impl FabricRail {
                 Some(_) => self.take_down(Peer(peer), PeerError::Protocol(Violation::Kind)),
                 None => self.take_down(Peer(peer), PeerError::Protocol(Violation::Length)),
             }
+        } else {
+            self.stats.strangers += 1;
         }
         self.give_back(slot);
     }
@@ -230,7 +289,7 @@ impl FabricRail {
         if self.post_receive(index).is_err() {
             // Room was made for all of them.
             self.unposted.push(index);
-            self.busy = true;
+            self.hurry();
         }
     }
 
@@ -275,25 +334,38 @@ impl FabricRail {
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// The queue gave no completion. Returns whether to go on reading.
+    /// The queue gave no completion, for a reason. Takes errors until there is none, then completions behind them.
     #[cold]
-    fn trouble<S: Sink>(&mut self, code: Code, sink: &mut S, count: &mut u32) -> bool {
-        if code != Code::EAVAIL {
-            self.break_down(code);
-            return false;
-        }
-        match self.endpoint.cq.read_error() {
-            Ok(error) => {
-                *count += 1;
-                self.failed(error, sink);
-                true
+    #[inline(never)]
+    fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
+        let (mut code, mut count) = (code, 0);
+        while code == Code::EAVAIL {
+            match self.endpoint.cq.read_error() {
+                Ok(error) => self.failed(error, sink),
+                Err(Code::EAGAIN) => return count,
+                Err(other) => {
+                    code = other;
+                    break;
+                }
             }
-            Err(Code::EAGAIN) => false,
-            Err(code) => {
-                self.break_down(code);
-                false
+            count += 1;
+            if count == budget {
+                return count;
+            }
+            let want = ((budget - count) as usize).min(BATCH);
+            match self.read_queue(want) {
+                Ok(more) if more < want => {
+                    self.prepare(more);
+                    self.complete_all(more, sink);
+                    return count + more as u32;
+                }
+                Ok(_) => return count + self.full_batch(budget - count, sink),
+                Err(Code::EAGAIN) => return count,
+                Err(other) => code = other,
             }
         }
+        self.break_down(code);
+        count
     }
 
     /// An error completion.
@@ -354,13 +426,14 @@ impl FabricRail {
         }
         let closed = self.close_batch();
         self.busy = !(closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty());
+        self.plan();
         count
     }
 
     /// Reports something at the next occasion. There is room: one end per context, and little per peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
-        self.busy = true;
+        self.hurry();
     }
 }
 

@@ -2,6 +2,11 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
+use core::hint::cold_path;
+
+use static_assertions::const_assert_eq;
+
+use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
 /// A peer's place. The first fields are what a post needs. A cache line, so that its address is a shift.
 #[derive(Clone, Copy)]
@@ -9,8 +14,10 @@ use alloc::vec;
 pub(super) struct PeerSlot {
     /// Its number in the address vector.
     pub addr: u64,
-    /// Shortest write to it that is just handed over; none is while it is not up.
-    pub plain_from: usize,
+    /// Writes to it that are shorter are just given to the provider to be copied; none is while it is not up.
+    pub short_below: usize,
+    /// Whether others are just handed over; none is while it is not up.
+    pub plain: bool,
     /// Attached, and not known to be gone.
     pub up: bool,
     /// Attached.
@@ -35,9 +42,12 @@ pub(super) struct PeerSlot {
     pub polls: u32,
 }
 
+const_assert_eq!(size_of::<PeerSlot>(), 64);
+
 const GONE: PeerSlot = PeerSlot {
     addr: 0,
-    plain_from: usize::MAX,
+    short_below: 0,
+    plain: false,
     up: false,
     attached: false,
     refused: false,
@@ -53,12 +63,6 @@ const GONE: PeerSlot = PeerSlot {
 };
 
 impl PeerSlot {
-    /// It is gone. Whether that is news.
-    pub fn take_down(&mut self) -> bool {
-        self.plain_from = usize::MAX;
-        core::mem::replace(&mut self.up, false)
-    }
-
     /// Posts whose end it owes.
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.ended)
@@ -84,18 +88,24 @@ impl PeerSlot {
 #[derive(Clone, Copy)]
 struct Name {
     number: u64,
-    /// Or [`NOBODY`]: the entry is free.
+    /// Or [`DOWN`]; or [`NOBODY`]: the entry is free.
     peer: u32,
 }
 
-/// No peer has this number.
+/// In place of a peer: none.
 const NOBODY: u32 = u32::MAX;
+
+/// In place of a peer: one that is attached, and not up.
+const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
+/// Nobody was found last. No peer has this number.
+const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
+
 /// A hash table from numbers that peers are known by to their places, at most half full. Rebuilt when a peer comes or goes.
 pub(super) struct Names {
-    /// Who was found last: most often it is the next one, too.
+    /// Who was found last, and is up still: most often it is the next one, too.
     last: Name,
     places: Box<[Name]>,
     shift: u32,
@@ -104,7 +114,7 @@ pub(super) struct Names {
 impl Names {
     fn new(peers: u16) -> Names {
         let size = (peers as usize * 2).next_power_of_two().max(2);
-        Names { last: NO_NAME, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
+        Names { last: NOT_FOUND, places: vec![NO_NAME; size].into(), shift: 64 - size.trailing_zeros() }
     }
 
     #[inline(always)]
@@ -125,13 +135,32 @@ impl Names {
         }
     }
 
-    /// Who has this number.
+    /// The peer that is up and has this number, which is not `FI_ADDR_NOTAVAIL`. It has a place.
     #[inline(always)]
-    pub fn find(&mut self, number: u64) -> Option<u16> {
+    fn find(&mut self, number: u64) -> Option<u16> {
         if number != self.last.number {
-            self.last = Name { number, peer: self.look_up(number) };
+            cold_path();
+            let peer = self.look_up(number);
+            if peer >= DOWN {
+                return None;
+            }
+            self.last = Name { number, peer };
         }
-        (self.last.peer != NOBODY).then_some(self.last.peer as u16)
+        Some(self.last.peer as u16)
+    }
+
+    /// Whether a peer that is attached has this number.
+    fn has(&self, number: u64) -> bool {
+        self.look_up(number) != NOBODY
+    }
+
+    /// The peer that has this number is not up any more.
+    fn take_down(&mut self, number: u64, peer: u16) {
+        let at = self.place(number);
+        if self.places[at].peer == peer as u32 {
+            self.places[at].peer = DOWN;
+        }
+        self.last = NOT_FOUND;
     }
 
     #[inline(always)]
@@ -156,9 +185,9 @@ impl Names {
 pub(super) struct Peers {
     pub slots: Box<[PeerSlot]>,
     /// By the numbers that they sign with.
-    pub numbers: Names,
+    numbers: Names,
     /// By their numbers in the address vector.
-    pub addresses: Names,
+    addresses: Names,
 }
 
 impl Peers {
@@ -166,10 +195,68 @@ impl Peers {
         Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
     }
 
-    /// Attaches a peer to a place that is free.
-    pub fn attach(&mut self, peer: u16, addr: u64, number: u32, plain_from: usize) {
-        self.slots[peer as usize] = PeerSlot { addr, plain_from, number, up: true, attached: true, ..GONE };
+    /// Attaches a peer to a place that is free. Writes to it are just handed over, or if they are shorter than `short_below` given
+    /// away to be copied; with `None` neither.
+    pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
+        let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
+        self.slots[peer as usize] =
+            PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
         self.rename();
+    }
+
+    /// Whether a peer that is attached signs with this number.
+    pub fn knows(&self, number: u32) -> bool {
+        self.numbers.has(number as u64)
+    }
+
+    /// Something has come that is signed with a number. From which peer, if one that is up signs with it.
+    #[inline(always)]
+    pub fn hear_signed(&mut self, number: u32) -> Option<u16> {
+        let peer = self.numbers.find(number as u64)?;
+        self.count(peer);
+        Some(peer)
+    }
+
+    /// Something has come from an address. From which peer, if one that is up has it.
+    #[inline(always)]
+    pub fn hear_from(&mut self, addr: u64) -> Option<u16> {
+        if addr == FI_ADDR_NOTAVAIL {
+            return None;
+        }
+        let peer = self.addresses.find(addr)?;
+        self.count(peer);
+        Some(peer)
+    }
+
+    /// Counts an arrival.
+    #[inline(always)]
+    fn count(&mut self, peer: u16) {
+        // SAFETY: those that are found have places: `rename` puts no others into the tables.
+        let slot = unsafe { self.place(peer) };
+        slot.arrived = slot.arrived.wrapping_add(1);
+    }
+
+    /// The place of a peer that is or was attached.
+    ///
+    /// # Safety
+    /// It is in range: places stay.
+    #[inline(always)]
+    pub unsafe fn place(&mut self, peer: u16) -> &mut PeerSlot {
+        debug_assert!((peer as usize) < self.slots.len());
+        // SAFETY: our caller's promise.
+        unsafe { self.slots.get_unchecked_mut(peer as usize) }
+    }
+
+    /// A peer is gone: nothing is posted to it, and it is found by its numbers no more. Whether that is news.
+    pub fn take_down(&mut self, peer: u16) -> bool {
+        let slot = &mut self.slots[peer as usize];
+        if !slot.up {
+            return false;
+        }
+        (slot.up, slot.short_below, slot.plain) = (false, 0, false);
+        self.numbers.take_down(slot.number as u64, peer);
+        self.addresses.take_down(slot.addr, peer);
+        true
     }
 
     /// Frees a place.
@@ -182,7 +269,7 @@ impl Peers {
         self.numbers.places.fill(NO_NAME);
         self.addresses.places.fill(NO_NAME);
         for (peer, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.attached) {
-            let peer = peer as u32;
+            let peer = if slot.up { peer as u32 } else { DOWN };
             for (names, number) in [(&mut self.numbers, slot.number as u64), (&mut self.addresses, slot.addr)]
             {
                 let at = names.place(number);
@@ -190,7 +277,7 @@ impl Peers {
             }
         }
         for names in [&mut self.numbers, &mut self.addresses] {
-            names.last = Name { number: 0, peer: names.look_up(0) };
+            names.last = NOT_FOUND;
         }
     }
 }
@@ -198,24 +285,52 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::Peers;
+    use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
     #[test]
     fn peers_are_found_by_both_numbers_as_they_come_and_go() {
         let mut peers = Peers::new(4);
         // Number 0 is as good as any: providers count addresses from there.
         for (addr, number) in [(0, 0), (1, 7), (7, 1)] {
-            assert_eq!(peers.addresses.find(addr), None);
-            assert_eq!(peers.numbers.find(number as u64), None);
-            peers.attach(addr as u16 % 4, addr, number, 1);
-            for _ in 0..2 {
-                assert_eq!(peers.addresses.find(addr), Some(addr as u16 % 4));
-                assert_eq!(peers.numbers.find(number as u64), Some(addr as u16 % 4));
+            assert!(!peers.knows(number));
+            assert_eq!((peers.hear_from(addr), peers.hear_signed(number)), (None, None));
+            let peer = addr as u16 % 4;
+            peers.attach(peer, addr, number, None);
+            for heard in [2, 4] {
+                assert_eq!((peers.hear_from(addr), peers.hear_signed(number)), (Some(peer), Some(peer)));
+                assert_eq!(peers.slots[peer as usize].arrived, heard);
             }
         }
         peers.detach(0);
-        assert_eq!((peers.addresses.find(0), peers.numbers.find(0)), (None, None));
-        assert_eq!((peers.addresses.find(7), peers.numbers.find(7)), (Some(3), Some(1)));
+        assert_eq!((peers.hear_from(0), peers.hear_signed(0)), (None, None));
+        assert_eq!((peers.hear_from(7), peers.hear_signed(1)), (Some(3), Some(3)));
         peers.detach(3);
-        assert_eq!(peers.addresses.find(7), None);
+        assert_eq!(peers.hear_from(7), None);
+        assert_eq!(peers.hear_from(FI_ADDR_NOTAVAIL), None);
+    }
+
+    #[test]
+    fn a_peer_that_is_down_is_not_heard_and_keeps_its_number() {
+        let mut peers = Peers::new(4);
+        peers.attach(1, 5, 9, Some(65));
+        peers.attach(2, 6, 8, Some(65));
+        assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (Some(1), Some(1)));
+        assert_eq!((peers.slots[1].short_below, peers.slots[1].plain), (65, true));
+        assert!(peers.take_down(1));
+        assert!(!peers.take_down(1), "no news");
+        assert_eq!((peers.slots[1].short_below, peers.slots[1].plain), (0, false));
+        // As long as it is attached, whoever else comes and goes.
+        for step in 0..3 {
+            assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
+            assert_eq!((peers.hear_from(6), peers.hear_signed(8)), (Some(2), Some(2)), "step {step}");
+            assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
+            assert!(peers.knows(9), "step {step}");
+            match step {
+                0 => peers.attach(3, 7, 7, Some(65)),
+                _ => peers.detach(3),
+            }
+        }
+        peers.detach(1);
+        assert!(!peers.knows(9));
     }
 }

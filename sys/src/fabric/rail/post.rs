@@ -1,6 +1,7 @@
 //! Posting. Hot: checks, a context, and one call of the provider.
 
 use core::ffi::c_void;
+use core::hint::cold_path;
 use core::ptr::{self, NonNull};
 
 use fishplate_core::error::{CompleteError, PostError};
@@ -152,14 +153,15 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         // SAFETY: a peer that is attached has a place, and places stay.
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
-        let (number, plain) = (slot.addr, len >= slot.plain_from);
-        if !plain && (self.unusual || !slot.up) {
+        let short = len < slot.short_below;
+        if !short && !slot.plain {
+            cold_path();
             // SAFETY: handed on to our caller.
             return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
         }
         let word = data.map(|data| self.signature | data as u64);
-        let (from, to) = (Buffer { ptr, len, desc }, Target { peer: number, addr, key });
-        if !plain {
+        let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
+        if short {
             // SAFETY: readable during the call, by our caller's promise.
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
@@ -247,7 +249,7 @@ impl FabricRail {
             self.batched = if more == 0 { 0 } else { self.batched + 1 };
         }
         self.held = Some(write);
-        self.busy = true;
+        self.hurry();
         self.end(peer, write.slot, Ok(()))
     }
 
@@ -329,7 +331,7 @@ impl FabricRail {
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
         if !self.owed.is_empty() || !self.send_word(peer, data) {
             self.owed.push_back((peer, data));
-            self.busy = true;
+            self.hurry();
         }
     }
 

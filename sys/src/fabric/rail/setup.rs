@@ -89,6 +89,7 @@ impl FabricRail {
         let more = config.more.unwrap_or(offer.persona.more) && notify != Notify::Message;
         let unusual = more || offer.persona.forgets_level || notify == Notify::Message;
         let saw = info.tx().msg_order & info.rx().msg_order & FI_ORDER_SAW != 0;
+        let takes_receives = info.raw().mode & FI_RX_CQ_DATA != 0;
         let mut rail = FabricRail {
             regions: Vec::with_capacity(config.max_regions as usize),
             buffers: None,
@@ -105,13 +106,13 @@ impl FabricRail {
             inject_message,
             desc: core::ptr::null_mut(),
             say_level: offer.persona.forgets_level.then(|| FI_COMPLETION | offer.level.flag()),
-            unusual,
-            plain_from: if unusual { usize::MAX } else { inject.saturating_add(1) },
+            short_below: (!unusual).then(|| inject.saturating_add(1)),
             more,
             held: None,
             batched: 0,
             words_follow: saw,
-            takes_receives: info.raw().mode & FI_RX_CQ_DATA != 0,
+            takes_receives,
+            plain_arrivals: notify == Notify::Word && !takes_receives,
             busy: false,
             bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
             unposted: Vec::with_capacity(receives as usize),
@@ -123,7 +124,8 @@ impl FabricRail {
             on_arrival: None,
             broken: false,
             accepted_marked: 0,
-            polls: 0,
+            plain_polls: 0,
+            polls_planned: 0,
             // Upper bits at random, where there is room for them: a key is not to be guessed.
             next_key: mix(seed ^ 1) << 32,
             key_bits,
@@ -132,6 +134,7 @@ impl FabricRail {
             offer: offer.clone(),
             endpoint,
         };
+        rail.plan();
         if info.domain().mr_mode & FI_MR_LOCAL != 0 {
             let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
             let key = rail.fresh_key();

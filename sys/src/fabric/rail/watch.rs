@@ -32,7 +32,7 @@ impl FabricRail {
     /// Looks who is overdue. Reads the clock, and nothing else of the system.
     #[cold]
     pub(super) fn look(&mut self) {
-        let now = monotonic_ns().max(1);
+        let (now, polls) = (monotonic_ns().max(1), self.polls());
         let slots = &self.peers.slots;
         let accepted = slots.iter().fold(0u32, |sum, slot| sum.wrapping_add(slot.accepted()));
         let total: u32 = slots.iter().map(|slot| slot.outstanding()).sum();
@@ -50,10 +50,10 @@ impl FabricRail {
                 continue;
             }
             if slot.since == 0 || slot.marked != slot.heard() {
-                (slot.since, slot.marked, slot.polls) = (now, slot.heard(), self.polls);
+                (slot.since, slot.marked, slot.polls) = (now, slot.heard(), polls);
                 continue;
             }
-            if self.polls.wrapping_sub(slot.polls) < ENOUGH {
+            if polls.wrapping_sub(slot.polls) < ENOUGH {
                 continue;
             }
             if deadline.is_some_and(|deadline| now - slot.since >= deadline) {
@@ -69,9 +69,8 @@ impl FabricRail {
     /// deadline.
     #[cold]
     pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
-        let slot = &mut self.peers.slots[peer.0 as usize];
-        if slot.take_down() {
-            slot.refused = false;
+        if self.peers.take_down(peer.0) {
+            self.peers.slots[peer.0 as usize].refused = false;
             self.tell(Event::Down(peer, why));
         }
     }
