@@ -4,54 +4,96 @@ use std::time::Duration;
 
 use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::Config;
-use fishplate_core::error::PostError;
+use fishplate_core::error::{CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::op::SignalOp;
-use fishplate_core::rail::{Local, Rail, Remote};
+use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
-use fishplate_sys::fabric::{Ask, FabricRail};
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 
 use crate::behaviour::fleet::turn;
 use crate::fixture::{pair, rail};
 use crate::two::{CX, efa};
 
-#[test]
-fn a_silent_peer_is_given_up_at_the_deadline() {
-    use fishplate_core::error::{CompleteError, PeerError};
-    use fishplate_core::rail::Sink;
-    use fishplate_sys::fabric::FabricConfig;
+/// What a rail reports.
+#[derive(Default)]
+struct Seen {
+    down: Vec<(Peer, PeerError)>,
+    done: Vec<Result<(), CompleteError>>,
+    messages: usize,
+}
 
-    #[derive(Default)]
-    struct Seen(Vec<(Peer, PeerError)>, Vec<Result<(), CompleteError>>);
-    impl Sink for Seen {
-        fn done(&mut self, _: u64, result: Result<(), CompleteError>) {
-            self.1.push(result);
-        }
-        fn landed(&mut self, _: Peer, _: u32) {}
-        fn message(&mut self, _: Peer, _: Untrusted<'_>) {}
-        fn peer_down(&mut self, peer: Peer, why: PeerError) {
-            self.0.push((peer, why));
-        }
+impl Sink for Seen {
+    fn done(&mut self, _: u64, result: Result<(), CompleteError>) {
+        self.done.push(result);
     }
-    let fake = Fake::new(Persona::verbs_rxm().calm(), 1);
-    let offer = negotiate(fake.library(), &Ask::new("verbs;ofi_rxm")).unwrap();
+    fn landed(&mut self, _: Peer, _: u32) {}
+    fn message(&mut self, _: Peer, _: Untrusted<'_>) {
+        self.messages += 1;
+    }
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.down.push((peer, why));
+    }
+}
+
+/// A silent peer is given up at the deadline, whether the rail is asked about its peers or polled alone.
+fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
+    let fake = Fake::new(persona.calm(), 1);
+    let offer = negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
     let config = FabricConfig { deadline: Some(Duration::from_millis(50)), ..FabricConfig::default() };
     let mut origin = FabricRail::open(&offer, config).unwrap();
-    let target = rail(&fake, "verbs;ofi_rxm", "mlx5_0", 9);
+    let target = rail(&fake, name, interface, 9);
     origin.attach(Peer(0), &target.address().unwrap()).unwrap();
     fake.kill(&target.address().unwrap());
     let posted = origin.post_message(Peer(0), b"are you there", Untrusted::from_slice(&[0; 500]), 4);
     assert!(posted.is_ok(), "{posted:?}");
     let (mut seen, begun) = (Seen::default(), std::time::Instant::now());
-    while seen.0.is_empty() {
+    while seen.down.is_empty() {
         origin.poll(32, &mut seen);
-        origin.check_peers(&mut seen);
-        assert!(begun.elapsed() < Duration::from_secs(20), "no end of waiting");
+        if asked {
+            origin.check_peers(&mut seen);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{name}: no end of waiting");
     }
-    assert_eq!(seen.0, [(Peer(0), PeerError::Died)]);
-    assert!(seen.1.len() == 1 && seen.1[0].is_err(), "{:?}", seen.1);
+    assert_eq!(seen.down, [(Peer(0), PeerError::Died)], "{name}");
+    assert!(seen.done.len() == 1 && seen.done[0].is_err(), "{name}: {:?}", seen.done);
     let late = origin.post_message(Peer(0), b"x", Untrusted::from_slice(&[]), 5);
-    assert_eq!(late, Err(PostError::PeerDown));
+    assert_eq!(late, Err(PostError::PeerDown), "{name}");
+}
+
+#[test]
+fn a_silent_peer_is_given_up_at_the_deadline() {
+    a_silent_peer(Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0", true);
+}
+
+#[test]
+fn a_silent_peer_is_given_up_by_polls_alone() {
+    a_silent_peer(Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0", false);
+    a_silent_peer(Persona::efa_direct(), "efa-direct", "rdmap0-rdm", false);
+}
+
+/// One poll takes what its budget allows, in however many reads, and no more.
+#[test]
+fn a_poll_reads_on_behind_a_full_batch() {
+    for (persona, name, interface) in [
+        (Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0"),
+        (Persona::efa_direct(), "efa-direct", "rdmap0-rdm"),
+    ] {
+        let fake = Fake::new(persona.calm(), 2);
+        let mut link = pair(&fake, name, interface, 2);
+        let (mut here, mut seen) = (Seen::default(), Seen::default());
+        for n in 0..50 {
+            while link.rails[0].post_message(link.to, &[1; 16], Untrusted::from_slice(&[]), n).is_err() {
+                link.rails[0].poll(32, &mut here);
+            }
+        }
+        let mut idle = 0;
+        while idle < 1000 {
+            idle = if link.rails[0].poll(32, &mut here) == 0 { idle + 1 } else { 0 };
+        }
+        assert_eq!((link.rails[1].poll(40, &mut seen), seen.messages), (40, 40), "{name}");
+        assert_eq!((link.rails[1].poll(40, &mut seen), seen.messages), (10, 50), "{name}");
+    }
 }
 
 #[test]
