@@ -64,6 +64,7 @@ unsafe extern "C" fn getinfo(
     // SAFETY: the hints are whole, and what is filled in is made here.
     unsafe {
         let info = dupinfo(hints);
+        (*info).mode = 0;
         (*(*info).fabric_attr).prov_name = libc::strdup(c"noop".as_ptr());
         (*(*info).tx_attr).inject_size = 64;
         (*(*info).tx_attr).size = ROOM;
