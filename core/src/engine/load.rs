@@ -4,6 +4,7 @@
 //! all busy while a number of posts ended worked for the same time, so what each of them moved meanwhile is its speed against the
 //! others'. Every [`SAMPLE`] ends this is taken into an average; of a rail that ran dry meanwhile only if it is more than the average,
 //! since it could have moved more still. Averages drift back to equal: where rails are not what limits, what they move is only what they were given.
+//! Only their ratios count. Since a rail that ran dry only ever adds, they are scaled back to one mean each time.
 
 use core::array;
 
@@ -18,6 +19,9 @@ const NEAR: u64 = UNIT + UNIT / 8;
 
 /// Speed of a rail of which nothing is known yet.
 const SPEED: u64 = 1 << 16;
+
+/// As fast as a rail passes for.
+const TOP: u64 = SPEED << 10;
 
 /// The part of the average that a sample is, and the part that is pulled back to equal: one of so many.
 const NEW: u64 = 4;
@@ -99,13 +103,18 @@ impl<const RAILS: usize> Loads<RAILS> {
         });
         if moved != 0 {
             let samples: [u64; RAILS] = array::from_fn(|rail| {
-                let now = ((self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128) as u64;
+                let now = (self.moved[rail] >> 8) as u128 * speed as u128 / moved as u128;
+                let now = now.min(TOP as u128) as u64;
                 if busy(&rail) { now } else { now.max(self.speed[rail]) }
             });
             let mean = samples.iter().sum::<u64>() / RAILS as u64;
             for (speed, sample) in self.speed.iter_mut().zip(samples) {
                 *speed = (*speed * (NEW - 1) + sample) / NEW;
                 *speed = (*speed * (FORGET - 1) + mean) / FORGET;
+            }
+            let all = self.speed.iter().sum::<u64>().max(1);
+            for speed in &mut self.speed {
+                *speed = *speed * (SPEED * RAILS as u64) / all;
             }
             let fastest = self.speed.iter().fold(1, |most, &speed| most.max(speed));
             for (cost, &speed) in self.cost.iter_mut().zip(&self.speed) {
@@ -181,6 +190,28 @@ mod tests {
             loads.ended(rail, 1, 8);
         }
         assert_eq!(loads.cost, [UNIT; 2]);
+    }
+
+    #[test]
+    fn speeds_stay_in_bounds_however_long_one_rail_runs_dry_beside_a_busy_one() {
+        const LEAST: u64 = 256;
+        // Twice, and as much as a rail takes.
+        for most in [2 * LEAST, 1 << 31] {
+            let mut loads = Loads::<2>::NONE;
+            loads.posted(0, LEAST);
+            for _ in 0..1_000_000 {
+                for (rail, bytes) in [(0, LEAST), (1, most)] {
+                    loads.posted(rail, bytes);
+                    loads.ended(rail, 1, bytes);
+                }
+            }
+            let [slow, fast] = loads.cost;
+            assert!(slow > fast && slow <= SLOWEST * UNIT && fast == UNIT, "{loads:?}");
+            loads.ended(0, 1, LEAST);
+            share(&mut loads, (200, 200), 128, 8000);
+            let (a, b) = share(&mut loads, (200, 200), 128, 4000);
+            assert!(a.abs_diff(b) < 200, "{most}: {a} and {b}");
+        }
     }
 
     #[test]
