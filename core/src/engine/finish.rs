@@ -248,7 +248,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn lose(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
         self.troubles += (s.lost == 0) as u32;
-        s.lost += 1;
+        s.lost = s.lost.saturating_add(1);
     }
 
     /// How many such operations there were since the last call.
@@ -256,5 +256,23 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let lost = core::mem::take(&mut self.streams[stream as usize].lost);
         self.troubles -= (lost != 0) as u32;
         lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::{Config, Engine, Tables};
+    use crate::rail::loopback::Loopback;
+
+    #[test]
+    fn failures_that_nobody_asks_about_are_counted_up_to_a_number_that_stays() {
+        let mut tables = Tables::<1, 1, 8, 1, 1>::new();
+        let config = Config { window: 8, ..Config::DEFAULT };
+        let mut engine = Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap();
+        let state = &mut engine.state;
+        state.lose(0);
+        state.streams[0].lost = u32::MAX;
+        state.lose(0);
+        assert_eq!((state.troubles, state.take_lost(0), state.troubles), (1, u32::MAX, 0));
     }
 }
