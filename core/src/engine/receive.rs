@@ -8,7 +8,7 @@ use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
 use crate::op::SignalOp;
 use crate::rail::Sink;
-use crate::sync::seq::Seq;
+use crate::sync::seq::{Seq, expand};
 
 use super::State;
 use super::protocol::FIRST_KIND;
@@ -217,7 +217,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 self.credits_freed(stream, freed)?;
                 let window = self.config.window as u64;
                 let s = &mut self.streams[stream as usize];
-                let wanted = Seq::from_wire(message.seq, s.window.expected());
+                let wanted = Seq(expand::<32>(message.seq, s.window.expected().0));
                 if !wanted.is_before(s.window.expected().plus(window + 1)) {
                     return Err(Violation::Sequence);
                 }

@@ -5,7 +5,7 @@ use crate::error::Violation;
 use crate::mem::PeerId;
 use crate::op::AmoOp;
 use crate::rail::Rail;
-use crate::sync::seq::Seq;
+use crate::sync::seq::{Seq, truncate};
 
 use super::list::NONE;
 use super::protocol::Kept;
@@ -150,7 +150,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let upto = s.next;
         if s.in_flight() != 0 && s.asked != upto {
-            if !self.post_ack(stream, upto.to_wire(), true) {
+            if !self.post_ack(stream, truncate::<32>(upto.0), true) {
                 return self.state.due.push(self.state.streams, stream);
             }
             self.state.streams[stream as usize].asked = upto;

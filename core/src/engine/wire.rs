@@ -10,13 +10,13 @@
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Ack         16 bytes: head; sequence names what an acknowledgement is asked for, where `op` is 1; instead of region and
-//!             generation the credits given back, u32 (see `protocol`, whose messages have kinds from 16 on)
+//! Ack         16 bytes: head; sequence, of which this kind has 32 bits, names what an acknowledgement is asked for, where `op` is 1;
+//!             instead of region and generation the credits given back, u32 (see `protocol`, whose messages have kinds from 16 on)
 //! ```
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below it were applied here. They are
-//! more than a sequence has, because a message without a number may be as late as it likes: a slow rail may deliver a cursor
-//! that is millions of numbers old, and it must not pass for a new one.
+//! more than a sequence has, because a message without a number may be as late as it likes: a slow rail may deliver a cursor, or a
+//! request for one, that is millions of numbers old, and it must not pass for a new one.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
@@ -79,7 +79,8 @@ pub(crate) enum Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub context: u8,
-    /// Wire form of the sequence number; meaningful for Signal, Amo and a request for an acknowledgement.
+    /// Wire form of the sequence number; meaningful for Signal, Data and Amo. Of a request for an acknowledgement the low 32 bits of
+    /// what it is asked for.
     pub seq: u32,
     /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
@@ -191,7 +192,7 @@ impl Message {
             return Err(Violation::Length);
         }
         let (seq, ack) = (get32(&head, 4), get32(&head, 8));
-        if seq >> WIRE_BITS != 0 {
+        if seq >> WIRE_BITS != 0 && !matches!(body, Body::Ack { asked: true, .. }) {
             return Err(Violation::Sequence);
         }
         Ok((Message { context, seq, ack, body }, rest))

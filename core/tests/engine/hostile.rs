@@ -221,6 +221,33 @@ fn numbers_seen_before_change_nothing() {
 }
 
 #[test]
+fn a_request_for_an_acknowledgement_that_is_as_late_as_it_likes_does_no_harm() {
+    let control = shared();
+    let config = Config { window: 256, ..Config::DEFAULT };
+    let mut own = own(config, tap(Network::new(), &control), SIZE);
+    let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[..3] == [5, 0, 1]));
+    own.engine.signal(CX, add(own.remote, 0, 1), Notice::Silent).unwrap();
+    assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
+    passes(&mut own.engine, 2);
+    assert_eq!(held.borrow().len(), 1);
+    control.borrow_mut().edit = None;
+    // More numbers than half of what a message's own number tells apart.
+    for n in 1..600_000u64 {
+        own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
+        if n % 128 == 0 {
+            own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+        }
+    }
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
+    passes(&mut own.engine, 3);
+    assert_eq!(own.engine.peer_error(own.peer), Ok(None));
+    own.engine.signal(CX, add(own.remote, 0, 1), Notice::Silent).unwrap();
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!(word(&own.engine, own.target.at(0)), 2);
+}
+
+#[test]
 fn a_rail_that_names_peers_that_do_not_exist_is_not_believed() {
     let mut bench = Bench::new(0);
     for peer in [2, 3, 4, 100, 65535] {
