@@ -417,7 +417,7 @@ impl<'m, H: Host> Queue<'m, H> {
             // SAFETY: just popped.
             let entry = unsafe { posted.open() };
             // SAFETY: the worker is gone and had not taken it.
-            unsafe { entry.finish(Reply::Abandoned) };
+            unsafe { entry.abandon() };
             self.pool.release_shared(entry);
         }
         self.pending = 0;

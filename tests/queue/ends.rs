@@ -12,7 +12,7 @@ use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
 
-use crate::rig::{NEVER, Places, Rails, bench, leak, queue_of, scene, submit, tag};
+use crate::rig::{NEVER, Places, Rails, bench, create, leak, queue_of, scene, submit, tag};
 use crate::support::Own;
 
 #[test]
@@ -43,6 +43,31 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     run(&mut engine, &mut desks);
     assert_eq!(sent.reply(), Some(Reply::Done(0)));
     assert!(!other.is_done());
+}
+
+#[test]
+fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
+    let mut bench = bench(4, 1);
+    let Places { source, remote, .. } = bench.at;
+    let refused = WriteCommand { from: source.at(u64::MAX), len: 8, to: remote.at(0) };
+    let host = bench.host;
+    for goes in [false, true] {
+        let (mut queue, desk) = queue_of::<2>(host, leak(Channels::new()), 0);
+        let first = submit(&mut queue, refused);
+        let second = create(&mut queue, MarkerCommand).after(&first).unwrap();
+        let second = queue.submit(second);
+        let mut desks = [desk];
+        if !goes {
+            Worker::new(bench.engine(), &mut desks, Policy::BALANCED).turn(host);
+        }
+        drop(desks);
+        assert_eq!(queue.finish(NEVER), Ok(()));
+        let want = if goes { Reply::Abandoned } else { Reply::Dependency };
+        assert_eq!(second.reply(), Some(want));
+        drop(first);
+        assert!(queue.create(MarkerCommand).is_ok(), "abandoned: {goes}");
+        drop(second);
+    }
 }
 
 #[test]

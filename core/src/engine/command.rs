@@ -278,8 +278,8 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Whether everything is done that it comes after. Those events are let go of; while there is one that is not done, `worker`
-    /// listens for it.
+    /// Whether everything is done that it comes after. Those events are let go of, and if one did not end well, all of them; while
+    /// there is one that is not done, `worker` listens for it.
     ///
     /// # Safety
     /// As for [`work`](Self::work).
@@ -291,7 +291,10 @@ impl<'m> Entry<'m> {
             match event.reply() {
                 None => return Readiness::Waits(event.index(), event.listen(worker)),
                 Some(reply) if reply.is_well() => *after = None,
-                Some(_) => return Readiness::Never,
+                Some(_) => {
+                    work.after = Default::default();
+                    return Readiness::Never;
+                }
             }
         }
         Readiness::Ready
@@ -318,6 +321,19 @@ impl<'m> Entry<'m> {
         // Release, edge `queue.done`: pairs with the load in `reply`. Whoever observes the end observes how it ended, and what the
         // command did to memory.
         self.state.store(DONE, edge!("queue.done.store", Release));
+    }
+
+    /// Says that the worker went away, and lets go of what the command was to come after.
+    ///
+    /// # Safety
+    /// As for [`finish`](Self::finish).
+    #[cold]
+    pub(crate) unsafe fn abandon(&self) {
+        // SAFETY: the caller's promise; there is no worker any more, or it is the caller.
+        unsafe {
+            self.work().after = Default::default();
+            self.finish(Reply::Abandoned);
+        }
     }
 
     /// Whether it has ended.

@@ -229,7 +229,7 @@ impl Drop for Side<'_> {
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
         // SAFETY: taken out of the submission ring by the only one left, in place of the worker.
-        unsafe { entry.finish(Reply::Abandoned) };
+        unsafe { entry.abandon() };
     }
 }
 
