@@ -262,6 +262,34 @@ fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
 }
 
 #[test]
+fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered() {
+    let Own { mut engine, peer, source, target, remote, .. } =
+        own(Config::default(), [Loopback::<64>::new()], 4096);
+    let matching = MatchStorage::new(&MATCHING, engine.config().contexts as usize * 4, 64, 4);
+    engine.attach_matching(MATCHING, leak(matching).memory()).unwrap();
+    let Rig { host, mut contexts, mut desks, .. } = rig(1, Policy::BALANCED);
+    let context = &mut contexts[0];
+    let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+    let late = |end| assert!(matches!(end, Err(WaitError::Deadline(_))), "{end:?}");
+    for _ in 0..20 {
+        let receive = context.recv(None, Tag::ZERO, Tag::ZERO, None).unwrap();
+        late(context.quiet(peer, 1));
+        late(context.wait_signal(target.at(0), Cmp::Eq, 0, None, 1).map(drop));
+        late(context.probe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
+        late(context.mprobe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
+        late(context.cancel(receive, 1).map(drop));
+        // The answers are nobody's; that of a ticket is still its holder's.
+        let put = context.put(source.at(0), 8, remote.at(64)).unwrap();
+        late(context.wait(put, 1).map(drop));
+        for _ in 0..20 {
+            worker.turn(host);
+        }
+        assert_eq!(context.wait(put, 1), Ok(Reply::Done(0)));
+        assert!(matches!(context.wait(receive, 1), Ok(Reply::Received(_))));
+    }
+}
+
+#[test]
 fn a_ticket_of_another_context_is_refused() {
     with_worker(1, 2, Policy::BALANCED, |i, context, at| {
         // The first request of either context has the same number.

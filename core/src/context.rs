@@ -146,7 +146,7 @@ impl<'m, H: Host> Context<'m, H> {
         deadline_ns: u64,
     ) -> Result<Option<Envelope>, WaitError> {
         let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: false }, deadline_ns)?;
-        match self.wait(ticket, deadline_ns)? {
+        match self.answer(ticket, deadline_ns)? {
             Reply::Found(found) => Ok(found),
             other => Err(unexpected(other)),
         }
@@ -165,7 +165,7 @@ impl<'m, H: Host> Context<'m, H> {
         deadline_ns: u64,
     ) -> Result<Option<Claimed>, WaitError> {
         let ticket = self.ask_until(Command::Probe { source, tag, ignore, claim: true }, deadline_ns)?;
-        match self.wait(ticket, deadline_ns)? {
+        match self.answer(ticket, deadline_ns)? {
             Reply::Claimed(found) => Ok(found),
             other => Err(unexpected(other)),
         }
@@ -190,7 +190,7 @@ impl<'m, H: Host> Context<'m, H> {
     pub fn cancel(&mut self, receive: Ticket, deadline_ns: u64) -> Result<Cancelled, WaitError> {
         let slot = self.queue.slot_of(self.own(receive)?)?;
         let ticket = self.ask_until(Command::Cancel { slot }, deadline_ns)?;
-        match self.wait(ticket, deadline_ns)? {
+        match self.answer(ticket, deadline_ns)? {
             Reply::Cancelled(done) => Ok(done),
             other => Err(unexpected(other)),
         }
@@ -279,8 +279,17 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
+    /// Waits for the answer of a request whose ticket nobody else has. After the deadline it is nobody's.
+    fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
+        let waited = self.wait(ticket, deadline_ns);
+        if waited.is_err() {
+            self.queue.forget_reply(ticket.id);
+        }
+        waited
+    }
+
     fn value(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<u64, WaitError> {
-        match self.wait(ticket, deadline_ns)? {
+        match self.answer(ticket, deadline_ns)? {
             Reply::Done(value) => Ok(value),
             // Quiet and watch are not posted, so they do not fail as posts do.
             other => Err(unexpected(other)),

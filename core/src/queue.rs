@@ -370,6 +370,13 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
+    /// Nobody asks for the end of the command with this number any more: its slot is given back with it.
+    #[cold]
+    pub(crate) fn forget_reply(&mut self, id: Id) {
+        // Stale: it was taken.
+        let _ = self.pool.release_id(id);
+    }
+
     /// The slot of the command with this number.
     pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
