@@ -304,6 +304,46 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
     });
 }
 
+/// Runs `user` beside a worker that sleeps, and which sleeps again before it is stopped.
+fn beside_a_sleeping_worker(
+    contexts: usize,
+    user: impl FnOnce(&'static Counting, &mut Vec<Hosted>, LocalId),
+) {
+    let host = &*leak(Counting::new());
+    let mut site = site(host, contexts);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let Site { own: Own { engine, target, .. }, channels, arrivals, queues, desks } = &mut site;
+        let (channels, arrivals) = (*channels, *arrivals);
+        let mut worker = Worker::new(engine, desks, SLEEPY);
+        let running = scope.spawn({
+            let stop = &stop;
+            move || {
+                let finished = worker.run(host, &channels.send, Some(arrivals), stop, NEVER);
+                (finished, worker.counts())
+            }
+        });
+        host.until_asleep(1);
+        user(host, queues, *target);
+        stop.store(true, Ordering::Release);
+        channels.send.notify(host);
+        let (finished, counts) = running.join().unwrap();
+        assert!(finished && counts.deadline_wakes == 0, "{counts:?}");
+    });
+}
+
+#[test]
+fn what_was_left_untold_in_a_queue_that_is_dropped_is_done_at_once() {
+    beside_a_sleeping_worker(1, |_, queues, target| {
+        let mut queue = queues.pop().unwrap();
+        let command = queue.create(fill(target.at(0), 9)).unwrap();
+        let event = queue.enqueue(command);
+        drop(queue);
+        until("a command of a queue that is gone", || event.is_done());
+        assert_eq!(event.reply(), Some(Reply::Done(0)));
+    });
+}
+
 #[test]
 fn pending_counts_what_either_side_has_not_taken() {
     let host = &*leak(Counting::new());

@@ -21,6 +21,7 @@ use fishplate_core::queue::Room;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::{Channels, EventCount};
+use fishplate_core::sync::host::Host;
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
 
@@ -287,6 +288,24 @@ fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered()
         assert_eq!(context.wait(put, 1), Ok(Reply::Done(0)));
         assert!(matches!(context.wait(receive, 1), Ok(Reply::Received(_))));
     }
+}
+
+#[test]
+fn a_queue_that_waits_for_commands_without_answers_is_not_left_to_sleep() {
+    /// Sleeps, and until it is woken.
+    const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
+    with_worker(1, 1, SLEEPY, |_, context, at| {
+        for n in 0..1000 {
+            let at = at.source.at(8 * (n % 8));
+            let command = Command::Fill { at, len: 8, pattern: n, width: 8 };
+            assert_eq!(context.submit_silent(command), Ok(()));
+            if n % 3 == 0 {
+                let soon = LinuxHost::private().now_ns() + 20_000_000_000;
+                assert_eq!(context.queue_mut().finish(soon), Ok(()), "{n}");
+                assert_eq!(context.counts().deadline_wakes, 0, "{n}");
+            }
+        }
+    });
 }
 
 #[test]

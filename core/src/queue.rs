@@ -127,6 +127,8 @@ pub struct Queue<'m, H: Host> {
     pending: u64,
     /// The worker was not told of all of them.
     untold: bool,
+    /// Some are out of whose ends the worker tells nobody.
+    silent: bool,
     idle: Idle,
 }
 
@@ -189,7 +191,16 @@ impl<'m, H: Host> Queue<'m, H> {
         let to_worker = ring::split(submissions.0, submissions.1).map_err(|_| length)?;
         let from_worker = ring::split(completions.0, completions.1).map_err(|_| length)?;
         let [side, theirs] = Side::both(lane, to_worker, from_worker);
-        let queue = Queue { host, channel, pool, side, pending: 0, untold: false, idle: Idle::new(policy) };
+        let queue = Queue {
+            host,
+            channel,
+            pool,
+            side,
+            pending: 0,
+            untold: false,
+            silent: false,
+            idle: Idle::new(policy),
+        };
         Ok((queue, Desk::new(id, theirs, channel, flights)))
     }
 
@@ -267,7 +278,14 @@ impl<'m, H: Host> Queue<'m, H> {
         self.flush();
         self.wait_for(deadline_ns, |queue| {
             queue.collect();
-            Turn::ready(queue.pending == 0)
+            match queue.pending {
+                0 => {
+                    queue.silent = false;
+                    Turn::Ready
+                }
+                _ if queue.silent => Turn::Unnotified,
+                _ => Turn::Nothing,
+            }
         })
     }
 
@@ -334,6 +352,7 @@ impl<'m, H: Host> Queue<'m, H> {
     ) -> Result<Option<Id>, pool::Full<()>> {
         let lease = self.lease(|| Ok::<_, ()>(command)).map_err(|_| pool::Full(()))?;
         if !report {
+            self.silent = true;
             self.post(lease.share(), false);
             self.flush();
             return Ok(None);
@@ -430,5 +449,12 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pending = 0;
         self.host.notifier_barrier();
         self.side.lane.listeners.notify(self.host);
+    }
+}
+
+impl<H: Host> Drop for Queue<'_, H> {
+    /// What was submitted is done all the same: the worker is told of it.
+    fn drop(&mut self) {
+        self.flush();
     }
 }
