@@ -90,18 +90,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ..RemoteSlot::EMPTY
         };
         for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
-            match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
+            let (imported, error) = match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
+                // Where it begins is what the peer says, and words are found by their offset.
+                Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && !handle.device => {
+                    (i + 1, AttachError::Misaligned)
+                }
                 Ok(Some(mapped)) if remote.mapped.is_null() && !handle.device => {
                     (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
+                    continue;
                 }
-                Ok(_) => {}
-                Err(error) => {
-                    for j in (0..i).filter(|j| rails & (1 << j) != 0) {
-                        self.rails[j].release(peer.peer(), handle.keys[j]);
-                    }
-                    return Err(error);
-                }
+                Ok(_) => continue,
+                Err(error) => (i, error),
+            };
+            for j in (0..imported).filter(|j| rails & (1 << j) != 0) {
+                self.rails[j].release(peer.peer(), handle.keys[j]);
             }
+            return Err(error);
         }
         self.state.remotes[id.index as usize] = remote;
         Ok(id)

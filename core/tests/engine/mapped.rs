@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use fishplate_core::engine::{Config, Issued, Notice};
-use fishplate_core::error::{OpError, PeerError};
+use fishplate_core::engine::{Config, HANDLE_MAX, Issued, Notice};
+use fishplate_core::error::{AttachError, OpError, PeerError};
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
 use fishplate_core::rail::loopback::Loopback;
@@ -184,4 +184,23 @@ fn the_memory_of_a_failed_or_removed_peer_is_not_touched() {
     own.engine.remove_peer(own.peer).unwrap();
     all(&mut own, OpError::UnknownRegion);
     assert!(read(&own.engine, own.target.at(0), 4096).iter().all(|&b| b == 0));
+}
+
+#[test]
+fn memory_that_a_peer_says_begins_amid_a_word_is_not_imported() {
+    let control = shared();
+    let mut own = own(Config::DEFAULT, tap(Network::mapped(), &control), 4096);
+    let mut handle = [0; HANDLE_MAX];
+    let len = own.engine.export(own.target, &mut handle).unwrap();
+    for (shift, want) in [(4, Some(AttachError::Misaligned)), (1, Some(AttachError::Misaligned)), (8, None)] {
+        control.borrow_mut().shift = shift;
+        let before = control.borrow().imported;
+        let imported = own.engine.import(own.peer, &handle[..len]);
+        assert_eq!(imported.err(), want, "{shift}");
+        assert_eq!(control.borrow().imported - before, want.is_none() as i32, "{shift}");
+        if let Ok(region) = imported {
+            assert_eq!(own.engine.signal(CX, add(region, 0, 1), Notice::Silent), DONE);
+        }
+    }
+    assert_eq!(word(&own.engine, own.target.at(8)), 1);
 }

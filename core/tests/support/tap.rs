@@ -68,6 +68,9 @@ pub struct Control {
     pub mute: bool,
     /// Peers detached.
     pub detached: Vec<Peer>,
+    /// How far behind its place, in bytes, memory is said to be mapped; and imports that were not released.
+    pub shift: usize,
+    pub imported: i32,
     inside: bool,
 }
 
@@ -165,10 +168,15 @@ impl<R: Rail> Rail for Tap<R> {
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        self.inner.import(peer, key, len)
+        let mapped = self.inner.import(peer, key, len)?;
+        let mut control = self.control.borrow_mut();
+        control.imported += 1;
+        // SAFETY: fewer bytes than a region has.
+        Ok(mapped.map(|mapped| unsafe { mapped.add(control.shift) }))
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {
+        self.control.borrow_mut().imported -= 1;
         self.inner.release(peer, key);
     }
 
