@@ -196,7 +196,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Any command without an answer; [`quiet`](Self::quiet) says if it failed.
+    /// Any command without an answer. Of one that the engine takes, [`quiet`](Self::quiet) says if it failed later; one that the engine
+    /// refuses, and one whose answer is all that it does, is gone without a word.
     ///
     /// # Errors
     /// [`OpError::Again`] when all commands are out.
@@ -204,7 +205,8 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.submit_raw(command, false).map(drop).map_err(|_| OpError::Again)
     }
 
-    /// Orders later writes to the peer after everything before: [`Engine::fence`](crate::engine::Engine::fence).
+    /// Orders later writes to the peer after everything before: [`Engine::fence`](crate::engine::Engine::fence), whose refusal is not
+    /// told.
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
         self.submit_silent(Command::Fence(peer))
     }

@@ -13,7 +13,8 @@ use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], say how they are [paired](Self::pair_rails) unless both
-    /// ends count them alike, then [`connect_peer`](Self::connect_peer).
+    /// ends count them alike, then [`connect_peer`](Self::connect_peer), and make no progress in between: what the peer sends already
+    /// is not heard before it is connected, and not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
     }

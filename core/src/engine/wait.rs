@@ -196,6 +196,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// [`quiet`](Self::quiet) for every peer.
+    ///
+    /// # Errors
+    /// As there, of the first peer with one: others may not be quiet then. Of a peer that has failed it tells only while operations
+    /// were lost with it, so a call after the error goes on with the others.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]
     pub fn quiet_all<H: Host, P: Park>(
@@ -224,7 +228,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether everything of this context to the peer is applied and here. Asks for what is missing; does not make progress.
+    /// Whether [`quiet`](Self::quiet) would return at once: everything of this context to the peer is applied and here, or has failed,
+    /// and `quiet` says which. Asks for what is missing; does not make progress.
     pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
         let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
