@@ -205,7 +205,7 @@ impl Attached {
     }
 
     /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for room. Returns how many
-    /// events it reported.
+    /// events it reported, or 1 where it could go on sending: nobody will ring for that, so the owner must not go to sleep.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -220,15 +220,20 @@ impl Attached {
         }
         let before = self.out.position();
         let sent = match self.staged.send(&mut self.out) {
-            Ok(()) => self.staged.serve(&mut self.out, peer, regions),
+            Ok(more) => self.staged.serve(&mut self.out, peer, regions).map(|owed| more | owed),
             corrupt => corrupt,
         };
         self.due |= self.out.position() != before;
         match sent {
-            Ok(()) => self.blocked = self.staged.sending(),
-            Err(refused) => drop(self.refused(refused)),
+            Ok(more) => {
+                self.blocked = self.staged.sending();
+                u32::from(more).min(budget)
+            }
+            Err(refused) => {
+                self.refused(refused);
+                self.report(peer, budget, sink)
+            }
         }
-        0
     }
 
     /// Whether [`chores`](Attached::chores) has something to do.

@@ -519,4 +519,6 @@ mod post;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod passes;
+#[cfg(test)]
 mod tests;

@@ -25,7 +25,10 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Chunks that are sent in reply in one pass.
+/// Chunks of a write that are sent in one pass: as many as a lane of the usual size holds.
+const CHUNKS: u32 = 16;
+
+/// Records that are sent in reply in one pass.
 const REPLIES: u32 = 8;
 
 /// A staged operation that was begun here.
@@ -55,6 +58,8 @@ pub(crate) struct Staged {
     posted: [Option<Posted>; STAGED],
     owed: [Option<Owed>; STAGED],
     owed_count: u32,
+    /// Where in `owed` the next record is looked for.
+    turn: usize,
     /// The write whose last chunk has not been sent.
     sending: Option<u8>,
     /// What became of the write that is arriving: 0, or why it fails.
@@ -68,6 +73,7 @@ impl Staged {
             posted: [None; STAGED],
             owed: [None; STAGED],
             owed_count: 0,
+            turn: 0,
             sending: None,
             arriving: 0,
             chunk,
@@ -111,16 +117,17 @@ impl Staged {
         Ok(())
     }
 
-    /// Sends chunks of the write that is only partly sent, while there is room. Full is no error here.
-    pub(crate) fn send(&mut self, out: &mut Producer) -> Result<(), Refused> {
-        let Some(id) = self.sending else { return Ok(()) };
-        let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(()) };
-        loop {
+    /// Sends chunks of the write that is only partly sent, while there is room, as many as one pass sends. Full is no error here.
+    /// Returns whether some are left for which there may be room.
+    pub(crate) fn send(&mut self, out: &mut Producer) -> Result<bool, Refused> {
+        let Some(id) = self.sending else { return Ok(false) };
+        let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(false) };
+        for _ in 0..CHUNKS {
             let len = (op.len - op.done).min(self.chunk);
             let cells = chunk_cells(len);
             let record = match out.reserve(cells) {
                 Ok(record) => record,
-                Err(Refused::Full) => return Ok(()),
+                Err(Refused::Full) => return Ok(false),
                 Err(corrupt) => return Err(corrupt),
             };
             let last = op.done + len == op.len;
@@ -139,29 +146,35 @@ impl Staged {
             op.done += len;
             if last {
                 self.sending = None;
-                return Ok(());
+                return Ok(false);
             }
         }
+        Ok(true)
     }
 
-    /// Sends what is owed, while there is room. Full is no error here.
-    pub(crate) fn serve(&mut self, out: &mut Producer, peer: Peer, regions: &Regions) -> Result<(), Refused> {
-        let mut replies = 0;
-        for id in 0..STAGED {
-            while let Some(owed) = self.owed[id] {
-                if replies == REPLIES {
-                    return Ok(());
-                }
-                replies += 1;
-                match self.serve_one(out, id, owed, peer, regions) {
-                    Ok(rest) => self.owed[id] = rest,
-                    Err(Refused::Full) => return Ok(()),
-                    Err(corrupt) => return Err(corrupt),
-                }
-                self.owed_count -= u32::from(self.owed[id].is_none());
+    /// Sends what is owed, while there is room, as many records as one pass sends, and one of each operation in turn: the peer takes
+    /// a number again as soon as it is free, and must not hold up another by that. Full is no error here. Returns whether something is
+    /// left for which there may be room.
+    pub(crate) fn serve(
+        &mut self,
+        out: &mut Producer,
+        peer: Peer,
+        regions: &Regions,
+    ) -> Result<bool, Refused> {
+        for _ in 0..REPLIES {
+            let owed =
+                (0..STAGED).map(|i| (self.turn + i) % STAGED).find_map(|id| Some((id, self.owed[id]?)));
+            let Some((id, owed)) = owed else { return Ok(false) };
+            match self.serve_one(out, id, owed, peer, regions) {
+                Ok(rest) => self.owed[id] = rest,
+                // It keeps its turn.
+                Err(Refused::Full) => return Ok(false),
+                Err(corrupt) => return Err(corrupt),
             }
+            self.owed_count -= u32::from(self.owed[id].is_none());
+            self.turn = (id + 1) % STAGED;
         }
-        Ok(())
+        Ok(self.owes())
     }
 
     fn serve_one(

@@ -248,6 +248,26 @@ fn b18_every_violation_is_found_by_its_name() {
 }
 
 #[test]
+fn b18_a_cursor_found_wrong_while_sending_is_reported_in_the_same_pass() {
+    let config = ShmConfig { lane_cells: 64, max_message: 1024, force_staging: true, ..ShmConfig::default() };
+    let (mut lent, mut theirs) = (Guarded::new(9000), Guarded::new(9000));
+    let [mut victim, mut hostile] = couple(config);
+    // SAFETY: outlives the rails; not looked at.
+    let region = unsafe { Region::new(theirs.ptr(), 9000, RegionKind::Private) };
+    let (key, _) = hostile.register(&region).unwrap();
+    victim.import(PEER, key, 9000).unwrap();
+    let local = Local { ptr: lent.ptr(), len: 9000, desc: 0 };
+    // SAFETY: `lent` outlives the rails.
+    let post = unsafe { victim.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
+    assert_eq!(post, Ok(Posted::Pending));
+    hostile.attached(PEER).unwrap().outgoing().cursor().store(1 << 40, Ordering::Relaxed);
+    let mut seen = Seen::default();
+    assert_eq!(victim.poll(32, &mut seen), 2, "an owner that hears of nothing goes to sleep");
+    assert_eq!(seen.down, [(PEER, PeerError::Protocol(Violation::Counter))]);
+    assert_eq!(seen.done, [(1, Err(CompleteError::PeerDown))]);
+}
+
+#[test]
 fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
     let mut random = Random(0xd00b);
     let [mut a, mut b] = couple(ShmConfig::default());

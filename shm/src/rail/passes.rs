@@ -1,0 +1,128 @@
+//! What one pass does and what it leaves to the next: staged operations longer than a pass, several at once, and an owner that sleeps
+//! when a pass says that there is nothing to do.
+
+use std::ptr::NonNull;
+
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::host::SpinHost;
+use fishplate_core::sync::primitive::{AtomicU32, Ordering};
+
+use crate::testing::{PEER, Random, Seen, TestRail, couple};
+use crate::{Bell, ShmConfig};
+
+/// Lanes that hold more than a pass puts into them: a quarter of one, of which its producer is not told, is more too.
+fn wide() -> ShmConfig {
+    ShmConfig { lane_cells: 1 << 16, force_staging: true, ..ShmConfig::default() }
+}
+
+fn lend(bytes: &mut [u8]) -> Local {
+    Local { ptr: NonNull::from(&mut *bytes).cast(), len: bytes.len(), desc: 0 }
+}
+
+/// Registers the bytes at one end and imports them at the other.
+fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
+    // SAFETY: each test keeps the bytes alive, and looks at them only while no rail is being polled.
+    let region = unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) };
+    let key = from.register(&region).unwrap().0;
+    assert_eq!(to.import(PEER, key, bytes.len() as u64), Ok(None));
+    key
+}
+
+fn asleep(bell: &Bell) -> bool {
+    let word: *const EventCount = &**bell;
+    // SAFETY: the word lies at the start of the eventcount, which is mapped as long as the bell lives, and is an atomic.
+    unsafe { &*word.cast::<AtomicU32>() }.load(Ordering::Relaxed) != 0
+}
+
+/// Lets the owner of `sleeper` do nothing but sleep when a pass says that there is nothing to do, until `done`.
+fn runs_to_its_end(
+    [sleeper, other]: &mut [TestRail; 2],
+    seen: &mut [Seen; 2],
+    done: impl Fn(&[Seen; 2]) -> bool,
+) {
+    let host = SpinHost::new(1);
+    let bell = sleeper.bell();
+    while !done(seen) {
+        let Some(_armed) = bell.prepare(&host).recheck(|| sleeper.poll(32, &mut seen[0]) > 0) else {
+            continue;
+        };
+        while other.poll(32, &mut seen[1]) > 0 {}
+        assert!(done(seen) || !asleep(&bell), "asleep with something still to send, and room for it");
+    }
+}
+
+#[test]
+fn an_end_that_owes_more_replies_than_one_pass_sends_does_not_fall_asleep() {
+    let [mut a, mut b] = couple(wide());
+    let mut memory = Random(5).bytes(300_000);
+    let key = share(&mut a, &mut b, &mut memory);
+    let mut back = vec![0; memory.len()];
+    // SAFETY: `back` outlives the post, and is read after it.
+    let post = unsafe { b.post_read(PEER, lend(&mut back), Remote { key, offset: 0 }, 1) };
+    assert_eq!(post, Ok(Posted::Pending));
+    let mut seen = [Seen::default(), Seen::default()];
+    runs_to_its_end(&mut [a, b], &mut seen, |[_, b]| b.done == [(1, Ok(()))]);
+    assert!(back == memory);
+}
+
+#[test]
+fn a_long_write_keeps_no_pass_and_its_origin_does_not_fall_asleep() {
+    let [mut a, mut b] = couple(wide());
+    let mut memory = vec![0; 2_000_000];
+    let key = share(&mut b, &mut a, &mut memory);
+    let mut data = Random(6).bytes(memory.len());
+    let before = a.attached(PEER).unwrap().out.position();
+    // SAFETY: `data` outlives the post and is not written.
+    let post = unsafe { a.post_write(PEER, lend(&mut data), Remote { key, offset: 0 }, Some(2), 1) };
+    assert_eq!(post, Ok(Posted::Pending));
+    let mut seen = [Seen::default(), Seen::default()];
+    let cells = a.attached(PEER).unwrap().out.position() - before;
+    assert!(cells <= 1100, "{cells} cells in one post");
+    let before = a.attached(PEER).unwrap().out.position();
+    a.poll(32, &mut seen[0]);
+    let cells = a.attached(PEER).unwrap().out.position() - before;
+    assert!((1..=1100).contains(&cells), "{cells} cells in one pass");
+    runs_to_its_end(&mut [a, b], &mut seen, |[a, _]| a.done == [(1, Ok(()))]);
+    assert_eq!(seen[1].landed, [2]);
+    assert!(memory == data);
+}
+
+#[test]
+fn reads_that_are_posted_again_and_again_hold_up_no_other() {
+    let config = ShmConfig { force_staging: true, ..ShmConfig::default() };
+    let [mut a, mut b] = couple(config);
+    let mut memory = vec![7; 16 * 4096];
+    let key = share(&mut b, &mut a, &mut memory);
+    let mut target = vec![0; 64];
+    let other = share(&mut b, &mut a, &mut target);
+    let mut back = [vec![0; memory.len()], vec![0; memory.len()]];
+    let mut seen = [Seen::default(), Seen::default()];
+    // SAFETY, of all posts: what is lent outlives the rails and is not looked at.
+    let [first, second] = back.each_mut().map(|bytes| lend(bytes));
+    let remote = Remote { key, offset: 0 };
+    // SAFETY: see above.
+    assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
+    // SAFETY: see above.
+    assert_eq!(unsafe { a.post_read(PEER, second, remote, 1) }, Ok(Posted::Pending));
+    let write = unsafe {
+        // SAFETY: see above.
+        a.post_write(PEER, lend(&mut [1; 64]), Remote { key: other, offset: 0 }, None, 2)
+    };
+    assert_eq!(write, Ok(Posted::Pending));
+    let mut ends = [0; 3];
+    for _ in 0..100 {
+        b.poll(32, &mut seen[1]);
+        a.poll(32, &mut seen[0]);
+        for (cx, result) in seen[0].done.drain(..) {
+            assert_eq!(result, Ok(()));
+            ends[cx as usize] += 1;
+            if cx == 0 {
+                // SAFETY: see above.
+                assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
+            }
+        }
+    }
+    assert!(ends[0] > 10 && ends[1..] == [1, 1], "{ends:?}");
+}
