@@ -61,6 +61,7 @@ pub(crate) struct Control {
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
+    /// How many the peer may have announced and not withdrawn. Those that we still use count no more: it cannot know of them.
     max_segments: usize,
     /// What both have said of device memory.
     pub(crate) board: Board,
@@ -86,7 +87,8 @@ impl Control {
             blobs: VecDeque::new(),
             notices: VecDeque::new(),
             segments: Vec::new(),
-            max_segments: max_segments.into(),
+            // Beside those of its regions, the one that a pair has for device memory.
+            max_segments: usize::from(max_segments) + 1,
             board: Board::default(),
             incarnation,
             home,
@@ -129,14 +131,21 @@ impl Control {
         if blob.len() > MAX_BLOB {
             return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
         }
-        while let Some(notice) = self.notices.front() {
-            let (packet, fds) = notice.packet();
-            self.socket.send(&packet, &fds, deadline)?;
-            self.notices.pop_front();
+        self.send_notices();
+        while self.has_notices() {
+            self.make_room(deadline)?;
+            self.send_notices();
         }
         let mut packet = Writer::new(Kind::Blob);
         packet.extend(blob);
-        self.socket.send(&packet.finish(), &[], deadline)?;
+        let packet = packet.finish();
+        loop {
+            match self.socket.try_send(&packet, &[]) {
+                Err(HandshakeError::System(libc::EAGAIN)) => self.make_room(deadline)?,
+                sent => break sent?,
+            }
+        }
+        self.take_in();
         loop {
             if let Some(blob) = self.blobs.pop_front() {
                 return Ok(blob);
@@ -151,8 +160,15 @@ impl Control {
         self.send_notices();
     }
 
-    /// Tells the peer that no region lies in that segment any more.
+    /// Tells the peer that no region lies in that segment any more. If it is still to be told of the segment, it is told nothing: a
+    /// peer that does not read must not keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
+        let is_it =
+            |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
+        if let Some(untold) = self.notices.iter().position(is_it) {
+            self.notices.remove(untold);
+            return;
+        }
         self.notices.push_back(Notice::Withdraw(number));
         self.send_notices();
     }
@@ -196,6 +212,10 @@ impl Control {
     /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said, without waiting.
     pub(crate) fn pump(&mut self) {
         self.send_notices();
+        self.take_in();
+    }
+
+    fn take_in(&mut self) {
         for _ in 0..PASS {
             if self.ended.is_some() {
                 return;
@@ -208,10 +228,23 @@ impl Control {
         }
     }
 
-    /// Takes in the next packet, waiting for it.
+    /// Waits until the socket may have room, and takes in what arrives meanwhile: the peer may be waiting for room as well.
+    fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
+        if self.ended.is_some() {
+            return Err(HandshakeError::HungUp);
+        }
+        self.socket.wait(libc::POLLIN | libc::POLLOUT, deadline)?;
+        self.take_in();
+        Ok(())
+    }
+
+    /// Takes in the next packet, waiting for it. Looks at the clock first: a peer may send without end what is not waited for.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
+        }
+        if Instant::now() >= deadline {
+            return Err(HandshakeError::Deadline);
         }
         match self.socket.recv(&mut self.buffer, deadline) {
             Ok((len, fds)) => self.file(len, fds),
@@ -252,7 +285,7 @@ impl Control {
                 if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
                     // The same memory again: a number is given once in the life of a process.
                     known.withdrawn = false;
-                } else if self.segments.len() == self.max_segments {
+                } else if self.segments.iter().filter(|known| !known.withdrawn).count() == self.max_segments {
                     return Err(HandshakeError::BadPacket);
                 } else {
                     let new = Announced { number, fd, len, mapping: None, users: 0, withdrawn: false };
@@ -371,3 +404,6 @@ impl Drop for Control {
         let _ = self.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]);
     }
 }
+
+#[cfg(test)]
+mod tests;

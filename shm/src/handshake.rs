@@ -165,6 +165,7 @@ pub fn connect(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     role: Role,
+    max_segments: u16,
     cell_size: u32,
     lane_cells: u32,
     max_message: u64,
@@ -183,7 +184,7 @@ impl Hello {
             Role::Second => 2,
         }])
         .put([u8::from(self.membarrier)])
-        .put([0; 2])
+        .put(self.max_segments.to_ne_bytes())
         .put(self.cell_size.to_ne_bytes())
         .put(self.lane_cells.to_ne_bytes())
         .put(self.max_message.to_ne_bytes())
@@ -194,7 +195,7 @@ impl Hello {
     }
 
     fn decode(mut body: Reader<'_>) -> Result<Self, HandshakeError> {
-        let [role, membarrier, _, _] = body.take()?;
+        let [role, membarrier] = body.take()?;
         let hello = Hello {
             role: match role {
                 1 => Role::First,
@@ -206,6 +207,7 @@ impl Hello {
                 1 => true,
                 _ => return Err(HandshakeError::BadPacket),
             },
+            max_segments: u16::from_ne_bytes(body.take()?),
             cell_size: u32::from_ne_bytes(body.take()?),
             lane_cells: u32::from_ne_bytes(body.take()?),
             max_message: u64::from_ne_bytes(body.take()?),
@@ -222,6 +224,7 @@ impl Hello {
             return Err(HandshakeError::BadPacket);
         }
         for (what, theirs, ours) in [
+            ("max segments", theirs.max_segments.into(), self.max_segments.into()),
             ("cell size", theirs.cell_size.into(), self.cell_size.into()),
             ("lane cells", theirs.lane_cells.into(), self.lane_cells.into()),
             ("max message", theirs.max_message, self.max_message),
@@ -322,6 +325,7 @@ impl Link {
         let _mine = Mine::enter(*probe);
         let ours = Hello {
             role,
+            max_segments: config.max_segments,
             cell_size: lane::CELL as u32,
             lane_cells: config.lane_cells,
             max_message: config.max_message as u64,

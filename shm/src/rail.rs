@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
@@ -25,6 +25,9 @@ use crate::staged;
 
 /// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
 const MAX_RMA: usize = 1 << 30;
+
+/// Waits no shorter than this are as long as waits can be: one that a clock can count.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Failed direct copies whose ends have not been reported; one more is refused.
 const MAX_ENDED: usize = 64;
@@ -137,12 +140,8 @@ impl<H: Host> ShmRail<H> {
         let place = self.free_place(peer)?;
         let mut attached = Box::new(Attached::over(link, sizes, start));
         if let Some(remote) = &mut attached.remote {
-            let mut told = Vec::new();
             for segment in self.regions.segments() {
-                if !told.contains(&segment.number()) {
-                    told.push(segment.number());
-                    remote.control.announce(segment.clone());
-                }
+                remote.control.announce(segment.clone());
             }
         }
         self.peers[place] = Some(attached);
@@ -288,10 +287,14 @@ impl<H: Host> Rail for ShmRail<H> {
             _ => return Err(AttachError::Unsupported),
         };
         let news = match &owner {
-            Owner::Segment(segment)
-                if self.regions.segments().all(|known| known.number() != segment.number()) =>
-            {
-                Some(segment.clone())
+            Owner::Segment(segment) => {
+                let known = self.regions.segments();
+                let new = known.iter().all(|known| known.number() != segment.number());
+                // A peer that is told of more than it expects hangs up.
+                if new && known.len() >= usize::from(self.config.max_segments) {
+                    return Err(AttachError::Full);
+                }
+                new.then(|| segment.clone())
             }
             _ => None,
         };
@@ -312,7 +315,7 @@ impl<H: Host> Rail for ShmRail<H> {
             attached.forget(key.key);
         }
         let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return };
-        if self.regions.segments().any(|known| known.number() == segment.number()) {
+        if self.regions.segments().iter().any(|known| known.number() == segment.number()) {
             return;
         }
         for attached in self.peers.iter_mut().flatten() {
@@ -323,7 +326,7 @@ impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        let deadline = Instant::now() + self.config.timeout;
+        let deadline = Instant::now() + self.config.timeout.min(FOREVER);
         let regions = &self.regions;
         let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
         attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| match (remote, kind) {

@@ -149,12 +149,17 @@ impl Regions {
         }
     }
 
-    /// The segments that regions lie in, each as often as regions do.
-    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
-        self.slots.iter().filter_map(|slot| match slot.region.as_ref()?.owner {
-            Owner::Segment(ref segment) => Some(segment),
-            _ => None,
-        })
+    /// The segments that regions lie in, each once.
+    pub(crate) fn segments(&self) -> Vec<&Segment> {
+        let mut found: Vec<&Segment> = Vec::new();
+        for region in self.slots.iter().filter_map(|slot| slot.region.as_ref()) {
+            if let Owner::Segment(segment) = &region.owner
+                && found.iter().all(|known| known.number() != segment.number())
+            {
+                found.push(segment);
+            }
+        }
+        found
     }
 }
 

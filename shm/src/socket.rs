@@ -159,6 +159,11 @@ impl Socket {
         }
     }
 
+    /// Waits for an event, a hang-up or the deadline.
+    pub(crate) fn wait(&self, events: i16, deadline: Instant) -> Result<()> {
+        wait(self.fd(), events, deadline)
+    }
+
     /// Receives one packet if there is one: its length, and what was attached. `None`: there is none.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>> {
         let mut control = Control::new();

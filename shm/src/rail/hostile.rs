@@ -313,7 +313,7 @@ fn b18_garbage_on_the_socket_is_an_error_and_no_descriptor_is_kept() {
         ("a descriptor too many", vec![(blob.clone(), true)], false, kind),
         ("unsealed", vec![(announce(1, 4096), true)], true, region),
         ("wrong size", vec![(announce(1, 8192), true)], false, region),
-        ("too many segments", (0..5).map(|n| (announce(n, 4096), true)).collect(), false, kind),
+        ("too many segments", (0..6).map(|n| (announce(n, 4096), true)).collect(), false, kind),
         ("too many blobs", vec![(blob, false); 20], false, kind),
     ];
     for (name, packets, open, why) in cases {

@@ -1,0 +1,127 @@
+use std::time::Duration;
+
+use fishplate_core::error::AttachError;
+use fishplate_core::rail::Rail;
+
+use super::*;
+use crate::ShmConfig;
+use crate::testing::{PEER, Seen, TestRail, couple};
+
+fn control(rail: &mut TestRail) -> &mut Control {
+    &mut rail.remote(PEER).unwrap().control
+}
+
+fn withdraw(number: u32) -> Vec<u8> {
+    let mut packet = Writer::new(Kind::Withdraw);
+    packet.put(number.to_ne_bytes());
+    packet.finish()
+}
+
+/// B23: a peer that is stopped, or does not read, holds nothing that is over here.
+#[test]
+fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    let mut numbers = Vec::new();
+    for _ in 0..1000 {
+        let segment = Segment::create(4096).unwrap();
+        // SAFETY: not used.
+        let region = unsafe { segment.region(0, 64) }.unwrap();
+        let (key, _) = a.register(&region).unwrap();
+        a.deregister(key);
+        numbers.push(segment.number());
+    }
+    let kept = numbers.iter().filter(|number| Segment::find(**number).is_some()).count();
+    assert_eq!(kept, 0);
+    let waiting = control(&mut a).notices.len();
+    assert!(waiting <= 2, "{waiting} notices wait");
+    // What it hears, when it reads again, still makes sense to it.
+    let segment = Segment::create(4096).unwrap();
+    // SAFETY: the segment outlives the rails.
+    let region = unsafe { segment.region(0, 64) }.unwrap();
+    let (key, _) = a.register(&region).unwrap();
+    let mut seen = [Seen::default(), Seen::default()];
+    for _ in 0..100 {
+        b.check_peers(&mut seen[1]);
+        a.check_peers(&mut seen[0]);
+    }
+    assert!(b.import(PEER, key, 64).unwrap().is_some());
+    assert!(seen.iter().all(|seen| seen.down.is_empty()));
+}
+
+#[test]
+fn two_ends_that_have_more_to_say_than_the_socket_holds_still_exchange() {
+    let rails = couple(ShmConfig::default()).map(|mut rail| {
+        (0..1000).for_each(|number| control(&mut rail).withdraw(number));
+        assert!(control(&mut rail).has_notices(), "the socket is full");
+        rail
+    });
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let [a, b] = rails.map(|mut rail| std::thread::spawn(move || rail.exchange(PEER, b"here", deadline)));
+    for end in [a, b] {
+        assert_eq!(end.join().unwrap().as_deref(), Ok(&b"here"[..]));
+    }
+}
+
+#[test]
+fn a_peer_that_talks_without_end_keeps_nobody_beyond_his_deadline() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    for _ in 0..2 * PASS + 2 {
+        control(&mut b).socket.try_send(&withdraw(7), &[]).unwrap();
+    }
+    let now = Instant::now();
+    assert_eq!(control(&mut a).exchange(b"", now), Err(HandshakeError::Deadline));
+    assert_eq!(control(&mut a).import(7, 0, 1, now), Err(HandshakeError::Deadline));
+    let mut packet = [0; 64];
+    let mut left = 0;
+    while let Some((len, _)) = control(&mut a).socket.try_recv(&mut packet).unwrap() {
+        assert_eq!(len, 20);
+        left += 1;
+    }
+    assert_eq!(left, 2, "of what came, each call took in one pass");
+}
+
+#[test]
+fn a_peer_whose_segments_are_withdrawn_while_we_use_them_may_announce_others() {
+    let config = ShmConfig { max_segments: 2, ..ShmConfig::default() };
+    let [mut a, mut b] = couple(config);
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        let segments = [(); 2].map(|()| Segment::create(4096).unwrap());
+        // SAFETY: not used beyond the segments, which the rail keeps.
+        let keys = segments.each_ref().map(|s| a.register(&unsafe { s.region(0, 64) }.unwrap()).unwrap().0);
+        for key in keys {
+            assert!(b.import(PEER, key, 64).unwrap().is_some());
+            a.deregister(key);
+        }
+        b.check_peers(&mut seen);
+        assert_eq!(seen.down, []);
+    }
+}
+
+#[test]
+fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
+    let config = ShmConfig { max_segments: 2, ..ShmConfig::default() };
+    let [mut a, mut b] = couple(config);
+    let segments = [(); 3].map(|()| Segment::create(4096).unwrap());
+    // SAFETY: not used.
+    let regions = segments.each_ref().map(|s| unsafe { s.region(0, 64) }.unwrap());
+    let first = a.register(&regions[0]).unwrap().0;
+    a.register(&regions[1]).unwrap();
+    assert_eq!(a.register(&regions[2]), Err(AttachError::Full));
+    a.register(&regions[1]).expect("another region of a segment that is known");
+    a.deregister(first);
+    a.register(&regions[2]).unwrap();
+    let mut seen = Seen::default();
+    b.check_peers(&mut seen);
+    assert_eq!(seen.down, []);
+}
+
+#[test]
+fn an_import_may_wait_for_ever() {
+    let [mut a, mut b] = couple(ShmConfig { timeout: Duration::MAX, ..ShmConfig::default() });
+    let segment = Segment::create(4096).unwrap();
+    // SAFETY: the segment outlives the rails.
+    let region = unsafe { segment.region(0, 64) }.unwrap();
+    let (key, _) = a.register(&region).unwrap();
+    assert!(b.import(PEER, key, 64).unwrap().is_some());
+}
