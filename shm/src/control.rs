@@ -210,22 +210,24 @@ impl Control {
     }
 
     /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said, without waiting.
-    pub(crate) fn pump(&mut self) {
+    /// Returns whether nothing more is to come for now.
+    pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
-        self.take_in();
+        self.take_in()
     }
 
-    fn take_in(&mut self) {
+    fn take_in(&mut self) -> bool {
         for _ in 0..PASS {
             if self.ended.is_some() {
-                return;
+                return true;
             }
             match self.socket.try_recv(&mut self.buffer) {
                 Ok(Some((len, fds))) => self.file(len, fds),
-                Ok(None) => return,
+                Ok(None) => return true,
                 Err(error) => self.end(error),
             }
         }
+        self.ended.is_some()
     }
 
     /// Waits until the socket may have room, and takes in what arrives meanwhile: the peer may be waiting for room as well.
@@ -249,13 +251,20 @@ impl Control {
         match self.socket.recv(&mut self.buffer, deadline) {
             Ok((len, fds)) => self.file(len, fds),
             Err(HandshakeError::Deadline) => return Err(HandshakeError::Deadline),
-            Err(error) => self.end(error),
+            Err(error) => {
+                self.end(error);
+                if error == HandshakeError::System(libc::EMFILE) {
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }
 
     fn end(&mut self, error: HandshakeError) {
         self.ended = Some(match error {
+            // What a packet announced cannot be had here, which is no fault of the peer, and no end.
+            HandshakeError::System(libc::EMFILE) => return self.board.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
             }

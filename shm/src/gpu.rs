@@ -58,7 +58,7 @@ mod run;
 mod share;
 #[cfg(test)]
 mod tests;
-mod wire;
+pub(crate) mod wire;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

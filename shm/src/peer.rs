@@ -16,7 +16,7 @@ use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
 use crate::record::{LANDED, MESSAGE};
 use crate::regions::{Key, Kind, Regions};
-use crate::segment::{Mapping, SegmentError};
+use crate::segment::{Mapping, SegmentError, errno};
 use crate::staged::{Staged, blame, within};
 
 /// What there is of another process, and not of ourselves.
@@ -372,8 +372,15 @@ impl Remote {
             libc::pollfd { fd: self.control.fd().as_raw_fd(), events: 0, revents: 0 },
             libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 },
         ];
-        // SAFETY: two structures, both ours; a negative descriptor is skipped.
-        unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) == 0 }
+        loop {
+            // SAFETY: two structures, both ours; a negative descriptor is skipped.
+            match unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) } {
+                0 => return true,
+                // A signal ends the call although it would not wait: it says nothing of the peer.
+                -1 if errno() == libc::EINTR => {}
+                _ => return false,
+            }
+        }
     }
 }
 

@@ -502,10 +502,9 @@ impl<H: Host> Rail for ShmRail<H> {
             let Some(remote) = &mut attached.remote else { continue };
             let [socket, pidfd] = [self.polls[2 * i].revents, self.polls[2 * i + 1].revents];
             // Also without news: announcements may wait for room in the socket.
-            if socket != 0 || remote.control.has_notices() {
-                remote.control.pump();
-            }
-            let ended = remote.control.ended().or((pidfd != 0).then_some(PeerError::Died));
+            let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
+            // Its good-bye may lie behind what one pass takes in.
+            let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 // It writes no more, so this ends: a lane holds so many records.

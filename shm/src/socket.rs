@@ -164,7 +164,8 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet if there is one: its length, and what was attached. `None`: there is none.
+    /// Receives one packet if there is one: its length, and what was attached. `None`: there is none. With `EMFILE` a packet has
+    /// come, and is lost, since this process may open no more descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -186,8 +187,12 @@ impl Socket {
         }
         // Before anything can fail, every descriptor gets its owner.
         let fds = control.take(&message);
-        if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        if message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
+        }
+        // There was room for all that a packet can have: it is this process that cannot take more.
+        if message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(HandshakeError::System(libc::EMFILE));
         }
         match n {
             // Nobody sends empty packets: this is the end.

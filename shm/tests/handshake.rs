@@ -476,3 +476,70 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
         assert_eq!(held(), before, "round {round}");
     }
 }
+
+/// Leaves this process no descriptor for as long as it lives.
+struct Exhausted {
+    limit: libc::rlimit,
+    _filled: Vec<OwnedFd>,
+}
+
+impl Exhausted {
+    fn new() -> Self {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let highest =
+            open.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).max().unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the structure is ours.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+        Self::limit(libc::rlimit { rlim_cur: highest, ..limit });
+        let any = std::io::stdin();
+        let filled =
+            std::iter::from_fn(|| std::os::fd::AsFd::as_fd(&any).try_clone_to_owned().ok()).collect();
+        Exhausted { limit, _filled: filled }
+    }
+
+    fn limit(limit: libc::rlimit) {
+        // SAFETY: the structure is ours.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    }
+}
+
+impl Drop for Exhausted {
+    fn drop(&mut self) {
+        Self::limit(self.limit);
+    }
+}
+
+#[test]
+fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
+    let _alone = alone();
+    refused(HandshakeError::System(libc::EMFILE), |raw| {
+        raw.greet();
+        let (lane, bell) = (raw.lane(|_| ()), doorbell());
+        let _exhausted = Exhausted::new();
+        raw.offer(&[&lane, &bell]);
+        assert_eq!(raw.recv(), [], "hung up");
+    });
+
+    let config = ShmConfig { timeout: Duration::from_millis(20), ..config() };
+    let (mut near, mut far) = (rail(config.clone()), rail(config));
+    let [to_far, to_near] = meet(&near, &far, socket_pair().unwrap());
+    near.attach(PEER, to_far).unwrap();
+    far.attach(PEER, to_near).unwrap();
+    let segments = [(); 2].map(|()| Segment::create(4096).unwrap());
+    // SAFETY: the segments outlive the rails.
+    let regions = segments.each_ref().map(|segment| unsafe { segment.region(0, 64) }.unwrap());
+    far.register(&regions[0]).unwrap();
+    let mut seen = Seen::default();
+    let exhausted = Exhausted::new();
+    near.check_peers(&mut seen);
+    let (key, _) = far.register(&regions[1]).unwrap();
+    let lost = near.import(PEER, key, 64);
+    drop(exhausted);
+    assert!(lost.is_err());
+    near.check_peers(&mut seen);
+    assert_eq!(seen.down, []);
+    far.deregister(key);
+    let (key, _) = far.register(&regions[1]).unwrap();
+    assert!(near.import(PEER, key, 64).unwrap().is_some(), "once there are some again");
+}

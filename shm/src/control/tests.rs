@@ -125,3 +125,33 @@ fn an_import_may_wait_for_ever() {
     let (key, _) = a.register(&region).unwrap();
     assert!(b.import(PEER, key, 64).unwrap().is_some());
 }
+
+/// Whoever has left in good order is not taken for dead, however much he said before.
+#[test]
+fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    for _ in 0..PASS + 1 {
+        control(&mut b).socket.try_send(&withdraw(7), &[]).unwrap();
+    }
+    drop(b);
+    // Always readable, as the descriptor of a dead process is.
+    a.remote(PEER).unwrap().pidfd = Some(std::fs::File::open("/dev/zero").unwrap().into());
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        a.check_peers(&mut seen);
+    }
+    assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
+}
+
+#[test]
+fn a_handle_that_came_and_could_not_be_taken_is_asked_for_again() {
+    use crate::gpu::wire::Ask;
+
+    let [mut a, _b] = couple(ShmConfig::default());
+    let control = control(&mut a);
+    let ask = Ask::Alloc(crate::gpu::AllocId::from_key(5).unwrap());
+    assert_eq!([control.board.ask(ask).len(), control.board.ask(ask).len()], [1, 0]);
+    control.end(HandshakeError::System(libc::EMFILE));
+    assert_eq!(control.ended(), None);
+    assert_eq!(control.board.ask(ask).len(), 1);
+}

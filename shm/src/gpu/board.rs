@@ -144,6 +144,11 @@ impl Board {
         }
     }
 
+    /// A packet with descriptors has come and could not be taken: whatever handle is waited for has to be asked for again.
+    pub(crate) fn lost(&mut self) {
+        self.asked.retain(|(asked, _)| !matches!(asked, Ask::Alloc(_)));
+    }
+
     fn answered(&mut self, ask: Ask) {
         self.asked.retain(|(asked, _)| *asked != ask);
     }

@@ -220,11 +220,10 @@ impl<D: Device> Sharing<D> {
             let Some(line) = links.line(Peer(number)) else { continue };
             let Some([socket, process]) = polls.next() else { return };
             let dead = process.revents != 0;
-            if socket.revents != 0 || dead || line.control.has_notices() {
-                line.control.pump();
-            }
-            if dead {
-                // What it has said before still counted, as far as it came.
+            let news = socket.revents != 0 || dead || line.control.has_notices();
+            let heard = !news || line.control.pump();
+            if dead && heard {
+                // What it has said before still counted.
                 line.control.died();
             }
         }
