@@ -31,8 +31,8 @@ pub(super) enum JobKind {
     Write { op: u32, key: RailKey, data: Option<u32> },
     /// A read of ours is to be asked for.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Pieces of what the peer reads: the number of the piece that asked, and the peer's name of the read.
-    Reply { number: u64, id: u64, local: Option<u32> },
+    /// Pieces of what the peer reads: the number of the piece that asked, the peer's name of the read, and where it begins.
+    Reply { number: u64, id: u64, key: RailKey, from: u64 },
 }
 
 /// A transfer that is being cut into pieces.

@@ -257,6 +257,13 @@ impl Ops {
         (u64::from(*generation) == id >> 32 && op.is_some()).then_some(id as u32)
     }
 
+    /// Whether a peer names an operation that has ended.
+    pub(super) fn was(&self, id: u64) -> bool {
+        let Some(&(generation, _)) = self.slots.get(id as u32 as usize) else { return false };
+        let age = generation.wrapping_sub((id >> 32) as u32);
+        id >> 32 != 0 && age != 0 && age <= u32::MAX / 2
+    }
+
     /// Those of a peer.
     pub(super) fn of(&self, peer: Peer) -> impl Iterator<Item = u32> {
         let theirs = move |op: &Op| op.peer == peer;

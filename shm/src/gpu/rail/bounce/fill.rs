@@ -6,6 +6,7 @@ use fishplate_core::sync::host::Host;
 
 use super::super::GpuRail;
 use super::super::queue::{Owner, Place, code};
+use super::take::Named;
 use super::{Job, JobKind, Sent, errno};
 use crate::gpu::Device;
 use crate::gpu::relay::{Piece, What};
@@ -30,22 +31,33 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let len = left.min(relay.chunk.into()) as u32;
             let last = u64::from(len) == left;
             let at = job.offset + job.done;
-            let (piece, op, answers, local) = match job.kind {
+            let (piece, op, answers) = match job.kind {
                 JobKind::Write { op, key, data } => {
                     let data = data.filter(|_| last);
-                    (Piece { what: What::Write { key, last, data }, offset: at, len }, Some(op), None, None)
+                    (Piece { what: What::Write { key, last, data }, offset: at, len }, Some(op), None)
                 }
                 JobKind::Ask { op, key, id } => {
                     let what = What::Read { key, want: job.len, id };
-                    (Piece { what, offset: job.offset, len: 0 }, Some(op), None, None)
+                    (Piece { what, offset: job.offset, len: 0 }, Some(op), None)
                 }
-                JobKind::Reply { number, id, local } => {
+                JobKind::Reply { number, id, .. } => {
                     let answers = last.then_some(number);
-                    (Piece { what: What::Reply { id }, offset: job.done, len }, None, answers, local)
+                    (Piece { what: What::Reply { id }, offset: job.done, len }, None, answers)
                 }
             };
+            let (source, local) = match job.kind {
+                // It may be taken back at any time.
+                JobKind::Reply { key, from, .. } => {
+                    let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
+                        self.break_off(peer, job, libc::EFAULT);
+                        continue;
+                    };
+                    (source, local)
+                }
+                _ => (job.source.at(job.done), None),
+            };
             let mut sent = Sent { number, piece, op, answers, filled: false, local };
-            match job.source.at(job.done) {
+            match source {
                 Place::Device(from) if piece.len > 0 => {
                     if self.streams.room() == 0 {
                         return;

@@ -14,7 +14,7 @@ use crate::gpu::relay::What;
 use crate::staged::within;
 
 /// Memory here that a peer names.
-enum Named {
+pub(super) enum Named {
     /// It, and the registration if the device needs it.
     At(Place, Option<u32>),
     /// It is not registered, or no longer.
@@ -61,10 +61,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 match self.named(peer, key, piece.offset, want) {
                     Named::Outside => return self.blame(peer, Violation::Bounds),
                     Named::Nothing => self.answer(peer, number, libc::EFAULT),
-                    Named::At(source, local) => {
+                    Named::At(source, _) => {
                         let Some(relay) = self.relay_of(peer) else { return false };
                         relay.replies += 1;
-                        let kind = JobKind::Reply { number, id, local };
+                        let kind = JobKind::Reply { number, id, key, from: piece.offset };
                         relay.push(Job { kind, source, offset: 0, done: 0, len: want });
                         self.pump(peer);
                     }
@@ -72,7 +72,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             }
             What::Reply { id } => {
                 let life = self.peer(peer).map_or(0, |known| known.life);
-                let Some(index) = self.ops.find(id) else { return self.blame(peer, Violation::Reply) };
+                let Some(index) = self.ops.find(id) else {
+                    if !self.ops.was(id) {
+                        return self.blame(peer, Violation::Reply);
+                    }
+                    // A read that was broken off, at either end, ends before pieces of it that were under way.
+                    self.answer(peer, number, 0);
+                    return true;
+                };
                 let Some(op) = self.ops.get_mut(index).filter(|op| op.peer == peer && op.life == life) else {
                     return self.blame(peer, Violation::Reply);
                 };
@@ -192,7 +199,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Memory of this process that a peer names.
-    fn named(&self, peer: Peer, key: RailKey, offset: u64, len: u64) -> Named {
+    pub(super) fn named(&self, peer: Peer, key: RailKey, offset: u64, len: u64) -> Named {
         if is_device(key) {
             let Some(slot) = self.local_by_key(key) else { return Named::Nothing };
             let local = &self.locals[slot as usize];

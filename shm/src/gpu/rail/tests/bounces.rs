@@ -249,3 +249,48 @@ fn one_peer_that_takes_nothing_out_stops_no_other() {
     driver.drain();
     assert_eq!(driver.violations(), []);
 }
+
+#[test]
+fn memory_taken_back_while_a_peer_reads_it_is_read_no_more_and_the_link_lives() {
+    for seed in 1..17 {
+        let config = GpuConfig { pin_regions: false, ..small() };
+        let mut pair = Pair::apart(Behaviour::LATE, config, seed);
+        let mut private = vec![1u8; 60_000];
+        // SAFETY: outlives the pair, and is touched only between polls.
+        let region =
+            unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private) };
+        let device = pair.memory[1];
+        poke(&pair.rails[1], &device, 0, &[1; 60_000]);
+        let key = match seed % 2 {
+            0 => pair.rails[1].register(&region).unwrap().0,
+            _ => device.key,
+        };
+        pair.rails[0].import(PEER, key, if seed % 2 == 0 { 60_000 } else { LEN as u64 }).unwrap();
+        let local = pair.memory[0].local(0, 60_000);
+        // SAFETY: the memory outlives the pair.
+        let post = unsafe { pair.rails[0].post_read(PEER, local, Remote { key, offset: 0 }, 1) };
+        assert_eq!(post, Ok(Posted::Pending));
+        while pair.rails[1].shared(PEER).unwrap().relay.as_ref().unwrap().in_flight() == 0 {
+            pair.poll();
+        }
+        (0..seed / 2).for_each(|_| pair.poll());
+        pair.rails[1].deregister(key);
+        poke(&pair.rails[1], &device, 0, &[2; 60_000]);
+        // SAFETY: as above.
+        unsafe { region.ptr().as_ptr().write_bytes(2, 60_000) };
+        pair.until("its end", |pair| pair.ended(1).is_some());
+        assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))), "seed {seed}");
+        (0..1000).for_each(|_| pair.poll());
+        assert!(!peek(&pair.rails[0], &pair.memory[0], 0, 60_000).contains(&2), "seed {seed}: what is over");
+        let other = memory(&mut pair.rails[1], 4096);
+        pair.rails[0].import(PEER, other.key, 4096).unwrap();
+        // SAFETY: as above.
+        let post = unsafe {
+            pair.rails[0].post_write(PEER, pair.memory[0].local(0, 100), other.remote(0), Some(9), 9)
+        };
+        assert_eq!(post, Ok(Posted::Pending), "seed {seed}: {:?}", pair.seen);
+        pair.until("a write", |pair| pair.seen[1].landed == [9] && pair.ended(9) == Some(Ok(())));
+        assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+        pair.check();
+    }
+}
