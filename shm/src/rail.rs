@@ -27,7 +27,7 @@ use crate::staged;
 const MAX_RMA: usize = 1 << 30;
 
 /// Waits no shorter than this are as long as waits can be: one that a clock can count.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Failed direct copies whose ends have not been reported; one more is refused.
 const MAX_ENDED: usize = 64;

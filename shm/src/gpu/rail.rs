@@ -32,7 +32,7 @@ use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice,
 use crate::cma::Way;
 use crate::config::ShmConfig;
 use crate::handshake::HandshakeError;
-use crate::rail::ShmRail;
+use crate::rail::{FOREVER, ShmRail};
 use crate::segment::Segment;
 use bell::Pace;
 use bounce::Relay;
@@ -164,6 +164,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Makes a rail without peers over a device, which the rail owns from now on.
     pub fn new(device: D, host: H, shm: ShmConfig, config: GpuConfig) -> Result<Self, AttachError> {
         config.check()?;
+        let config = GpuConfig { timeout: config.timeout.min(FOREVER), ..config };
         let peers = usize::from(shm.max_peers);
         let inner = ShmRail::new(host, shm)?;
         let mut sharing = Sharing::new(device, config.imports);

@@ -49,7 +49,7 @@ impl Pace {
             return None;
         }
         let nap = self.nap.load(Ordering::Relaxed);
-        self.nap.store((nap * 2).min(self.longest), Ordering::Relaxed);
+        self.nap.store(nap.saturating_mul(2).min(self.longest), Ordering::Relaxed);
         Some(nap)
     }
 }
@@ -89,5 +89,12 @@ mod tests {
         assert_eq!(pace.nap(), Some(20_000));
         pace.expect(0);
         assert_eq!(pace.nap(), None);
+    }
+
+    #[test]
+    fn naps_without_a_limit_are_as_long_as_can_be_counted() {
+        let pace = Pace::new(Duration::MAX);
+        pace.expect(1);
+        assert_eq!((0..100).map(|_| pace.nap().unwrap()).max(), Some(u64::MAX));
     }
 }

@@ -212,3 +212,14 @@ fn placed_and_fetched_bytes_go_through_pinned_memory() {
         pair.check();
     }
 }
+
+#[test]
+fn a_rail_may_wait_for_ever() {
+    let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::MAX, ..small() }, 1);
+    assert_eq!(pair.write(0, 0, 100, Some(1), 1), Posted::Pending);
+    pair.until("a write", |pair| pair.ended(1).is_some());
+    let key = pair.memory[1].key;
+    pair.rails[0].release(PEER, key);
+    pair.rails[1].deregister(key);
+    pair.check();
+}
