@@ -279,7 +279,9 @@ fn memory_taken_back_while_a_peer_reads_it_is_read_no_more_and_the_link_lives() 
             pair.rails[end].poll(8, &mut pair.seen[end]);
         }
         pair.rails[1].deregister(key);
-        (0..random.below(20)).for_each(|_| drop(pair.rails[1].poll(8, &mut pair.seen[1])));
+        for _ in 0..random.below(20) {
+            pair.rails[1].poll(8, &mut pair.seen[1]);
+        }
         poke(&pair.rails[1], &device, 0, &[2; 60_000]);
         // SAFETY: as above.
         unsafe { region.ptr().as_ptr().write_bytes(2, 60_000) };
