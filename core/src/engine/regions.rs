@@ -52,7 +52,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`] bytes.
+    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index as u16, region.generation as u16);
