@@ -8,7 +8,6 @@
 source tests/need.sh
 
 cpus=${CPUS:-0,1}
-port=$((20000 + RANDOM % 20000))
 
 need ucx_perftest ucx-utils
 need jq jq
@@ -18,26 +17,59 @@ results=$(mktemp -d)
 trap 'rm -rf "$results"; [ -z "$(jobs -p)" ] || kill $(jobs -p) 2>/dev/null' EXIT
 export UCX_WARN_UNUSED_ENV_VARS=n
 
-# keep NAME VALUE: one more value of a series
+# Two processors of a virtual machine may share a cache in one minute and none in the next, and every figure depends on that. So each run is
+# kept by its placement, which the floor tells: a run during which it changed is made again, and only runs of one placement are compared.
+near_ns=100
+
+# placement FLOOR_NS
+placement() { awk -v f="$1" -v near="$near_ns" 'BEGIN { print f == "" ? "moved" : f < near ? "near" : "far" }'; }
+
+# The placement of this moment.
+look() {
+    placement "$("$fishplate" perf put-signal --transport shm -s 8 -n 2000 --region 1M --pin "$cpus" --format json 2>/dev/null |
+        jq -r '.floor_ns // empty')"
+}
+
+# in_place COMMAND...: what it prints is `row`, and where it ran is `place`: `moved`, if the processors did not hold still in four runs
+in_place() {
+    local before=$(look) after
+    for _ in 1 2 3 4; do
+        row=$("$@")
+        after=$(look)
+        place=$before
+        [ "$before" != "$after" ] || return 0
+        before=$after
+    done
+    place=moved
+}
+
+# keep NAME VALUE: one more value of a series, taken at `place`
 keep() {
     [ -n "$2" ] || { echo "$1: no value" >&2; exit 1; }
-    echo "$2" >>"$results/$1"
+    [ "$place" = moved ] || echo "$2" >>"$results/$1.$place"
 }
 
 # ours FIELD NAME ARGUMENTS...: one row of `fishplate perf`, of which FIELD (jq) is kept
 ours() {
-    local field=$1 name=$2 row
+    local field=$1 name=$2 floor
     shift 2
-    row=$("$fishplate" perf "$@" --transport shm --pin "$cpus" --format json)
+    in_place "$fishplate" perf "$@" --transport shm --pin "$cpus" --format json
     keep "$name" "$(jq -r "$field" <<<"$row")"
-    keep floor "$(jq -r '.floor_ns // empty' <<<"$row")"
+    floor=$(jq -r '.floor_ns // empty' <<<"$row")
+    [ -z "$floor" ] || keep floor "$floor"
 }
 
 # theirs COLUMN FACTOR NAME ARGUMENTS...: server and client of ucx_perftest; a column of its last CSV line is kept
 theirs() {
-    local column=$1 factor=$2 name=$3 row='' server
+    local column=$1 factor=$2 name=$3
     shift 3
-    port=$((port + 1))
+    in_place ucx "$@"
+    keep "$name" "$(awk -F, -v c="$column" -v f="$factor" 'NF { print $c * f }' <<<"$row")"
+}
+
+# ucx ARGUMENTS...: its last CSV line
+ucx() {
+    local row='' server port=$((20000 + RANDOM % 20000))
     ucx_perftest -p $port -c "${cpus#*,}" "$@" >/dev/null 2>&1 &
     server=$!
     for _ in {1..40}; do
@@ -45,21 +77,26 @@ theirs() {
         row=$(ucx_perftest -p $port -c "${cpus%,*}" -v "$@" localhost 2>/dev/null | grep -E '^ *[0-9]+,' | tail -n 1) && break
     done
     wait "$server" || true
-    keep "$name" "$(awk -F, -v c="$column" -v f="$factor" 'NF { print $c * f }' <<<"$row")"
+    echo "$row"
 }
 
 # fabric SIZE COUNT NAME BANDWIDTH_NAME: libfabric's shm by fi_pingpong, where that is installed: ns, and MB/s if a name is given
 fabric() {
     command -v fi_pingpong >/dev/null || return 0
-    local size=$1 count=$2 name=$3 bandwidth=${4:-} server row
-    taskset -c "${cpus#*,}" fi_pingpong -p shm -e rdm -S "$size" -I "$count" >/dev/null 2>&1 &
+    in_place pingpong "$1" "$2"
+    keep "$3" "$(awk 'NF { print $7 * 1000 }' <<<"$row")"
+    [ -z "${4:-}" ] || keep "$4" "$(awk 'NF { print $6 }' <<<"$row")"
+}
+
+# pingpong SIZE COUNT: its last line
+pingpong() {
+    local server
+    taskset -c "${cpus#*,}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" >/dev/null 2>&1 &
     server=$!
     sleep 0.3
-    row=$(timeout 60 taskset -c "${cpus%,*}" fi_pingpong -p shm -e rdm -S "$size" -I "$count" localhost 2>/dev/null | tail -n 1) || true
+    timeout 60 taskset -c "${cpus%,*}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" localhost 2>/dev/null | tail -n 1 || true
     kill "$server" 2>/dev/null || true
     wait "$server" 2>/dev/null || true
-    keep "$name" "$(awk 'NF { print $7 * 1000 }' <<<"$row")"
-    [ -z "$bandwidth" ] || keep "$bandwidth" "$(awk 'NF { print $6 }' <<<"$row")"
 }
 
 # mpi COMPILER SOURCE RUNNER...: a program for two ranks, built once and run; nothing where the compiler is not installed
@@ -67,7 +104,6 @@ mpi() {
     local compiler=$1 source=$2 program
     shift 2
     program=$results/$(basename "$source" .c).$compiler
-    command -v "$compiler" >/dev/null || return 0
     [ -x "$program" ] || "$compiler" -O3 -o "$program" "$source" 2>/dev/null || return 0
     taskset -c "$cpus" timeout 120 "${@//PROGRAM/$program}" 2>/dev/null || true
 }
@@ -76,23 +112,48 @@ mpi() {
 openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl self,vader -n 2)
 mpich=(mpirun.mpich -n 2)
 
+# median NAME.PLACE
 median() { sort -g "$results/$1" | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
-# line TITLE OURS THEIRS: a ratio above 1 is ours ahead
-line() {
-    [ -s "$results/$3" ] || { printf '%-52s SKIPPED: not installed\n' "$1"; return 0; }
-    local a b
-    a=$(median "$2") b=$(median "$3")
-    awk -v t="$1" -v a="$a" -v b="$b" -v lower="$([[ $2 == *.lat ]] && echo 1 || echo 0)" \
-        'BEGIN { r = lower ? b / a : a / b; printf "%-52s %10.1f %10.1f %7.2f %s\n", t, a, b, r, r < 1 ? "behind" : "" }'
+# both_in OURS THEIRS: the placements in which both were run
+both_in() {
+    local place
+    for place in near far; do
+        if [ -s "$results/$1.$place" ] && [ -s "$results/$2.$place" ]; then echo "$place"; fi
+    done
 }
 
-# What every table begins with. Sets `floor`.
+# line TITLE OURS THEIRS: one for each placement; a ratio above 1 is ours ahead
+line() {
+    local place
+    if ! compgen -G "$results/$3.*" >/dev/null; then
+        printf '%-52s SKIPPED: not installed\n' "$1"
+    elif [ -z "$(both_in "$2" "$3")" ]; then
+        printf '%-52s never in one placement\n' "$1"
+    fi
+    for place in $(both_in "$2" "$3"); do
+        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v b="$(median "$3.$place")" -v lower="$([[ $2 == *.lat ]] && echo 1 || echo 0)" \
+            'BEGIN { r = lower ? b / a : a / b; printf "%-52s %-4s %10.1f %10.1f %7.2f %s\n", t, p, a, b, r, r < 1 ? "behind" : "" }'
+    done
+}
+
+# What every table begins with.
 heading() {
-    floor=$(median floor)
-    printf '\n%s; processors %s; %s rounds, medians; floor_ns %.1f (%.1f to %.1f)\n' "$(ucx_info -v | head -n 1)" "$cpus" "$rounds" \
-        "$floor" "$(sort -g "$results/floor" | head -n 1)" "$(sort -g "$results/floor" | tail -n 1)"
+    local place
+    printf '\n%s; processors %s; %s rounds, medians\n' "$(ucx_info -v | head -n 1)" "$cpus" "$rounds"
+    for place in $(both_in floor floor); do
+        printf '%s: floor %.1f ns (%.1f to %.1f)\n' "$place" "$(median "floor.$place")" \
+            "$(sort -g "$results/floor.$place" | head -n 1)" "$(sort -g "$results/floor.$place" | tail -n 1)"
+    done
+}
+
+# floors TITLE NAME: a latency as a multiple of the floor, by placement
+floors() {
+    local place
+    for place in $(both_in "$2" floor); do
+        awk -v t="$1" -v p="$place" -v a="$(median "$2.$place")" -v f="$(median "floor.$place")" 'BEGIN { printf "%s, %s: %.2f x floor\n", t, p, a / f }'
+    done
 }
 
 # columns: over the lines
-columns() { printf '%-52s %10s %10s %7s\n' '' ours theirs 'ahead x'; }
+columns() { printf '%-52s %-4s %10s %10s %7s\n' '' '' ours theirs 'ahead x'; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tagged messages of ours beside UCX's over shared memory (posix and cma), interleaved on the same two processors: ours, theirs,
-# ours, theirs, ... Medians, and their ratio. Open MPI and MPICH are run beside them where their compilers are installed.
+# ours, theirs, ... Medians by placement, and their ratio. Open MPI and MPICH are run beside them where their compilers are installed.
 #
 #   benches/compare-tag.sh [ROUNDS]        5 rounds by default, about three minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the latency and bandwidth parts
@@ -11,11 +11,12 @@ sizes=${SIZES:-8 4096 65536 1048576}
 source benches/compare-common.sh
 export UCX_TLS=posix,cma
 
-# rank NAME COMPILER RUNNER...: ping-pong and rate of 8 bytes of an MPI
+# rank NAME COMPILER RUNNER...: ping-pong and rate of 8 bytes of an MPI, where its compiler is installed
 rank() {
-    local name=$1 compiler=$2 row
+    local name=$1 compiler=$2
     shift 2
-    row=$(mpi "$compiler" benches/tag-mpi.c "$@" PROGRAM)
+    command -v "$compiler" >/dev/null || return 0
+    in_place mpi "$compiler" benches/tag-mpi.c "$@" PROGRAM
     [ -n "$row" ] || return 0
     keep "$name.lat" "${row% *}"
     keep "$name.rate" "${row#* }"
@@ -41,8 +42,7 @@ for round in $(seq "$rounds"); do
 done
 
 heading
-first=${sizes%% *}
-awk -v s="$first" -v a="$(median "tag.$first.lat")" -v f="$floor" 'BEGIN { printf "tag %s B, half round trip: %.2f x floor\n", s, a / f }'
+floors "tag ${sizes%% *} B, half round trip" "tag.${sizes%% *}.lat"
 columns
 for size in $sizes; do
     line "latency $size B, ns: tag / tag_lat" "tag.$size.lat" "ucp.$size.lat"

@@ -35,7 +35,7 @@ for round in $(seq "$rounds"); do
 done
 
 heading
-awk -v a="$(median put_signal.lat)" -v f="$floor" 'BEGIN { printf "put-signal 8 B, half round trip: %.2f x floor\n", a / f }'
+floors 'put-signal 8 B, half round trip' put_signal.lat
 columns
 line 'latency 8 B, ns: put-signal / ucp_put_lat' put_signal.lat ucp_put.lat
 line 'latency 8 B, ns: put-signal / tag_lat' put_signal.lat tag.lat
