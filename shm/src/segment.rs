@@ -246,10 +246,10 @@ assert_impl_all!(Segment: Send, Sync);
 /// Number of the next segment of this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The segments of this process that exist, so that a region, which carries only a number, can be registered.
-static SEGMENTS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+/// The segments of this process that exist, by number, so that a region, which carries nothing else, can be registered.
+static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
 
-fn segments() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
     // A panic between lock and unlock cannot leave the vector half changed, so a poisoned lock is as good as any.
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -265,17 +265,16 @@ impl Segment {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { number, fd, mapping });
         let mut known = segments();
-        known.retain(|segment| segment.strong_count() > 0);
-        known.push(Arc::downgrade(&inner));
+        known.retain(|(_, segment)| segment.strong_count() > 0);
+        known.push((number, Arc::downgrade(&inner)));
         Ok(Segment { inner })
     }
 
     /// The segment of this process with that number, if it still exists.
     pub(crate) fn find(number: u32) -> Option<Self> {
-        segments().iter().find_map(|segment| {
-            let inner = segment.upgrade()?;
-            (inner.number == number).then_some(Segment { inner })
-        })
+        let known = segments();
+        let (_, segment) = known.iter().find(|(n, _)| *n == number)?;
+        segment.upgrade().map(|inner| Segment { inner })
     }
 
     /// Its number within this process.
