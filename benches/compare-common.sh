@@ -45,8 +45,9 @@ in_place() {
 
 # keep NAME VALUE: one more value of a series, taken at `place`
 keep() {
+    [ "$place" != moved ] || return 0
     [ -n "$2" ] || { echo "$1: no value" >&2; exit 1; }
-    [ "$place" = moved ] || echo "$2" >>"$results/$1.$place"
+    echo "$2" >>"$results/$1.$place"
 }
 
 # ours FIELD NAME ARGUMENTS...: one row of `fishplate perf`, of which FIELD (jq) is kept
@@ -54,9 +55,11 @@ ours() {
     local field=$1 name=$2 floor
     shift 2
     in_place "$fishplate" perf "$@" --transport shm --pin "$cpus" --format json
-    keep "$name" "$(jq -r "$field" <<<"$row")"
     floor=$(jq -r '.floor_ns // empty' <<<"$row")
-    [ -z "$floor" ] || keep floor "$floor"
+    # Its own floor, taken meanwhile, must agree.
+    [ "$(placement "$floor")" = "$place" ] || place=moved
+    keep "$name" "$(jq -r "$field" <<<"$row")"
+    keep floor "$floor"
 }
 
 # theirs COLUMN FACTOR NAME ARGUMENTS...: server and client of ucx_perftest; a column of its last CSV line is kept

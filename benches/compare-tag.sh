@@ -2,7 +2,7 @@
 # Tagged messages of ours beside UCX's over shared memory (posix and cma), interleaved on the same two processors: ours, theirs,
 # ours, theirs, ... Medians by placement, and their ratio. Open MPI and MPICH are run beside them where their compilers are installed.
 #
-#   benches/compare-tag.sh [ROUNDS]        5 rounds by default, about three minutes
+#   benches/compare-tag.sh [ROUNDS]        5 rounds by default, about two minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the latency and bandwidth parts
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -27,7 +27,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // An operation that is not wholly posted is among those that are not acknowledged.
+        // The first look is one: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is not wholly posted is among those that
+        // are not acknowledged.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried

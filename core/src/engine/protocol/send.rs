@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
 use crate::rail::{Posted, Rail, RailKey};
-use crate::sync::seq::truncate;
+use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
 use super::super::pending::{Kind, PendingSlot};
@@ -141,19 +141,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
         }
-        if let Some(protocol) = &mut state.protocol {
-            let account = &mut protocol.accounts[stream as usize];
-            account.sent = account.sent.wrapping_add(1);
-            account.told = account.returned;
-            protocol.stats.eager += 1;
-        }
-        state.stats.posted += 1;
-        let s = &mut state.streams[stream as usize];
-        s.ack_sent = cursor;
-        s.age = 0;
-        s.next = seq.plus(1);
-        // No slot follows this message: the stream itself is open until it is acknowledged.
-        state.open += s.silent_until_next();
+        state.sent_eagerly(stream, seq, cursor);
         self.flush();
         Some(Issued::Done { value: len as u64 })
     }
@@ -263,7 +251,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
             return Err(OpError::Again);
         }
-        let seq = s.next;
+        let (seq, cursor) = (s.next, s.window.expected());
         let head = Head { seq: seq.to_wire(), ..Head::tagged(head::TAGGED, s.context, tag) };
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         let (mut out, payload) = ([0; LONGEST], Untrusted::from_slice(bytes));
@@ -278,16 +266,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Err(OpError::Again);
             }
         }
-        let state = &mut self.state;
-        if let Some(protocol) = &mut state.protocol {
-            let account = &mut protocol.accounts[stream as usize];
-            account.sent = account.sent.wrapping_add(1);
-            protocol.stats.eager += 1;
-        }
-        state.stats.posted += 1;
-        let s = &mut state.streams[stream as usize];
-        s.next = seq.plus(1);
-        state.open += s.silent_until_next();
+        self.state.sent_eagerly(stream, seq, cursor);
         self.flush();
         Ok(Issued::Done { value: bytes.len() as u64 })
     }
@@ -386,6 +365,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// A message with its payload has taken this number and a credit, and told of the cursor and of all credits given back. No slot
+    /// follows it: the stream itself is open until it is acknowledged.
+    #[inline(always)]
+    fn sent_eagerly(&mut self, stream: u32, seq: Seq, cursor: Seq) {
+        if let Some(protocol) = &mut self.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.sent = account.sent.wrapping_add(1);
+            account.told = account.returned;
+            protocol.stats.eager += 1;
+        }
+        self.stats.posted += 1;
+        let s = &mut self.streams[stream as usize];
+        s.ack_sent = cursor;
+        s.age = 0;
+        s.next = seq.plus(1);
+        self.open += s.silent_until_next();
+    }
+
     /// Where the payload of a send lies.
     fn offer(&self, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer {
