@@ -196,6 +196,18 @@ impl<R: Rail> Rail for Guard<R> {
     }
 
     #[inline(always)]
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.post_fetch(peer, local, remote, cx) }
+    }
+
+    #[inline(always)]
     fn post_message(
         &mut self,
         peer: Peer,

@@ -86,7 +86,6 @@ impl Rail for Tape {
             max_rma: 1 << 30,
             inject: 1 << 30,
             data_bytes: 4,
-            read_from: 0,
             ordered: false,
             native_atomics: false,
             depth: u32::MAX,

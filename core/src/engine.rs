@@ -203,8 +203,6 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub inject: u64,
     /// Payload that fits in a message on every rail, in bytes.
     pub message_room: u32,
-    /// Payloads that are shorter are better sent than read, where they are not mapped. In bytes.
-    pub read_from: u64,
     /// One rail that keeps order: fences cost nothing, native atomics keep their place.
     pub ordered: bool,
     pub native_atomics: bool,
@@ -251,7 +249,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
         check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
         let mut max_rma = [0; RAILS];
-        let (mut room, mut inject, mut read_from) = (u32::MAX, u64::MAX, u64::MAX);
+        let (mut room, mut inject) = (u32::MAX, u64::MAX);
         let (mut ordered, mut native) = (RAILS == 1, RAILS == 1);
         for (rail, max) in rails.iter().zip(&mut max_rma) {
             let caps = rail.caps();
@@ -262,7 +260,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             let message = caps.max_message.min(wire::STREAM_POST_MAX as usize);
             room = room.min((message - wire::HEAD_MAX) as u32);
             inject = inject.min(caps.inject as u64).min(*max);
-            read_from = read_from.min(caps.read_from as u64);
             ordered &= caps.ordered;
             native &= caps.native_atomics;
         }
@@ -302,7 +299,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 eager: config.eager.min(room),
                 inject,
                 message_room: room,
-                read_from,
                 ordered,
                 native_atomics: native && ordered,
                 stats: Stats::default(),

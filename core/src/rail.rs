@@ -45,9 +45,6 @@ pub struct Caps {
     pub inject: usize,
     /// Bytes of remote completion data that a write carries: 4 or 8. The engine uses 4.
     pub data_bytes: u8,
-    /// From this length on a read of memory that is not mapped is faster than a few messages that carry the same, in bytes; 0 where it
-    /// always is. Payloads of two-sided messages go by it.
-    pub read_from: usize,
     /// Whether everything to one peer arrives in the order posted.
     pub ordered: bool,
     /// Whether [`Rail::post_atomic`] is offered.
@@ -182,6 +179,23 @@ pub trait Rail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError>;
+
+    /// Reads the payload of a two-sided message: as [`post_read`](Rail::post_read), but its sender has offered it and drives its rail
+    /// until it has gone. So a rail may have the sender bring it, where that is quicker.
+    ///
+    /// # Safety
+    /// As for [`post_read`](Rail::post_read).
+    #[inline(always)]
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.post_read(peer, local, remote, cx) }
+    }
 
     /// Posts a message of `head` followed by `body`. Both are copied before the return.
     fn post_message(

@@ -34,8 +34,9 @@ pub struct ShmConfig {
     /// `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either end does not, the rail notifies with a full
     /// fence. So the host that it is given may leave the fence out (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// Payloads of two-sided messages that lie in private memory come through the lane up to this length, in bytes, while their
-    /// sender makes progress, and are copied by the kernel from it on, whatever the sender does.
+    /// From this length on payloads of two-sided messages that lie in private memory are copied by the kernel, whatever their sender
+    /// does. Shorter ones come whichever way has been the quicker one of late: by the kernel, or through the lane while the sender
+    /// makes progress. In bytes; 0: always by the kernel.
     pub read_from: usize,
     /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
     pub force_staging: bool,

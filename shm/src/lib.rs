@@ -9,6 +9,7 @@
 //! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
 //! | `control`   | the socket after the handshake                                                            |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
+//! | `fetch`     | which way payloads come out of private memory: measured                                   |
 //! | `rail`      | [`ShmRail`]                                                                               |
 //! | [`gpu`]     | device memory: what a driver must offer, how it is shared, [`GpuRail`](gpu::GpuRail)      |
 //!
@@ -65,6 +66,7 @@ mod config;
 mod control;
 mod display;
 mod doorbell;
+mod fetch;
 pub mod gpu;
 mod handshake;
 mod lane;

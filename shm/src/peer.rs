@@ -12,6 +12,7 @@ use fishplate_core::sync::primitive::{Ordering, fence};
 
 use crate::control::Control;
 use crate::doorbell::Doorbell;
+use crate::fetch::Fetches;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
 use crate::record::{LANDED, MESSAGE};
@@ -57,6 +58,7 @@ pub(crate) struct Attached {
     pub(crate) staged: Staged,
     /// Whether the kernel copies to and from its private memory.
     pub(crate) cma: bool,
+    pub(crate) fetches: Fetches,
     pub(crate) remote: Option<Remote>,
     down: Option<PeerError>,
     /// Whether the sink has been told that it is down.
@@ -111,6 +113,7 @@ impl Attached {
             imports: vec![None; sizes.max_regions.into()].into_boxed_slice(),
             staged: Staged::new(sizes.chunk),
             cma,
+            fetches: Fetches::new(),
             remote,
             down: None,
             told: false,
@@ -166,6 +169,7 @@ impl Attached {
         peer: Peer,
         budget: u32,
         regions: &Regions,
+        host: &impl Host,
         sink: &mut S,
     ) -> u32 {
         let mut count = 0;
@@ -190,7 +194,12 @@ impl Attached {
                     1
                 }
                 _ => match self.staged.take(&self.input, header, peer, regions, sink) {
-                    Ok(cells) => cells,
+                    Ok((cells, ended)) => {
+                        if let Some(len) = ended {
+                            self.fetches.came(len, || host.now_ns());
+                        }
+                        cells
+                    }
                     Err(violation) => {
                         self.fail(PeerError::Protocol(violation));
                         break;

@@ -36,14 +36,15 @@ const MAX_ENDED: usize = 64;
 ///
 /// Posting a message, polling and notifying neither block, allocate, lock nor make a system call. Writes and reads of
 /// mapped memory are copies made by the caller's processor; those of private memory are made by the kernel, in two system
-/// calls, or go through the lane where it refuses. Registering, importing, attaching, detaching and
+/// calls, or go through the lane where it refuses. Payloads of two-sided messages that lie in private memory come whichever way has been
+/// the quicker one of late: [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | memory of the peer                     | imported as     | written and read by                                |
 /// |----------------------------------------|-----------------|----------------------------------------------------|
 /// | in a [`Segment`]                       | a pointer       | the caller, or a post: memory copy                 |
 /// | in the pair's common segment           | a pointer       | the same                                           |
-/// | private                                | nothing         | a post: the kernel, else chunks through the lane   |
+/// | private                                | nothing         | a post: the kernel, or chunks through the lane     |
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
 ///
 /// Everything posted to one peer arrives in the order posted. What a post puts into a lane is visible at once; a peer
@@ -90,7 +91,6 @@ impl<H: Host> ShmRail<H> {
             max_rma: MAX_RMA,
             inject: record::chunk_len(config.max_message),
             data_bytes: 4,
-            read_from: config.read_from,
             ordered: true,
             native_atomics: false,
             depth: STAGED as u32,
@@ -387,6 +387,17 @@ impl<H: Host> Rail for ShmRail<H> {
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.fetch(peer, local, remote, cx) }
+    }
+
     #[inline(always)]
     fn post_message(
         &mut self,
@@ -437,7 +448,7 @@ impl<H: Host> Rail for ShmRail<H> {
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let was_due = attached.due;
             if attached.is_up() {
-                count += attached.consume(peer, budget - count, &self.regions, sink);
+                count += attached.consume(peer, budget - count, &self.regions, &self.host, sink);
             }
             if attached.has_chores() {
                 count += attached.chores(peer, budget - count, &self.regions, sink);
@@ -508,7 +519,7 @@ impl<H: Host> Rail for ShmRail<H> {
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 // It writes no more, so this ends: a lane holds so many records.
-                attached.consume(peer, self.config.lane_cells, &self.regions, sink);
+                attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
             }
             attached.report(peer, u32::MAX, sink);
@@ -518,6 +529,8 @@ impl<H: Host> Rail for ShmRail<H> {
 
 mod post;
 
+#[cfg(test)]
+mod fetches;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Staged operations: writes and reads of memory that this process can neither map nor have the kernel copy, carried
-//! through the lane in chunks. Nothing here blocks or allocates.
+//! Staged operations: writes and reads of memory that is not mapped, carried through the lane in chunks, because the kernel does not copy
+//! between the two processes, or more slowly. Nothing here blocks or allocates.
 //!
 //! | end    | write                                              | read                                            |
 //! |--------|----------------------------------------------------|-------------------------------------------------|
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 
 use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::Peer;
-use fishplate_core::rail::Sink;
+use fishplate_core::rail::{Local, Remote, Sink};
 
 use crate::cma::Way;
 use crate::lane::{Consumer, Producer, Refused};
@@ -41,8 +41,21 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
+    /// Whether it is a payload's read, whose end [`Fetches`](crate::fetch::Fetches) wants to know of.
+    pub(crate) fetch: bool,
     /// Bytes sent, or received, so far.
     pub(crate) done: usize,
+}
+
+impl Posted {
+    pub(crate) fn new(way: Way, local: Local, remote: Remote, data: Option<u32>, cx: u64) -> Self {
+        let (Local { ptr, len, .. }, Remote { key, offset }) = (local, remote);
+        Posted { way, cx, ptr, len, key: key.key, offset, data, fetch: false, done: 0 }
+    }
+
+    fn fetched(&self) -> Option<usize> {
+        self.fetch.then_some(self.len)
+    }
 }
 
 /// What we owe the peer for an operation that it began.
@@ -229,7 +242,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record that is neither a message nor a landed write. Returns how many cells it has.
+    /// Handles a record that is neither a message nor a landed write. Returns how many cells it has, and how long the payload is whose
+    /// read it ends, if it does.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,
@@ -238,7 +252,7 @@ impl Staged {
         peer: Peer,
         regions: &Regions,
         sink: &mut S,
-    ) -> Result<u64, Violation> {
+    ) -> Result<(u64, Option<usize>), Violation> {
         // SAFETY: the next record's first cell lies in the lane.
         let words = unsafe { record::load(input.record()) };
         let value = (header >> 32) as u32;
@@ -266,7 +280,7 @@ impl Staged {
                         sink.landed(peer, data);
                     }
                 }
-                Ok(cells)
+                Ok((cells, None))
             }
             READ => {
                 let [key, offset, id, len, ..] = words;
@@ -281,7 +295,7 @@ impl Staged {
                     None => Owed::Status(libc::EFAULT),
                 };
                 self.owe(id, owed)?;
-                Ok(1)
+                Ok((1, None))
             }
             REPLY => {
                 let [id, at, ..] = words;
@@ -301,12 +315,13 @@ impl Staged {
                     std::ptr::copy_nonoverlapping(from, op.ptr.as_ptr().add(op.done), len);
                 }
                 op.done += len;
-                if op.done == op.len {
-                    let cx = op.cx;
-                    self.posted[id] = None;
-                    sink.done(cx, Ok(()));
+                if op.done < op.len {
+                    return Ok((cells, None));
                 }
-                Ok(cells)
+                let (cx, ended) = (op.cx, op.fetched());
+                self.posted[id] = None;
+                sink.done(cx, Ok(()));
+                Ok((cells, ended))
             }
             STATUS => {
                 let [id, ..] = words;
@@ -316,11 +331,11 @@ impl Staged {
                 if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
                     return Err(Violation::Reply);
                 }
-                let cx = op.cx;
+                let (cx, ended) = (op.cx, op.fetched());
                 self.posted[id] = None;
                 let result = if value == 0 { Ok(()) } else { Err(CompleteError::Failed(value as i32)) };
                 sink.done(cx, result);
-                Ok(1)
+                Ok((1, ended))
             }
             _ => Err(Violation::Kind),
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::{Rail, Sink};
-use fishplate_core::sync::host::SpinHost;
+use fishplate_core::sync::host::{Host, SpinHost};
 
 use crate::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
@@ -56,7 +56,12 @@ pub(crate) type TestRail = ShmRail<SpinHost>;
 
 /// Two rails, and the link of each that has not been attached.
 pub(crate) fn met(config: ShmConfig) -> [(TestRail, Link); 2] {
-    let rail = || ShmRail::new(SpinHost::new(1), config.clone()).unwrap();
+    meet(config, || SpinHost::new(1))
+}
+
+/// As [`met`], over other hosts.
+pub(crate) fn meet<H: Host>(config: ShmConfig, host: impl Fn() -> H) -> [(ShmRail<H>, Link); 2] {
+    let rail = || ShmRail::new(host(), config.clone()).unwrap();
     let (a, b) = (rail(), rail());
     let (x, y) = socket_pair().unwrap();
     let theirs = b.profile();

@@ -122,6 +122,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         *budget -= 1;
         let slot = &state.pending.slots[index as usize];
         let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
+        let fetch = slot.inner;
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
         let (mut tried, whole) = (0, state.piece(left, local_region == u16::MAX));
         let (rail, len, posted) = loop {
@@ -135,9 +136,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once. Checked by the
             // rail as well: the remote region may have been released since.
             let result = unsafe {
-                match write {
-                    true => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
-                    false => self.rails[rail].post_read(Peer(peer), local, remote, cx),
+                match (write, fetch) {
+                    (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
+                    (_, true) => self.rails[rail].post_fetch(Peer(peer), local, remote, cx),
+                    _ => self.rails[rail].post_read(Peer(peer), local, remote, cx),
                 }
             };
             match result {

@@ -92,6 +92,18 @@ impl<A: Rail, B: Rail> Rail for Either<A, B> {
     }
 
     #[inline(always)]
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.post_fetch(peer, local, remote, cx) })
+    }
+
+    #[inline(always)]
     fn post_message(
         &mut self,
         peer: Peer,

@@ -154,7 +154,6 @@ impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             max_rma: RMA,
             inject: RMA,
             data_bytes: 4,
-            read_from: 0,
             ordered: true,
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,

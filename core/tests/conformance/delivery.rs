@@ -87,7 +87,12 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
                     let to = link.to;
                     let (local, remote) = (field.local(at, 32), field.remote(at as u64));
                     // SAFETY: the source is never freed, and not read before the end.
-                    accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) })
+                    accept(&mut link, &mut seen, |rail| unsafe {
+                        match n % 8 {
+                            3 => rail.post_read(to, local, remote, n),
+                            _ => rail.post_fetch(to, local, remote, n),
+                        }
+                    })
                 }
             };
             if posted == Posted::Pending {
@@ -101,22 +106,25 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
     }
 }
 
-pub fn c2_a_read_brings_what_was_there<F: Fixture>() {
+pub fn c2_a_read_or_fetch_brings_what_was_there<F: Fixture>() {
     for seed in SEEDS {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 256);
         let bytes: Vec<u8> = (0..=255).collect();
         set(&field.whole, PAD, &bytes);
         let mut seen = Seen::default();
-        for (n, (offset, len)) in
-            [(0usize, 256usize), (1, 7), (255, 1), (256, 0), (64, 128)].into_iter().enumerate()
-        {
+        let ranges = [(0usize, 256usize), (1, 7), (255, 1), (256, 0), (64, 128)];
+        for (n, (offset, len)) in ranges.into_iter().chain(ranges).enumerate() {
             fill(&field.source, 0);
             let to = link.to;
             let (local, remote) = (field.local(0, len), field.remote(offset as u64));
             // SAFETY: the source is never freed, and not read before the end.
-            let posted =
-                accept(&mut link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n as u64) });
+            let posted = accept(&mut link, &mut seen, |rail| unsafe {
+                match n < ranges.len() {
+                    true => rail.post_read(to, local, remote, n as u64),
+                    false => rail.post_fetch(to, local, remote, n as u64),
+                }
+            });
             if posted == Posted::Pending {
                 link.until(&mut seen, "read", |seen| seen.done.iter().any(|&(cx, _)| cx == n as u64));
             }

@@ -101,7 +101,7 @@ macro_rules! rail_conformance {
                 caps_keep_their_promises
                 c1_a_refused_post_has_changed_nothing_and_again_goes_away
                 c2_a_pending_post_ends_once_and_a_done_one_never
-                c2_a_read_brings_what_was_there
+                c2_a_read_or_fetch_brings_what_was_there
                 c3_the_data_is_there_when_its_word_is_reported
                 c4_everything_arrives_once_from_the_right_peer
                 c4_empty_writes_and_messages_arrive_too

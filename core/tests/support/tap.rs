@@ -58,6 +58,8 @@ pub struct Control {
     pub reported: u32,
     /// Makes of the rail's capabilities what it says of itself. Messages longer than the rail inside carries are carried here.
     pub caps: Option<fn(Caps) -> Caps>,
+    /// Nothing can be imported, so payloads come in messages.
+    pub unreadable: bool,
     /// Looks at each post before the rail does.
     pub refuse: Option<Refuse>,
     /// Puts something in the place of each event.
@@ -168,6 +170,9 @@ impl<R: Rail> Rail for Tap<R> {
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if self.control.borrow().unreadable {
+            return Err(AttachError::Full);
+        }
         let mapped = self.inner.import(peer, key, len)?;
         let mut control = self.control.borrow_mut();
         control.imported += 1;

@@ -8,7 +8,6 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError};
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region};
-use fishplate_core::rail::Caps;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
@@ -50,8 +49,7 @@ impl Churn {
         let mut random = Random(seed);
         let control = shared();
         // Payloads are read, or sent in chunks.
-        let caps: [fn(Caps) -> Caps; 2] = [|caps| caps, |caps| Caps { read_from: usize::MAX, ..caps }];
-        control.borrow_mut().caps = Some(caps[random.below(2) as usize]);
+        let unreadable = random.below(2) == 0;
         let rails = std::array::from_fn(|n| {
             let inner = Faulty::new(Loopback::new(), Faults::DISORDER, seed + 1000 * n as u64);
             Veiled::new(Tap::new(inner, n, &control))
@@ -63,6 +61,7 @@ impl Churn {
             ..Config::DEFAULT
         };
         let mut own = own1(config, SMALL, rails);
+        control.borrow_mut().unreadable = unreadable;
         let mut peers = vec![own.me];
         for _ in 1..PEERS {
             let peer = own.engine.reserve_peer().unwrap();

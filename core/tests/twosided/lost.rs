@@ -4,8 +4,8 @@ use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, PostError, Violation};
 use fishplate_core::mem::{PeerId, RailId, Untrusted};
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::rail::{Caps, Rail};
 
 use super::rig::*;
 use super::support::tap::{Post, Verb, shared, tap};
@@ -61,10 +61,10 @@ fn messages_that_were_claimed_and_never_received_take_no_room_once_their_sender_
 #[test]
 fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
     let control = shared();
-    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
     // One step a pass: what waits behind something that finds no room stays where it is.
     let config = Config { batch: 1, ..Config::DEFAULT };
     let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
+    control.borrow_mut().unreadable = true;
     let (honest, lost) = (own.me, another(&mut own));
     control.borrow_mut().refuse = Some(Box::new(|post: &Post| {
         (post.verb == Verb::Message && post.bytes[0] == 20).then_some(PostError::Again)

@@ -9,7 +9,6 @@ use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, PostError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome};
-use fishplate_core::rail::Caps;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
@@ -25,8 +24,8 @@ const CHUNK: u8 = 21;
 /// receives ended.
 fn refused(kind: u8, len: usize, sync: bool) -> Vec<Received> {
     let control = shared();
-    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    control.borrow_mut().unreadable = true;
     let mut answers = 0;
     control.borrow_mut().refuse = Some(Box::new(move |post: &Post| {
         let answer = post.verb == Verb::Message && post.bytes[0] == kind;
@@ -110,8 +109,8 @@ fn bytes_that_a_rail_refuses_for_good_are_refused_by_name_and_not_for_ever() {
 fn chunks_to_a_peer_that_takes_none_hold_up_no_others() {
     const LEN: usize = 3000;
     let control = shared();
-    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    control.borrow_mut().unreadable = true;
     let other = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(other, 1).unwrap();
     let full = own.me.peer();
@@ -150,9 +149,9 @@ fn a_send_that_is_refused_counts_for_nothing() {
 #[test]
 fn a_send_that_is_pulled_when_its_peer_is_lost_ends_once_its_own_post_is_reported() {
     let control = shared();
-    control.borrow_mut().caps = Some(|caps| Caps { read_from: usize::MAX, ..caps });
     let rail = Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
+    control.borrow_mut().unreadable = true;
     // The rail is late with the ends of posts; the request itself arrives, and is answered. But no chunk goes out.
     let late = Rc::new(RefCell::new(vec![]));
     let ends = late.clone();

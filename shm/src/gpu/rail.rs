@@ -415,6 +415,21 @@ impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_fetch(peer, local, remote, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
+    }
+
     #[inline]
     fn post_message(
         &mut self,

@@ -10,6 +10,7 @@ use fishplate_core::sync::host::Host;
 
 use super::{MAX_ENDED, MAX_RMA, ShmRail, mark};
 use crate::cma::{self, CmaError, Way};
+use crate::fetch::By;
 use crate::peer::Attached;
 use crate::record::{self, LANDED};
 use crate::staged;
@@ -50,22 +51,13 @@ impl<H: Host> ShmRail<H> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
-        let attached = attached.ok_or(PostError::PeerDown)?;
-        if attached.blocked {
-            return Err(attached.refusal());
-        }
-        if local.len > MAX_RMA {
-            return Err(PostError::TooLong { len: local.len, max: MAX_RMA });
-        }
-        let import = attached.import_of(remote.key.key).ok_or(PostError::BadKey)?;
-        if !import.holds(remote.offset, local.len) {
-            return Err(PostError::BadKey);
-        }
-        let Some(ptr) = import.ptr else {
-            let address = import.base + remote.offset;
+        let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
+        let ptr = match place {
+            Place::Mapped(ptr) => ptr,
             // SAFETY: handed on.
-            return unsafe { self.post_private(peer, way, local, address, remote, data, cx) };
+            Place::Private(address) => unsafe {
+                return self.post_private(peer, way, local, address, remote, data, cx);
+            },
         };
         // Room for the word first: a refusal must change nothing.
         if data.is_some() {
@@ -73,7 +65,7 @@ impl<H: Host> ShmRail<H> {
         }
         // SAFETY: the range lies inside the import, which stays mapped until it is released; the local side is the
         // caller's promise.
-        unsafe { copy_mapped(way, local, ptr.add(remote.offset as usize)) };
+        unsafe { copy_mapped(way, local, ptr) };
         if let Some(data) = data {
             // SAFETY: one cell was reserved above. Edge `lane.stamp` carries the data copied before.
             unsafe { attached.out.publish(1, record::header(LANDED, data)) };
@@ -125,9 +117,12 @@ impl<H: Host> ShmRail<H> {
                 }
             }
         }
-        let key = remote.key.key;
-        let Local { ptr, len, .. } = local;
-        let op = staged::Posted { way, cx, ptr, len, key, offset: remote.offset, data, done: 0 };
+        self.stage(peer, staged::Posted::new(way, local, remote, data, cx))
+    }
+
+    /// Posts what goes through the lane in chunks.
+    fn stage(&mut self, peer: Peer, op: staged::Posted) -> Result<Posted, PostError> {
+        let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
         match attached.staged.post(&mut attached.out, op) {
             Ok(()) => {
                 attached.blocked |= attached.staged.sending();
@@ -135,6 +130,48 @@ impl<H: Host> ShmRail<H> {
                 Ok(Posted::Pending)
             }
             Err(refused) => Err(attached.refused(refused)),
+        }
+    }
+
+    /// Reads a payload, whichever way has been the quicker one of late. See [`Fetches`](crate::fetch::Fetches).
+    ///
+    /// # Safety
+    /// As for `Rail::post_fetch`.
+    #[inline(never)]
+    pub(super) unsafe fn fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
+        let (len, host) = (local.len, &self.host);
+        if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
+            // SAFETY: handed on.
+            return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
+        }
+        let (by, measured) = attached.fetches.choose(len, || host.now_ns());
+        let began = measured.then(|| host.now_ns());
+        match by {
+            By::Kernel => {
+                // SAFETY: handed on.
+                let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
+                let took = began.map(|began| self.host.now_ns().saturating_sub(began));
+                // Pending: the kernel does not copy any more, or found nothing there.
+                if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
+                    attached.fetches.copied(len, took);
+                }
+                Ok(posted)
+            }
+            By::Lane => {
+                let op = staged::Posted::new(Way::Get, local, remote, None, cx);
+                let posted = self.stage(peer, staged::Posted { fetch: true, ..op })?;
+                if let Some(attached) = self.attached(peer) {
+                    attached.fetches.asked(len, began);
+                }
+                Ok(posted)
+            }
         }
     }
 
@@ -174,6 +211,42 @@ impl<H: Host> ShmRail<H> {
             Err(CmaError::Failed(code)) => Some(Err(PostError::Provider(code))),
         }
     }
+}
+
+/// Where the memory of a peer is.
+enum Place {
+    /// Mapped here.
+    Mapped(NonNull<u8>),
+    /// At this address there.
+    Private(u64),
+}
+
+/// Finds what a post names, and refuses what cannot be posted now.
+#[inline(always)]
+fn resolve(
+    peers: &mut [Option<Box<Attached>>],
+    peer: Peer,
+    len: usize,
+    remote: Remote,
+) -> Result<(&mut Attached, Place), PostError> {
+    let attached = peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+    let attached = attached.ok_or(PostError::PeerDown)?;
+    if attached.blocked {
+        return Err(attached.refusal());
+    }
+    if len > MAX_RMA {
+        return Err(PostError::TooLong { len, max: MAX_RMA });
+    }
+    let import = attached.import_of(remote.key.key).ok_or(PostError::BadKey)?;
+    if !import.holds(remote.offset, len) {
+        return Err(PostError::BadKey);
+    }
+    let place = match import.ptr {
+        // SAFETY: the offset lies inside the import.
+        Some(ptr) => Place::Mapped(unsafe { ptr.add(remote.offset as usize) }),
+        None => Place::Private(import.base + remote.offset),
+    };
+    Ok((attached, place))
 }
 
 /// # Safety

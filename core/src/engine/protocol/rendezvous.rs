@@ -77,7 +77,7 @@ enum Read {
     Started,
     /// There is no room; later.
     Later,
-    /// It cannot be read, or comes faster in messages, or there is no telling when there will be room.
+    /// It cannot be read, or there is no telling when there will be room.
     Unable,
 }
 
@@ -219,9 +219,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // checked against its region, and `want` against the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
-        }
-        if want < self.state.read_from {
-            return Read::Unable;
         }
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;

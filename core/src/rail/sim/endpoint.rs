@@ -180,7 +180,6 @@ impl Rail for SimRail<'_, '_> {
             max_rma: RMA,
             inject: INJECT,
             data_bytes: 4,
-            read_from: 0,
             ordered: world.dials[self.rail as usize].ordered,
             native_atomics: false,
             depth: world.packets.len() as u32,

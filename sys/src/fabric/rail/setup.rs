@@ -77,7 +77,6 @@ impl FabricRail {
             max_rma: room.min(MAX_RMA),
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
-            read_from: 0,
             // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
             ordered: false,
             native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),

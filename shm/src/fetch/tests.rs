@@ -1,0 +1,165 @@
+use super::*;
+use crate::testing::Random;
+
+const LEN: usize = 64 << 10;
+
+/// A peer whose payloads take so long by either way, in nanoseconds, and a clock.
+struct Link {
+    fetches: Fetches,
+    now: u64,
+    takes: [u64; 2],
+    went: [u64; 2],
+    open: usize,
+}
+
+impl Link {
+    fn new(kernel: u64, lane: u64) -> Link {
+        Link { fetches: Fetches::new(), now: 1, takes: [kernel, lane], went: [0; 2], open: 0 }
+    }
+
+    fn begin(&mut self, len: usize) -> By {
+        let now = self.now;
+        let (by, measured) = self.fetches.choose(len, || now);
+        self.went[by as usize] += 1;
+        match by {
+            By::Kernel => {
+                self.now += self.takes[0];
+                self.fetches.copied(len, measured.then_some(self.takes[0]));
+            }
+            By::Lane => self.fetches.asked(len, measured.then_some(now)),
+        }
+        by
+    }
+
+    fn end(&mut self, len: usize) {
+        self.now += self.takes[1];
+        let now = self.now;
+        self.fetches.came(len, || now);
+    }
+
+    /// Payloads one after the other. Returns how many went each way.
+    fn one_by_one(&mut self, len: usize, count: usize) -> [u64; 2] {
+        self.went = [0; 2];
+        for _ in 0..count {
+            if self.begin(len) == By::Lane {
+                self.end(len);
+            }
+            self.now += 500;
+        }
+        self.went
+    }
+
+    /// Payloads of which up to `window` are under way through the lane, which carries one after the other.
+    fn streamed(&mut self, len: usize, window: usize, count: usize) -> [u64; 2] {
+        self.went = [0; 2];
+        for _ in 0..count {
+            self.open += usize::from(self.begin(len) == By::Lane);
+            if self.open == window {
+                self.end(len);
+                self.open -= 1;
+            }
+        }
+        self.went
+    }
+}
+
+/// Most that the slower way is used where it is `ratio` times as slow: trials may cost 3 %, and the last may not be over.
+fn few(count: u64, ratio: u64) -> u64 {
+    count / (30 * ratio) + 1
+}
+
+#[test]
+fn the_quicker_way_is_found_and_the_other_is_seldom_tried() {
+    for (kernel, lane) in [(8_000, 33_000), (7_000, 10_000), (7_500, 3_300), (96_000, 29_000)] {
+        let mut link = Link::new(kernel, lane);
+        link.one_by_one(LEN, 1000);
+        let went = link.one_by_one(LEN, 10_000);
+        let (slow, ratio) = if kernel < lane { (1, lane / kernel) } else { (0, kernel / lane) };
+        assert!(went[slow] > 0, "kernel {kernel}, lane {lane}: no trial, so no change would be seen");
+        assert!(went[slow] <= few(10_000, ratio), "kernel {kernel}, lane {lane}: {went:?}");
+    }
+}
+
+#[test]
+fn in_a_stream_the_lane_is_measured_by_what_comes_through_it_and_not_by_how_long_each_is_under_way() {
+    for window in [4, 16, 32] {
+        for (kernel, lane) in [(96_000, 29_000), (8_000, 33_000)] {
+            // What the link does otherwise before, so that the stream never pauses.
+            let mut link = Link::new(lane, kernel);
+            link.streamed(LEN, window, 4000);
+            link.takes = [kernel, lane];
+            link.streamed(LEN, window, 4000);
+            let went = link.streamed(LEN, window, 10_000);
+            let slow = usize::from(kernel < lane);
+            assert!(went[slow] <= 500, "window {window}, kernel {kernel}, lane {lane}: {went:?}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_changes_is_followed_within_a_few_hundred_payloads() {
+    let mut link = Link::new(96_000, 57_000);
+    link.one_by_one(LEN, 2000);
+    for takes in [[80_000, 600_000], [96_000, 57_000], [82_000, 130_000], [96_000, 57_000]] {
+        link.takes = takes;
+        let slow = usize::from(takes[0] < takes[1]);
+        let went = link.one_by_one(LEN, 2000);
+        assert!(went[slow] < 700, "{takes:?}: {went:?}");
+        let went = link.one_by_one(LEN, 2000);
+        assert!(went[slow] <= few(2000, 1), "{takes:?}, later: {went:?}");
+    }
+}
+
+#[test]
+fn an_interruption_now_and_then_changes_little() {
+    let seed = 0x5eed_f00d;
+    let mut random = Random(seed);
+    let mut link = Link::new(96_000, 57_000);
+    let mut went = 0;
+    for _ in 0..10_000 {
+        link.takes = if random.below(50) == 0 { [4_000_000; 2] } else { [96_000, 57_000] };
+        went += link.one_by_one(LEN, 1)[0];
+    }
+    assert!(went < 1500, "seed {seed:#x}: {went} of 10,000 went the slower way");
+}
+
+#[test]
+fn lengths_are_known_apart() {
+    let mut link = Link::new(0, 0);
+    for _ in 0..2000 {
+        for (len, takes) in [(16 << 10, [4_000, 2_700]), (256 << 10, [22_000, 37_000])] {
+            link.takes = takes;
+            link.one_by_one(len, 1);
+        }
+    }
+    link.takes = [4_000, 2_700];
+    assert!(link.one_by_one(16 << 10, 500)[0] < 20);
+    link.takes = [22_000, 37_000];
+    assert!(link.one_by_one(256 << 10, 500)[1] < 20);
+    for (len, class) in [(0, 0), (16383, 0), (16384, 1), (32768, 2), (1 << 20, 7), (2 << 20, 8), (1 << 40, 8)]
+    {
+        let mut fetches = Fetches::new();
+        let place = std::ptr::from_ref(fetches.class(len)) as usize;
+        assert_eq!(place, std::ptr::from_ref(&fetches.classes[class]) as usize, "{len}");
+    }
+}
+
+/// A sender that computes: nothing comes through the lane, whatever is asked for.
+#[test]
+fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
+    for known in [0, 200] {
+        let mut link = Link::new(8_000, 3_000);
+        link.one_by_one(LEN, known);
+        (link.fetches.classes[3].by, link.fetches.classes[3].left) = (By::Kernel, 0);
+        link.went = [0; 2];
+        for _ in 0..100 {
+            link.begin(LEN);
+            link.now += 100_000;
+        }
+        assert!(link.went[1] <= 12, "after {known} that came: {:?}", link.went);
+        // It goes on when that comes at last, and is found to be quick again.
+        (0..link.went[1]).for_each(|_| link.end(LEN));
+        link.one_by_one(LEN, 3000);
+        assert!(link.one_by_one(LEN, 1000)[0] <= 40, "after {known} that came");
+    }
+}

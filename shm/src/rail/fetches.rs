@@ -1,0 +1,180 @@
+//! Reads of payloads: which way they come, and that they come whole either way.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use fishplate_core::error::CompleteError;
+use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::sync::host::Woken;
+
+use super::*;
+use crate::testing::{PEER, Random, Seen, meet};
+
+const LEN: usize = 40_000;
+
+/// A clock that goes on only when it is told to, and by so much with each look.
+struct Clock {
+    now: AtomicU64,
+    look: AtomicU64,
+}
+
+impl Host for &Clock {
+    fn now_ns(&self) -> u64 {
+        let look = self.look.load(Ordering::Relaxed);
+        self.now.fetch_add(look, Ordering::Relaxed) + look
+    }
+
+    fn yield_now(&self) {}
+
+    fn wait(&self, _: &AtomicU32, _: u32, _: u64) -> Woken {
+        Woken::Called
+    }
+
+    fn wait_two(&self, _: [(&AtomicU32, u32); 2], _: u64) -> Woken {
+        Woken::Called
+    }
+
+    fn wake(&self, _: &AtomicU32) -> u32 {
+        0
+    }
+}
+
+/// One end that reads, and one whose memory is read.
+struct Ends<'c> {
+    clock: &'c Clock,
+    rails: [ShmRail<&'c Clock>; 2],
+    memory: Vec<u8>,
+    key: RailKey,
+}
+
+impl<'c> Ends<'c> {
+    fn new(clock: &'c Clock, config: ShmConfig) -> Self {
+        let mut rails = meet(config, || clock).map(|(mut rail, link)| {
+            rail.attach(PEER, link).unwrap();
+            rail
+        });
+        let mut memory = Random(0x5eed_fe7c).bytes(LEN);
+        // SAFETY: the memory stays until the rails are gone, and is not written meanwhile.
+        let region = unsafe { Region::new(NonNull::from(&mut *memory).cast(), LEN, RegionKind::Private) };
+        let key = rails[1].register(&region).unwrap().0;
+        assert_eq!(rails[0].import(PEER, key, LEN as u64), Ok(None));
+        Ends { clock, rails, memory, key }
+    }
+
+    /// Whether the kernel copies between the two here.
+    fn direct(&mut self) -> bool {
+        let direct = self.rails[0].attached(PEER).is_some_and(|attached| attached.cma);
+        if !direct {
+            println!("SKIPPED: the kernel refuses process_vm_readv here");
+        }
+        direct
+    }
+
+    /// Reads, and looks at what came. Whatever goes through the lane takes so long.
+    fn fetch(&mut self, len: usize, lane: u64) -> Posted {
+        let mut back = vec![0; len];
+        let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
+        // SAFETY: `back` stays until the end has been reported.
+        let posted = unsafe { self.rails[0].post_fetch(PEER, into, self.remote(), 7) }.unwrap();
+        if posted == Posted::Pending {
+            let look = self.clock.look.swap(0, Ordering::Relaxed);
+            self.clock.now.fetch_add(lane, Ordering::Relaxed);
+            assert_eq!(self.settle().done, [(7, Ok(()))]);
+            self.clock.look.store(look, Ordering::Relaxed);
+        }
+        assert_eq!(back, self.memory[..len]);
+        posted
+    }
+
+    fn remote(&self) -> Remote {
+        Remote { key: self.key, offset: 0 }
+    }
+
+    fn settle(&mut self) -> Seen {
+        let mut seen = Seen::default();
+        for _ in 0..200 {
+            self.rails[1].poll(32, &mut Seen::default());
+            self.rails[0].poll(32, &mut seen);
+        }
+        seen
+    }
+}
+
+fn clock(look: u64) -> Clock {
+    Clock { now: AtomicU64::new(0), look: AtomicU64::new(look) }
+}
+
+#[test]
+fn payloads_come_the_way_that_was_quicker() {
+    let clock = clock(10_000);
+    let mut ends = Ends::new(&clock, ShmConfig::default());
+    if !ends.direct() {
+        return;
+    }
+    // The kernel's copies last from one look at the clock to the next: 10 us.
+    for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
+        for _ in 0..600 {
+            ends.fetch(LEN, lane);
+        }
+        let ways: Vec<_> = (0..600).map(|_| ends.fetch(LEN, lane)).collect();
+        let other = ways.iter().filter(|way| **way != want).count();
+        assert!(other < 40, "the lane takes {lane} ns: {other} of 600 the other way");
+    }
+}
+
+#[test]
+fn from_a_length_on_the_kernel_copies_and_reads_of_others_never_wait_for_the_peer() {
+    let clock = clock(1000);
+    let mut ends = Ends::new(&clock, ShmConfig { read_from: 30_000, ..ShmConfig::default() });
+    if !ends.direct() {
+        return;
+    }
+    for _ in 0..100 {
+        assert_eq!(ends.fetch(30_000, 0), Posted::Done);
+    }
+    assert_eq!(ends.fetch(29_999, 0), Posted::Pending, "the first tries the lane");
+    let mut back = vec![0; LEN];
+    for len in [8, 29_999, LEN] {
+        let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
+        // SAFETY: `back` outlives the read, which is over at once.
+        let posted = unsafe { ends.rails[0].post_read(PEER, into, ends.remote(), 1) };
+        assert_eq!(posted, Ok(Posted::Done), "{len} bytes");
+    }
+}
+
+#[test]
+fn where_the_kernel_does_not_copy_all_come_through_the_lane() {
+    let clock = clock(1000);
+    let mut ends = Ends::new(&clock, ShmConfig { force_staging: true, ..ShmConfig::default() });
+    for _ in 0..100 {
+        assert_eq!(ends.fetch(LEN, 0), Posted::Pending);
+    }
+    assert_eq!(clock.now.load(Ordering::Relaxed), 0, "nothing is to be measured");
+}
+
+#[test]
+fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
+    let clock = clock(1000);
+    let mut ends = Ends::new(&clock, ShmConfig::default());
+    if !ends.direct() {
+        return;
+    }
+    let mut back = vec![0; LEN];
+    let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
+    // SAFETY: `back` stays until the end has been reported.
+    assert_eq!(unsafe { ends.rails[0].post_fetch(PEER, into, ends.remote(), 7) }, Ok(Posted::Pending));
+    ends.rails[1].deregister(ends.key);
+    assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
+    // SAFETY: as in `Ends::new`.
+    let region = unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
+    ends.key = ends.rails[1].register(&region).unwrap().0;
+    assert_eq!(ends.rails[0].import(PEER, ends.key, LEN as u64), Ok(None));
+    // It is counted as over: a pause between two payloads is no part of what they take.
+    let ways: Vec<_> = (0..600)
+        .map(|_| {
+            clock.now.fetch_add(1_000_000, Ordering::Relaxed);
+            ends.fetch(LEN, 300)
+        })
+        .collect();
+    let kernel = ways.iter().filter(|way| **way == Posted::Done).count();
+    assert!(kernel < 40, "{kernel} of 600 by the kernel, which takes longer");
+}
