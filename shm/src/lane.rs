@@ -37,7 +37,6 @@
 //! copied out once. The producer trusts the consumer's cursor only as far as it moves forward and not past the end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr;
 
 use fishplate_core::mem::copy_message;
 use fishplate_core::sync::primitive::{AtomicU64, Ordering};
@@ -59,11 +58,12 @@ pub(crate) const fn cells_for(len: usize) -> u64 {
     (PAYLOAD + len).div_ceil(CELL) as u64
 }
 
-/// The longest payload that a lane always accepts once it has been emptied, in bytes.
+/// The longest message that a lane always accepts once it has been emptied, in bytes, wherever in its first cell or with the second it
+/// begins.
 ///
 /// A consumer holds back up to a quarter of the lane before it says that it is free, and one cell stays unused.
 pub(crate) const fn max_message(cells: u32) -> usize {
-    (cells as usize / 4 * 3 - 1) * CELL - PAYLOAD
+    (cells as usize / 4 * 3 - 1) * CELL
 }
 
 /// The head of a lane's segment: 256 bytes in the first page; the cells begin with the second.
@@ -413,31 +413,11 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
     unsafe {
         if !len.is_multiple_of(8) {
-            return copy(from, to, len);
+            return copy_message(from, to, len);
         }
         for at in (0..len).step_by(8) {
             let word = from.add(at).cast::<u64>().read_unaligned();
             to.add(at).cast::<u64>().write_unaligned(word);
-        }
-    }
-}
-
-/// Longest payload that goes into the lane in pieces, in bytes. Between processors that share a cache 4 KiB arrive a quarter sooner so;
-/// longer ones as soon as by `memcpy`, whose string instructions do not fetch the lines that they fill, which is twice as fast where the
-/// processors share none.
-const PIECES_MAX: usize = 4096;
-
-/// Copies a payload into the lane, the shortest without a call.
-///
-/// # Safety
-/// As [`copy_words`].
-#[inline(always)]
-pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match len {
-            ..=PIECES_MAX => copy_message(from, to, len),
-            _ => ptr::copy_nonoverlapping(from, to, len),
         }
     }
 }

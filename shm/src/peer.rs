@@ -15,7 +15,7 @@ use crate::doorbell::Doorbell;
 use crate::fetch::Fetches;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
-use crate::record::{LANDED, MESSAGE};
+use crate::record::{GAP_MAX, GAP_SHIFT, LANDED, MESSAGE};
 use crate::regions::{Key, Kind, Regions};
 use crate::segment::{Mapping, SegmentError, errno};
 use crate::staged::{Staged, blame, within};
@@ -178,20 +178,19 @@ impl Attached {
             self.input.prefetch();
             let value = (header >> 32) as u32;
             let cells = match header as u32 {
-                MESSAGE => {
-                    let len = value as usize;
-                    if len > self.max_message {
-                        self.fail(PeerError::Protocol(Violation::Length));
-                        break;
-                    }
-                    // SAFETY: a record may be as long as three quarters of the lane, `max_message` fits that, and the
-                    // lane is mapped twice in a row. The sink keeps nothing beyond the call, by its type.
-                    sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD), len) });
-                    cells_for(len)
-                }
+                MESSAGE => match self.message(peer, value as usize, 0, sink) {
+                    Some(cells) => cells,
+                    None => break,
+                },
                 LANDED => {
                     sink.landed(peer, value);
                     1
+                }
+                kind if kind as u8 == MESSAGE as u8 => {
+                    match self.message(peer, value as usize, (kind >> GAP_SHIFT) as usize, sink) {
+                        Some(cells) => cells,
+                        None => break,
+                    }
                 }
                 _ => match self.staged.take(&self.input, header, peer, regions, sink) {
                     Ok((cells, ended)) => {
@@ -211,6 +210,20 @@ impl Attached {
             count += 1;
         }
         count
+    }
+
+    /// Hands a message to the sink that lies behind a gap in the next record. Returns how many cells that has.
+    #[inline(always)]
+    fn message<S: Sink>(&mut self, peer: Peer, len: usize, gap: usize, sink: &mut S) -> Option<u64> {
+        if len > self.max_message || gap > GAP_MAX {
+            let violation = if gap > GAP_MAX { Violation::Kind } else { Violation::Length };
+            self.fail(PeerError::Protocol(violation));
+            return None;
+        }
+        // SAFETY: a record may be as long as three quarters of the lane, `max_message` behind any gap fits that, and the
+        // lane is mapped twice in a row. The sink keeps nothing beyond the call, by its type.
+        sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD + gap), len) });
+        Some(cells_for(gap + len))
     }
 
     /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for room. Returns how many

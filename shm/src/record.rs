@@ -4,7 +4,7 @@
 //!
 //! | kind    | value              | payload                                                                    |
 //! |---------|--------------------|----------------------------------------------------------------------------|
-//! | message | length in bytes    | the message                                                                |
+//! | message | length in bytes    | the message, behind a gap whose length is the second byte of the kind      |
 //! | landed  | completion word    | none                                                                       |
 //! | write   | length of the chunk| key, offset, id and flags, completion word; the chunk in the next cells     |
 //! | read    | 0                  | key, offset, id, length                                                    |
@@ -18,8 +18,12 @@ use std::ptr;
 
 use crate::lane::{CELL, PAYLOAD};
 
-/// Bytes for the sink's `message`.
+/// Bytes for the sink's `message`, without a gap before them.
 pub(crate) const MESSAGE: u32 = 1;
+/// Where the length of the gap stands.
+pub(crate) const GAP_SHIFT: u32 = 8;
+/// Longest gap: the message begins in the second cell.
+pub(crate) const GAP_MAX: usize = CELL - PAYLOAD;
 /// A mapped or directly copied write is complete.
 pub(crate) const LANDED: u32 = 2;
 /// A part of a staged write.

@@ -1,11 +1,8 @@
 //! Raw copies: short ones without a call, very long ones past the caches.
 
-mod message;
 mod stream;
 
 use core::ptr;
-
-pub use message::copy_message;
 
 /// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`, and 12 MiB
 /// or more are streamed past the caches.
@@ -44,6 +41,28 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
             33..=64 => ends::<[u64; 4]>(from, to, len),
             65..stream::STREAM_MIN => ptr::copy(from, to, len),
             _ => stream::copy(from, to, len),
+        }
+    }
+}
+
+/// As [`copy_bytes`], where messages are copied: one word in place, all else by a call, so that the caller stays short.
+///
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline(always)]
+pub unsafe fn copy_message(from: *const u8, to: *mut u8, len: usize) {
+    /// # Safety
+    /// As for `copy_bytes`.
+    #[inline(never)]
+    unsafe fn longer(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_bytes(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => copy_bytes(from, to, 8),
+            _ => longer(from, to, len),
         }
     }
 }

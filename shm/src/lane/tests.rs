@@ -33,7 +33,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     let record = producer.reserve(cells)?;
     // SAFETY: so many cells were just reserved.
     unsafe {
-        copy(payload.as_ptr(), record.add(PAYLOAD), payload.len());
+        copy_message(payload.as_ptr(), record.add(PAYLOAD), payload.len());
         producer.publish(cells, payload.len() as u64);
     }
     Ok(())
@@ -44,7 +44,7 @@ fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];
     // SAFETY: the record was published with that length.
-    unsafe { copy(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
+    unsafe { copy_message(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
     consumer.advance(cells_for(len));
     Some(payload)
 }
@@ -80,10 +80,14 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
 fn the_longest_message_fits_once_the_lane_is_empty_wherever_it_starts() {
     for offset in 0..64 {
         let (_memory, mut producer, mut consumer) = lane(64, offset);
-        let longest = vec![0xa5; max_message(64)];
-        for _ in 0..offset {
-            push(&mut producer, b"x").unwrap();
-            pop(&mut consumer).unwrap();
+        // Behind the longest gap: it begins in the second cell.
+        let longest = vec![0xa5; max_message(64) + CELL - PAYLOAD];
+        // The consumer may keep up to a quarter of the lane to itself, less one cell.
+        for held in 0..16 {
+            for _ in 0..held {
+                push(&mut producer, b"x").unwrap();
+                pop(&mut consumer).unwrap();
+            }
             push(&mut producer, &longest).unwrap();
             assert_eq!(pop(&mut consumer).as_ref(), Some(&longest));
         }

@@ -184,10 +184,13 @@ fn b18_every_violation_is_found_by_its_name() {
     // 4096 bytes registered, and chunks have 1024.
     const END: u64 = 4096;
     type Forged = fn(u64) -> Vec<(u64, u64, record::Words)>;
-    let cases: [(&str, Violation, Forged); 25] = [
+    let cases: [(&str, Violation, Forged); 28] = [
         ("no kind", Kind, |_| vec![(1, header(0, 0), [0; 6])]),
         ("a kind too many", Kind, |_| vec![(1, header(7, 0), [0; 6])]),
         ("a reserved bit", Kind, |_| vec![(1, header(LANDED | 1 << 8, 0), [0; 6])]),
+        ("a gap too long", Kind, |_| vec![(2, header(MESSAGE | 49 << 8, 8), [0; 6])]),
+        ("a gap of another kind", Kind, |_| vec![(2, header(MESSAGE | 1 << 16, 8), [0; 6])]),
+        ("a message too long behind a gap", Length, |_| vec![(20, header(MESSAGE | 16 << 8, 1025), [0; 6])]),
         ("a message too long", Length, |_| vec![(20, header(MESSAGE, 1025), [0; 6])]),
         ("a message beyond the lane", Length, |_| vec![(1, header(MESSAGE, u32::MAX), [0; 6])]),
         ("a chunk too long", Length, |k| vec![(33, header(WRITE, 2000), [k, 0, 3, 0, 0, 0])]),

@@ -75,6 +75,50 @@ fn messages_of_every_length_arrive_whole_and_in_order_also_across_the_wrap_of_po
 }
 
 #[test]
+fn the_body_of_a_long_message_begins_with_a_cell_and_the_longest_always_fits() {
+    /// Where each message lay, and what it was.
+    struct Places(Vec<(usize, Vec<u8>)>);
+
+    impl Sink for Places {
+        fn done(&mut self, _: u64, _: Result<(), CompleteError>) {}
+
+        fn landed(&mut self, _: Peer, _: u32) {}
+
+        fn message(&mut self, _: Peer, bytes: Untrusted<'_>) {
+            let mut copy = vec![0; bytes.len()];
+            bytes.copy_out(&mut copy);
+            self.0.push((bytes.as_ptr() as usize, copy));
+        }
+
+        fn peer_down(&mut self, _: Peer, why: PeerError) {
+            panic!("{why}");
+        }
+    }
+
+    let longest = lane::max_message(64);
+    let [mut a, mut b] = couple(ShmConfig { max_message: longest, ..tiny() });
+    let bytes = Random(0x5eed_a119).bytes(longest);
+    let mut places = Places(Vec::new());
+    for head in 0..=100 {
+        for body in [0, 1, 64, 65, 80, 81, 1000, longest - head] {
+            let (front, back) = bytes[..head + body].split_at(head);
+            let posted = a.post_message(PEER, front, Untrusted::from_slice(back), 0);
+            assert_eq!(
+                posted,
+                Ok(Posted::Done),
+                "{head} and {body} bytes, the lane empty but for what is held back"
+            );
+            b.poll(32, &mut places);
+            let (at, came) = places.0.pop().unwrap();
+            assert_eq!(came, bytes[..head + body], "{head} and {body} bytes");
+            if body > 64 && head <= 48 {
+                assert_eq!((at + head) % 64, 0, "{head} and {body} bytes");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_full_lane_says_again_changes_nothing_and_goes_on() {
     let [mut a, mut b] = couple(tiny());
     let mut sent = 0u32;
