@@ -107,14 +107,16 @@ impl Histogram {
         if self.longest > 0 {
             last = self.longest as f64;
         }
-        let at = |quantile| sorted.value_at_quantile(quantile) as f64 / 1000.0;
+        // Buckets have a width, and alike samples are spread: neither makes a percentile that nothing was as short or as long as.
+        let (min, max) = (picos(first.min(last)), picos(last));
+        let at = |quantile| sorted.value_at_quantile(quantile).clamp(min, max) as f64 / 1000.0;
         Some(Latency {
-            min: picos(first) as f64 / 1000.0,
+            min: min as f64 / 1000.0,
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: picos(last) as f64 / 1000.0,
+            max: max as f64 / 1000.0,
         })
     }
 }
@@ -169,6 +171,23 @@ mod tests {
         }
         histogram.clear();
         assert_eq!(histogram.summary(&clock, 1.0), None);
+    }
+
+    #[test]
+    fn no_percentile_is_below_the_shortest_or_above_the_longest() {
+        let clock = Clock::stepping(26);
+        let mut histogram = Histogram::new();
+        for sample in 0..2000u64 {
+            histogram.clear();
+            // One duration or several alike, or of either kind of bucket.
+            for n in 0..=sample % 4 {
+                let spread = if sample % 3 == 0 { 0 } else { n * sample * 37 };
+                histogram.record(1 + sample * sample / 7 + spread);
+            }
+            let got = histogram.summary(&clock, 2.0).unwrap();
+            let all = [got.min, got.p50, got.p90, got.p99, got.p999, got.max];
+            assert!(all.is_sorted(), "{sample}: {all:?}");
+        }
     }
 
     #[test]
