@@ -12,7 +12,8 @@
 //!   is divided by all that came in it.
 //! - A trial of the lane whose sender puts nothing into it is given up.
 //!
-//! Times are in nanoseconds per KiB, each new one counting as much as all before.
+//! Times are in nanoseconds per KiB. A shorter one counts as much as what was known; a longer one an eighth, because this thread may have
+//! lost its processor meanwhile, and where it is much longer the next payload is measured as well.
 
 /// The ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ const ENOUGH: u32 = 16;
 /// How many times as slow as the other a way is taken to be, at most.
 const WORST: u64 = 8;
 
-/// How many times what was known one measure counts, at most: this thread may have lost its processor meanwhile.
+/// How many times what was known one measure counts, at most.
 const OUTLIER: u64 = 2;
 
 /// What a trial of the lane is waited for while nothing is known of the kernel, in nanoseconds per KiB.
@@ -175,10 +176,12 @@ impl Class {
         self.cost[by as usize] = match (known, other) {
             (0, 0) => cost,
             (0, other) => cost.min(WORST * other),
-            (known, _) => known.midpoint(cost.min(OUTLIER * known)),
+            (known, _) if cost <= known => known.midpoint(cost),
+            (known, _) => known + (cost.min(OUTLIER * known) - known).div_ceil(8),
         };
         if by == self.by {
-            self.measure = AGAIN;
+            let worse = known != 0 && cost > known + known / 4;
+            self.measure = if worse { 0 } else { AGAIN };
         } else {
             self.tried_out();
         }

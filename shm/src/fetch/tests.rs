@@ -104,7 +104,8 @@ fn a_link_that_changes_is_followed_within_a_few_hundred_payloads() {
         link.takes = takes;
         let slow = usize::from(takes[0] < takes[1]);
         let went = link.one_by_one(LEN, 2000);
-        assert!(went[slow] < 700, "{takes:?}: {went:?}");
+        // What is in use is seen to be slower at once; what is not, when it is tried.
+        assert!(went[slow] < [700, 100][slow], "{takes:?}: {went:?}");
         let went = link.one_by_one(LEN, 2000);
         assert!(went[slow] <= few(2000, 1), "{takes:?}, later: {went:?}");
     }
@@ -117,10 +118,10 @@ fn an_interruption_now_and_then_changes_little() {
     let mut link = Link::new(96_000, 57_000);
     let mut went = 0;
     for _ in 0..10_000 {
-        link.takes = if random.below(50) == 0 { [4_000_000; 2] } else { [96_000, 57_000] };
+        link.takes = if random.below(50) == 0 { [4_000_000; 2] } else { [96_000, 80_000] };
         went += link.one_by_one(LEN, 1)[0];
     }
-    assert!(went < 1500, "seed {seed:#x}: {went} of 10,000 went the slower way");
+    assert!(went < 400, "seed {seed:#x}: {went} of 10,000 went the slower way");
 }
 
 #[test]
