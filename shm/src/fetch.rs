@@ -10,7 +10,7 @@
 //!   some 3 % at most.
 //! - A copy of the kernel takes as long as its call. Through the lane several come at once, so there the time in which any was on its way
 //!   is divided by all that came in it.
-//! - A trial of the lane whose sender puts nothing into it is given up.
+//! - A trial of the lane whose sender puts nothing into it is given up by the payloads that follow; those already asked for wait.
 //!
 //! Times are in nanoseconds per KiB. A shorter one counts as much as what was known; a longer one an eighth, because this thread may have
 //! lost its processor meanwhile, and where it is much longer the next payload is measured as well.
@@ -74,7 +74,7 @@ struct Class {
     measure: u32,
     /// Payloads of the trial, while there is one.
     tried: u32,
-    /// Trials so far, up to as many as there are steps of patience.
+    /// Trials so far: the step of [`PATIENCE`].
     trials: u8,
     /// Payloads on their way through the lane.
     open: u32,

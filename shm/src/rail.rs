@@ -26,8 +26,8 @@ use crate::staged;
 /// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
 const MAX_RMA: usize = 1 << 30;
 
-/// From this length on the body of a message begins with a cell, in bytes: copied line by line, 96 bytes arrive a third sooner and 4 KiB a
-/// tenth, and twice as many messages of 96 bytes pass in a second. Shorter ones come as soon where they follow the head.
+/// From this length on the body of a message begins with a cell, in bytes. Between processors that share a cache 96 bytes arrive a third
+/// sooner so and 4 KiB a tenth, and twice as many messages of 96 bytes pass in a second. Shorter bodies come as soon behind the head.
 const ALIGN_FROM: usize = CELL + 1;
 
 /// Waits no shorter than this are as long as waits can be: one that a clock can count.
