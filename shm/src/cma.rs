@@ -2,7 +2,7 @@
 //! system call per gibibyte or so; nothing allocates, nothing waits for the peer.
 //!
 //! A process is named by its number here, which the kernel may give to another once it is gone: callers look at its
-//! pidfd and socket first.
+//! pidfd and socket, now or just before.
 
 use std::ptr::NonNull;
 

@@ -178,3 +178,29 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     let kernel = ways.iter().filter(|way| **way == Posted::Done).count();
     assert!(kernel < 40, "{kernel} of 600 by the kernel, which takes longer");
 }
+
+#[test]
+fn a_link_that_was_cut_is_found_out_before_its_process_can_be_another() {
+    let clock = clock(0);
+    let mut ends = Ends::new(&clock, ShmConfig::default());
+    if !ends.direct() {
+        return;
+    }
+    let key = ends.key;
+    let Ends { rails: [mut reader, other], memory, .. } = ends;
+    let mut back = vec![0; LEN];
+    let mut read = || {
+        let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
+        // SAFETY: `back` outlives the read, which is over at once; `memory` is there to the end.
+        unsafe { reader.post_read(PEER, into, Remote { key, offset: 0 }, 1) }
+    };
+    assert_eq!(read(), Ok(Posted::Done));
+    drop(other);
+    clock.now.store(999_999, Ordering::Relaxed);
+    assert_eq!(read(), Ok(Posted::Done), "its process is known to be the same");
+    clock.now.store(1_000_000, Ordering::Relaxed);
+    assert_eq!(read(), Err(PostError::PeerDown));
+    clock.now.store(1_000_001, Ordering::Relaxed);
+    assert_eq!(read(), Err(PostError::PeerDown), "nor is it taken for alive afterwards");
+    drop(memory);
+}

@@ -1,5 +1,5 @@
 //! Moving data: where the two kinds of memory and the three ways to reach it part. Nothing here allocates or blocks; a
-//! direct copy is two system calls, one of which looks whether the process is still the one that we met.
+//! direct copy is one system call, and once in a while another that looks whether the process is still the one that we met.
 
 use std::ptr::NonNull;
 
@@ -91,7 +91,8 @@ impl<H: Host> ShmRail<H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let full = self.ended.len() >= MAX_ENDED;
-        let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let attached = attached.ok_or(PostError::PeerDown)?;
         if attached.cma {
             if full {
                 return Err(PostError::Again);
@@ -100,7 +101,7 @@ impl<H: Host> ShmRail<H> {
                 attached.reserve(1)?;
             }
             // SAFETY: the local side is the caller's promise.
-            match unsafe { direct(attached, way, local, address) } {
+            match unsafe { direct(attached, way, local, address, &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
                         // SAFETY: one cell was reserved above. The kernel's copy was made by this processor before.
@@ -186,7 +187,8 @@ impl<H: Host> ShmRail<H> {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        let Some(attached) = self.attached(peer) else { return Some(Err(PostError::PeerDown)) };
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let Some(attached) = attached else { return Some(Err(PostError::PeerDown)) };
         if attached.blocked {
             // A staged write is under way: what is copied now would overtake it.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
@@ -204,7 +206,7 @@ impl<H: Host> ShmRail<H> {
             return None;
         }
         // SAFETY: the local side is the caller's promise.
-        match unsafe { direct(attached, way, local, import.base + remote.offset) } {
+        match unsafe { direct(attached, way, local, import.base + remote.offset, &self.host) } {
             Ok(()) => Some(Ok(())),
             Err(CmaError::Refused) => None,
             Err(CmaError::Gone) => Some(Err(PostError::PeerDown)),
@@ -265,10 +267,16 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
 ///
 /// # Safety
 /// `local` is valid, for reads or writes by `way`.
-unsafe fn direct(attached: &mut Attached, way: Way, local: Local, address: u64) -> Result<(), CmaError> {
-    let remote = attached.remote.as_ref().ok_or(CmaError::Refused)?;
+unsafe fn direct(
+    attached: &mut Attached,
+    way: Way,
+    local: Local,
+    address: u64,
+    host: &impl Host,
+) -> Result<(), CmaError> {
+    let remote = attached.remote.as_mut().ok_or(CmaError::Refused)?;
     // The kernel may have given its number to another process.
-    if !remote.lives() {
+    if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
     // SAFETY: the caller's promise.
