@@ -320,9 +320,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         &self.state.config
     }
 
-    /// The counters.
+    /// The counters. Slow path: some are kept by peer.
     pub fn stats(&self) -> Stats {
-        self.state.stats
+        let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
+        Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
     }
 
     /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how many events came in.

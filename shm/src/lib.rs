@@ -66,6 +66,7 @@ mod config;
 mod control;
 mod display;
 mod doorbell;
+mod due;
 mod fetch;
 pub mod gpu;
 mod handshake;

@@ -309,6 +309,12 @@ impl Attached {
         count
     }
 
+    /// Whether [`ring`](Attached::ring) does without a fence.
+    #[inline(always)]
+    pub(crate) fn is_light(&self) -> bool {
+        self.remote.as_ref().is_none_or(|remote| remote.light)
+    }
+
     /// Wakes the peer if it sleeps.
     #[inline(always)]
     pub(crate) fn ring<H: Host>(&self, host: &H) {

@@ -15,6 +15,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use crate::cma::Way;
 use crate::config::ShmConfig;
 use crate::doorbell::{Bell, Doorbell};
+use crate::due::Due;
 use crate::handshake::{HandshakeError, Link, Profile};
 use crate::lane::{self, CELL, PAYLOAD, cells_for};
 use crate::peer::{self, Attached, Sizes};
@@ -74,7 +75,7 @@ pub struct ShmRail<H: Host> {
     /// Where in `active` the next pass begins.
     first: usize,
     /// Peers to be rung by the next flush.
-    due: Vec<Peer>,
+    due: Due,
     /// Ends still to be reported.
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
@@ -106,7 +107,7 @@ impl<H: Host> ShmRail<H> {
             peers: (0..peers).map(|_| None).collect(),
             active: Vec::with_capacity(peers),
             first: 0,
-            due: Vec::with_capacity(peers),
+            due: Due::new(peers),
             ended: VecDeque::with_capacity(MAX_ENDED + STAGED),
             regions: Regions::new(config.max_regions),
             polls: Vec::with_capacity(2 * peers),
@@ -207,9 +208,7 @@ impl<H: Host> ShmRail<H> {
 
     /// Rings a peer at the end of the pass.
     pub(crate) fn mark_due(&mut self, peer: Peer) {
-        if let Some(attached) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) {
-            mark(&mut self.due, attached, peer);
-        }
+        self.due.insert(peer);
     }
 
     /// Whether a peer is attached and not given up.
@@ -243,13 +242,10 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Notes that a peer is to be rung. The list has room for every peer, once.
+/// Rings a peer, at once if that is no more than a look at its doorbell; if it takes a fence, at the end of the pass for all that it brought.
 #[inline(always)]
-fn mark(due: &mut Vec<Peer>, attached: &mut Attached, peer: Peer) {
-    if !attached.due {
-        attached.due = true;
-        due.push(peer);
-    }
+fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
+    if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
 }
 
 impl<H: Host> Rail for ShmRail<H> {
@@ -361,7 +357,7 @@ impl<H: Host> Rail for ShmRail<H> {
             self.ended.push_back((cx, CompleteError::PeerDown));
         }
         self.active.retain(|other| *other != peer);
-        self.due.retain(|other| *other != peer);
+        self.due.remove(peer);
         // What is about to be unmapped.
         self.regions.remove_common(peer);
     }
@@ -430,7 +426,7 @@ impl<H: Host> Rail for ShmRail<H> {
             copy_message(body.as_ptr(), message.add(head.len()), body.len());
             attached.out.publish(cells, record::header(MESSAGE | (gap as u32) << GAP_SHIFT, len as u32));
         }
-        mark(&mut self.due, attached, peer);
+        tell(&mut self.due, &self.host, attached, peer);
         Ok(Posted::Done)
     }
 
@@ -451,15 +447,15 @@ impl<H: Host> Rail for ShmRail<H> {
             let i = if self.first + i >= n { self.first + i - n } else { self.first + i };
             let peer = self.active[i];
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
-            let was_due = attached.due;
             if attached.is_up() {
                 count += attached.consume(peer, budget - count, &self.regions, &self.host, sink);
             }
             if attached.has_chores() {
                 count += attached.chores(peer, budget - count, &self.regions, sink);
             }
-            if attached.due && !was_due {
-                self.due.push(peer);
+            if attached.due {
+                attached.due = false;
+                self.due.insert(peer);
             }
         }
         self.first += 1;
@@ -469,12 +465,11 @@ impl<H: Host> Rail for ShmRail<H> {
 
     #[inline]
     fn flush(&mut self) {
-        while let Some(peer) = self.due.pop() {
-            if let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() {
-                attached.due = false;
+        self.due.take_each(|peer| {
+            if let Some(attached) = self.peers[usize::from(peer.0)].as_deref() {
                 attached.ring(&self.host);
             }
-        }
+        });
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {

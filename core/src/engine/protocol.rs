@@ -146,6 +146,13 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub stats: ProtocolStats,
 }
 
+impl<const RAILS: usize> Protocol<'_, RAILS> {
+    /// Messages that were sent at once to peers that are still known.
+    pub(super) fn at_once(&self) -> u64 {
+        self.accounts.iter().map(|account| account.at_once).sum()
+    }
+}
+
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol, and the
     /// peer counts as failed. Both ends of a connection do it, with the same [`MatchConfig`]. Slow path; allocates nothing.
@@ -223,7 +230,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// The counters of two-sided messages; zero where there are none.
     pub fn matching_stats(&self) -> ProtocolStats {
         match &self.state.protocol {
-            Some(protocol) => ProtocolStats { matching: protocol.matcher.stats(), ..protocol.stats },
+            Some(protocol) => ProtocolStats {
+                eager: protocol.stats.eager + protocol.at_once(),
+                matching: protocol.matcher.stats(),
+                ..protocol.stats
+            },
             None => ProtocolStats::default(),
         }
     }

@@ -5,10 +5,27 @@ use crate::sync::seq::Seq;
 use super::list::{Fifo, NONE};
 use super::window::Window;
 
-/// The state of one (context, peer). Whole cache lines, so that the index is a shift.
+/// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a message which is sent at once stores is
+/// in the first.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub struct Stream {
+    /// The number that the next post takes.
+    pub(crate) next: Seq,
+    /// The number after the last silent operation that took no slot.
+    pub(crate) silent_end: Seq,
+    /// Everything below is applied at the peer.
+    pub(crate) acked: Seq,
+    /// The cursor that the peer was told last.
+    pub(crate) ack_sent: Seq,
+    /// Passes since an acknowledgement has been owed.
+    pub(crate) age: u32,
+    /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
+    pub(crate) open: u32,
+    /// The first operation that is not wholly posted.
+    pub(crate) unposted: u32,
+    /// Posts of silent operations that took no slot whose end has not been reported.
+    pub(crate) silent_posts: u32,
     pub(crate) peer: u16,
     /// Of the peer.
     pub(crate) generation: u16,
@@ -17,47 +34,32 @@ pub struct Stream {
     pub(crate) live: bool,
     /// It is, and has asked to be told of nothing that is yet to come: a tagged message makes no haste to be acknowledged.
     pub(crate) unhurried: bool,
-    /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
-    pub(crate) open: u32,
-    /// The first operation that is not wholly posted.
-    pub(crate) unposted: u32,
-    /// Operations in order of issue, from acceptance to acknowledgement.
-    pub(crate) ops: Fifo,
-    /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
-    pub(crate) closing: Fifo,
-    /// The number that the next post takes.
-    pub(crate) next: Seq,
-    /// Everything below is applied at the peer.
-    pub(crate) acked: Seq,
-    /// The tag of posts of its silent operations that took no slot, but for the bytes: an [`Owner::Stream`](super::wire::Owner).
-    pub(crate) tag: u64,
     /// Silent operations that took no slot are on their way: together they count as one open operation.
     pub(crate) silent: bool,
-    /// Posts of such operations whose end has not been reported.
-    pub(crate) silent_posts: u32,
-    /// The number after the last of them.
-    pub(crate) silent_end: Seq,
     /// The writes of the next operation wait for everything before them.
     pub(crate) fence: bool,
     /// An acknowledgement is wanted soon; ask for it.
     pub(crate) ask: bool,
-    /// What was asked for last.
-    pub(crate) asked: Seq,
-    /// Operations without a report that failed.
-    pub(crate) lost: u32,
-
-    pub(crate) window: Window,
-    /// The cursor that the peer was told last.
-    pub(crate) ack_sent: Seq,
-    /// The peer wants to be told as soon as the cursor is here.
-    pub(crate) ack_wanted: Seq,
-    /// Passes since an acknowledgement has been owed.
-    pub(crate) age: u32,
-
     /// On the due list.
     pub(crate) due: bool,
+
     pub(crate) due_next: u32,
+    /// Operations in order of issue, from acceptance to acknowledgement.
+    pub(crate) ops: Fifo,
+    /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
+    pub(crate) closing: Fifo,
+    /// The tag of posts of its silent operations that took no slot, but for the bytes: an [`Owner::Stream`](super::wire::Owner).
+    pub(crate) tag: u64,
+    /// What was asked for last.
+    pub(crate) asked: Seq,
+    /// The peer wants to be told as soon as the cursor is here.
+    pub(crate) ack_wanted: Seq,
+    /// Operations without a report that failed.
+    pub(crate) lost: u32,
+    pub(crate) window: Window,
 }
+
+const _: () = assert!(core::mem::offset_of!(Stream, due) < 64 && size_of::<Stream>() <= 192);
 
 impl Stream {
     /// Memory for a stream, before an engine sets it up.

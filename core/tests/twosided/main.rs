@@ -4,6 +4,7 @@
 mod support;
 
 mod basics;
+mod carried;
 mod churn;
 mod device;
 mod flood;

@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use fishplate_core::mem::{Region, RegionKind};
+use fishplate_core::mem::{Region, RegionKind, Untrusted};
 use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
 use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::host::SpinHost;
@@ -125,4 +125,23 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
         }
     }
     assert!(ends[0] > 10 && ends[1..] == [1, 1], "{ends:?}");
+}
+
+#[test]
+fn a_sleeper_is_rung_at_once_or_where_that_takes_a_fence_by_the_next_flush() {
+    let host = SpinHost::new(1);
+    for membarrier in [false, true] {
+        let [mut a, b] = couple(ShmConfig { membarrier, ..ShmConfig::default() });
+        let bell = b.bell();
+        for message in [true, false] {
+            let _announced = bell.prepare(&host);
+            match message {
+                true => drop(a.post_message(PEER, &[1; 8], Untrusted::from_slice(&[]), 0).unwrap()),
+                false => a.land(PEER, 1).unwrap(),
+            }
+            assert_eq!(asleep(&bell), !(membarrier && message), "membarrier {membarrier}, message {message}");
+            a.flush();
+            assert!(!asleep(&bell), "membarrier {membarrier}, message {message}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use fishplate_core::mem::Peer;
 use fishplate_core::rail::{Local, Posted, Remote};
 use fishplate_core::sync::host::Host;
 
-use super::{MAX_ENDED, MAX_RMA, ShmRail, mark};
+use super::{MAX_ENDED, MAX_RMA, ShmRail, tell};
 use crate::cma::{self, CmaError, Way};
 use crate::fetch::By;
 use crate::peer::Attached;
@@ -69,7 +69,7 @@ impl<H: Host> ShmRail<H> {
         if let Some(data) = data {
             // SAFETY: one cell was reserved above. Edge `lane.stamp` carries the data copied before.
             unsafe { attached.out.publish(1, record::header(LANDED, data)) };
-            mark(&mut self.due, attached, peer);
+            tell(&mut self.due, &self.host, attached, peer);
         }
         Ok(Posted::Done)
     }

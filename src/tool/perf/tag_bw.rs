@@ -50,7 +50,7 @@ fn stream<R: Rail, const RAILS: usize>(
     histogram: &mut Histogram,
 ) -> Outcome<u64> {
     let (clock, deadline_ns) = (seat.clock, leg.deadline_ns());
-    let (stride, slots, per_window) = (stride(leg), leg.slots() as usize, leg.per_window());
+    let (stride, per_window) = (stride(leg), leg.per_window());
     if count == 0 {
         return Ok(0);
     }
@@ -59,13 +59,14 @@ fn stream<R: Rail, const RAILS: usize>(
     let mut pending = 0;
     for window in 0..count / per_window {
         for k in 0..per_window {
-            let slot = k as usize % slots;
+            // Checked, a window has as many messages as there are slots.
+            let at = SLOTS_AT + k as usize * stride;
             if leg.check {
                 let pattern = Pattern::new(leg.seed, STREAM, first + window * per_window + k);
                 // SAFETY: the slots lie inside the buffer; the window before was answered, so nothing reads them now.
-                unsafe { pattern.fill(seat.bytes.as_ptr().add(SLOTS_AT + slot * stride), leg.size) };
+                unsafe { pattern.fill(seat.bytes.as_ptr().add(at), leg.size) };
             }
-            pending += u64::from(seat.send(STREAM, SLOTS_AT + slot * stride, leg.size, deadline_ns)?);
+            pending += u64::from(seat.send(STREAM, at, leg.size, deadline_ns)?);
             // As many as the window are under way.
             if pending >= leg.window {
                 seat.sent(1, deadline_ns)?;
@@ -95,13 +96,17 @@ fn stream<R: Rail, const RAILS: usize>(
 #[inline(never)]
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
     let deadline_ns = leg.deadline_ns();
-    let (stride, slots, per_window) = (stride(leg), leg.slots(), leg.per_window());
+    let (stride, slots, per_window) = (stride(leg) as u64, leg.slots(), leg.per_window());
     let mut tally = Tally::default();
     let total = leg.warmup + leg.iters;
+    // Where the next receive goes: the slots in turn, without a division for each message.
+    let mut next = 0;
+    let behind = |at: u64| if at + stride == slots * stride { 0 } else { at + stride };
     let (mut posted, mut got, mut idle) = (0, 0, 0u32);
     while posted < total.min(leg.window.min(super::seat::RECEIVES as u64 / 2)) {
-        post(seat, leg, posted, posted % slots * stride as u64)?;
+        post(seat, leg, posted, next)?;
         posted += 1;
+        next = behind(next);
     }
     seat.send(ANSWER, 0, 0, deadline_ns)?;
     while got < total {
@@ -118,7 +123,7 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
         }
         if leg.check {
             // Messages match in the order sent: the receive posted as this number got this number.
-            let at = SLOTS_AT + (number % slots) as usize * stride;
+            let at = SLOTS_AT + (number % slots * stride) as usize;
             let pattern = Pattern::new(leg.seed, STREAM, number);
             // SAFETY: the slots lie inside the buffer, and the receive is over.
             let whole = unsafe { pattern.verify(seat.bytes.as_ptr().add(at), leg.size) };
@@ -127,8 +132,9 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
         }
         got += 1;
         if posted < total {
-            post(seat, leg, posted, posted % slots * stride as u64)?;
+            post(seat, leg, posted, next)?;
             posted += 1;
+            next = behind(next);
         }
         let answers = match leg.check {
             true => got % per_window == 0,

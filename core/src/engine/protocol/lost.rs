@@ -96,7 +96,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         for context in 0..self.config.contexts as u32 {
-            protocol.accounts[(context * peers + peer as u32) as usize] = Account::EMPTY;
+            let account = &mut protocol.accounts[(context * peers + peer as u32) as usize];
+            protocol.stats.eager += account.at_once;
+            self.stats.posted += account.at_once;
+            *account = Account::EMPTY;
         }
     }
 }

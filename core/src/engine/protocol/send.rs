@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
 use crate::rail::{Posted, Rail, RailKey};
-use crate::sync::seq::{Seq, truncate};
+use crate::sync::seq::truncate;
 
 use super::super::list::NONE;
 use super::super::pending::{Kind, PendingSlot};
@@ -54,7 +54,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
     #[doc(alias = "fi_tsend")]
-    #[inline]
+    #[inline(always)]
     pub fn send(
         &mut self,
         context: ContextId,
@@ -141,7 +141,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
         }
-        state.sent_eagerly(stream, seq, cursor);
+        state.sent_at_once(stream);
         self.flush();
         Some(Issued::Done { value: len as u64 })
     }
@@ -251,8 +251,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
             return Err(OpError::Again);
         }
-        let (seq, cursor) = (s.next, s.window.expected());
-        let head = Head { seq: seq.to_wire(), ..Head::tagged(head::TAGGED, s.context, tag) };
+        let head = Head { seq: s.next.to_wire(), ..Head::tagged(head::TAGGED, s.context, tag) };
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         let (mut out, payload) = ([0; LONGEST], Untrusted::from_slice(bytes));
         match self.post_headed(stream, to.index, head, &mut out, head::HEAD, payload, owner) {
@@ -266,7 +265,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Err(OpError::Again);
             }
         }
-        self.state.sent_eagerly(stream, seq, cursor);
+        self.state.sent_at_once(stream);
         self.flush();
         Ok(Issued::Done { value: bytes.len() as u64 })
     }
@@ -365,22 +364,34 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A message with its payload has taken this number and a credit, and told of the cursor and of all credits given back. No slot
+    /// A message with its payload has taken the next number and a credit, and told of the cursor and of all credits given back. No slot
     /// follows it: the stream itself is open until it is acknowledged.
+    ///
+    /// Few lines are written, each in one go, and none that does not change. A store to the lane waits until its line has come from the
+    /// consumer; the processor asks for the line of the message behind it meanwhile, unless stores to more than a few others lie between.
     #[inline(always)]
-    fn sent_eagerly(&mut self, stream: u32, seq: Seq, cursor: Seq) {
+    fn sent_at_once(&mut self, stream: u32) {
+        let s = &mut self.streams[stream as usize];
+        let cursor = s.window.expected();
+        let mut tells = s.ack_sent != cursor;
         if let Some(protocol) = &mut self.protocol {
             let account = &mut protocol.accounts[stream as usize];
             account.sent = account.sent.wrapping_add(1);
-            account.told = account.returned;
-            protocol.stats.eager += 1;
+            account.at_once += 1;
+            tells |= account.owed() != 0;
+            if tells {
+                account.told = account.returned;
+            }
         }
-        self.stats.posted += 1;
-        let s = &mut self.streams[stream as usize];
-        s.ack_sent = cursor;
-        s.age = 0;
-        s.next = seq.plus(1);
-        self.open += s.silent_until_next();
+        // While nothing is owed, no pass has counted.
+        if tells {
+            (s.ack_sent, s.age) = (cursor, 0);
+        }
+        s.next = s.next.plus(1);
+        s.silent_end = s.next;
+        if !s.silent {
+            self.open += s.silent_until_next();
+        }
     }
 
     /// Where the payload of a send lies.

@@ -178,7 +178,10 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
 ///
 /// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours at the peer, `kept` and
 /// `returned` count the peer's here. A header is used from its request to send until the answer, so it needs no count on the wire.
+///
+/// A cache line, so that the index is a shift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(64))]
 pub struct Account {
     /// Messages with a payload sent, and how many of their credits came back.
     pub(crate) sent: u32,
@@ -191,12 +194,15 @@ pub struct Account {
     /// Credits of the peer given back, and of how many it was told.
     pub(crate) returned: u32,
     pub(crate) told: u32,
+    /// Messages that were sent at once, since the peer was connected: a counter of the engine's, kept beside what such a message
+    /// stores anyway.
+    pub(crate) at_once: u64,
 }
 
 impl Account {
     /// Nothing used.
     pub const EMPTY: Account =
-        Account { sent: 0, freed: 0, asked: 0, kept: 0, headers: 0, returned: 0, told: 0 };
+        Account { sent: 0, freed: 0, asked: 0, kept: 0, headers: 0, returned: 0, told: 0, at_once: 0 };
 
     /// Credits in use.
     #[inline(always)]
