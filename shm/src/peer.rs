@@ -58,7 +58,7 @@ pub(crate) struct Attached {
     max_message: usize,
     /// Nothing may be posted: see [`refusal`](Attached::refusal).
     pub(crate) blocked: bool,
-    /// It has something to look at: [`Rail::flush`](fishplate_core::rail::Rail::flush) rings.
+    /// The pass has something for it to look at, and rings it at its end.
     pub(crate) due: bool,
     imports: Box<[Option<Import>]>,
     pub(crate) staged: Staged,

@@ -53,7 +53,7 @@ const MAX_ENDED: usize = 64;
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
 ///
 /// Everything posted to one peer arrives in the order posted. What a post puts into a lane is visible at once; a peer
-/// that *sleeps* is woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll). A peer that dies is seen by
+/// that *sleeps* is woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that dies is seen by
 /// `check_peers`, which reports what it had still sent, then that it is down, then the end of every post to it. Its memory
 /// stays mapped until it is detached, so pointers into it stay good until then.
 ///
@@ -242,7 +242,8 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Rings a peer, at once if that is no more than a look at its doorbell; if it takes a fence, at the end of the pass for all that it brought.
+/// Rings a peer: at once if that is no more than a look at its doorbell, or else at the end of the pass, with one fence for all that was
+/// posted.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }

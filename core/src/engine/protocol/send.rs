@@ -54,6 +54,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
     #[doc(alias = "fi_tsend")]
+    // Out of line, what it saves on the stack is among what lies between two messages: see `sent_at_once`.
     #[inline(always)]
     pub fn send(
         &mut self,
