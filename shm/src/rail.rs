@@ -203,7 +203,7 @@ impl<H: Host> ShmRail<H> {
 
     #[inline(always)]
     fn attached(&mut self, peer: Peer) -> Option<&mut Attached> {
-        self.peers.get_mut(usize::from(peer.0))?.as_deref_mut()
+        find(&mut self.peers, peer)
     }
 
     /// Rings a peer at the end of the pass.
@@ -240,6 +240,12 @@ impl<H: Host> ShmRail<H> {
         }
         count
     }
+}
+
+/// An attached peer; beside [`ShmRail::attached`] for those who need other parts of the rail meanwhile.
+#[inline(always)]
+fn find(peers: &mut [Option<Box<Attached>>], peer: Peer) -> Option<&mut Attached> {
+    peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
 /// Rings a peer: at once if that is no more than a look at its doorbell, or else at the end of the pass, with one fence for all that was
@@ -407,8 +413,7 @@ impl<H: Host> Rail for ShmRail<H> {
         body: Untrusted<'_>,
         _cx: u64,
     ) -> Result<Posted, PostError> {
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
-        let attached = attached.ok_or(PostError::PeerDown)?;
+        let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         if attached.blocked {
             return Err(attached.refusal());
         }

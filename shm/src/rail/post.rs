@@ -8,7 +8,7 @@ use fishplate_core::mem::Peer;
 use fishplate_core::rail::{Local, Posted, Remote};
 use fishplate_core::sync::host::Host;
 
-use super::{MAX_ENDED, MAX_RMA, ShmRail, tell};
+use super::{MAX_ENDED, MAX_RMA, ShmRail, find, tell};
 use crate::cma::{self, CmaError, Way};
 use crate::fetch::By;
 use crate::peer::Attached;
@@ -91,8 +91,7 @@ impl<H: Host> ShmRail<H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let full = self.ended.len() >= MAX_ENDED;
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
-        let attached = attached.ok_or(PostError::PeerDown)?;
+        let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         if attached.cma {
             if full {
                 return Err(PostError::Again);
@@ -187,8 +186,7 @@ impl<H: Host> ShmRail<H> {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
-        let Some(attached) = attached else { return Some(Err(PostError::PeerDown)) };
+        let Some(attached) = find(&mut self.peers, peer) else { return Some(Err(PostError::PeerDown)) };
         if attached.blocked {
             // A staged write is under way: what is copied now would overtake it.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
@@ -231,8 +229,7 @@ fn resolve(
     len: usize,
     remote: Remote,
 ) -> Result<(&mut Attached, Place), PostError> {
-    let attached = peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
-    let attached = attached.ok_or(PostError::PeerDown)?;
+    let attached = find(peers, peer).ok_or(PostError::PeerDown)?;
     if attached.blocked {
         return Err(attached.refusal());
     }
