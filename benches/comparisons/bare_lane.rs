@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Instant;
 
 use fishplate_core::mem::copy_message;
+use fishplate_sys::affinity;
 
 /// Words of a line.
 const LINE: usize = 8;
@@ -125,13 +126,6 @@ fn ping_pong(way: Way, pauses: u32, here: usize, there: usize) -> f64 {
     })
 }
 
-/// Keeps this thread on one processor.
 fn pin(processor: usize) {
-    // SAFETY: an empty set is all zeros; the macro stays inside of it, and the call reads it.
-    let result = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(processor, &mut set);
-        libc::sched_setaffinity(0, size_of_val(&set), &set)
-    };
-    assert_eq!(result, 0, "cannot run on processor {processor}: {}", std::io::Error::last_os_error());
+    affinity::pin(processor).unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
 }

@@ -14,10 +14,17 @@
 //!
 //! # Stale stamps
 //!
-//! A cell that was in the middle of a record holds payload where a stamp would be, and payload can be anything. So
-//! [`Producer::publish`] looks at the cell *behind* the new record, where the consumer will look next, and if it
-//! happens to hold the stamp of that position, clears it before the record becomes visible. That cell must not be in use,
-//! which is why a lane of n cells holds n - 1.
+//! A cell that was in the middle of a record holds payload where a stamp would be, and payload can be anything. So the cell
+//! *behind* a record, where the consumer will look next, is cleared of a stamp that it happens to hold before the record becomes
+//! visible. That cell must not be in use, which is why a lane of n cells holds n - 1.
+//!
+//! # Claimed cells
+//!
+//! A line that the consumer has read has to be taken back from it before it can be written, and stores wait for that in the order of
+//! the program: a record that needs one such line, with a few dozen stores elsewhere before the next, waits a whole transfer, however
+//! long before the line was prefetched for writing. Lines that are stored to in a row are asked for together (`bare-stream` in
+//! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the stamps of the next free cells in one go,
+//! behind the record; those that follow find their lines, and clean cells behind them, in place.
 //!
 //! # Edges
 //!
@@ -197,6 +204,7 @@ pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u
         mask: u64::from(outgoing.cells) - 1,
         at: start,
         freed: start,
+        claimed: start.wrapping_add(1),
         cursor: &raw const incoming.header().freed.0,
     };
     let consumer = Consumer {
@@ -235,6 +243,9 @@ pub(crate) struct Producer {
     at: u64,
     /// The consumer's cursor as last loaded.
     freed: u64,
+    /// The cells from `at` to below here hold no stamp that the consumer could be waiting for. Always beyond `at`, and never beyond what
+    /// `freed` allows.
+    claimed: u64,
     cursor: *const AtomicU64,
 }
 
@@ -257,10 +268,13 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// How many cells before they are needed lines are asked for, to be written and to be read: a transfer takes as long as a few
-/// short records do. Constants, so that the address is known before the record in between has arrived.
-const WRITE_AHEAD: u64 = 4;
-const READ_AHEAD: u64 = 8;
+/// How many cells the producer claims at a time. With half as many, messages of 8 bytes come a little slower, with twice as many no
+/// faster.
+const CLAIMED: u64 = 8;
+
+/// How many cells before it is needed a line is asked for to be read: beyond those that may be claimed and not written yet, which would
+/// have to be claimed again. A constant, so that the address is known before the record in between has arrived.
+const READ_AHEAD: u64 = CLAIMED + 1;
 
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
@@ -294,13 +308,12 @@ impl Producer {
     #[inline(always)]
     pub(crate) unsafe fn publish(&mut self, cells: u64, header: u64) {
         let next = self.at.wrapping_add(cells);
-        // SAFETY: both cells lie in the ring and are reserved for us; stamps are only ever accessed as atomics while
-        // both sides may reach them. Relaxed: ours is the only store there, and edge `lane.stamp` below carries it.
+        if !self.has_claimed(next) {
+            self.clean(next);
+        }
+        // SAFETY: the cell lies in the ring and is reserved for us; stamps are only ever accessed as atomics while both sides may reach
+        // them.
         unsafe {
-            let behind = &*self.cell(next).cast::<AtomicU64>();
-            if behind.load(Ordering::Relaxed) == stamp(next) {
-                behind.store(0, Ordering::Relaxed);
-            }
             let first = self.cell(self.at);
             // Relaxed: edge `lane.stamp` carries it.
             (*first.add(8).cast::<AtomicU64>()).store(header, Ordering::Relaxed);
@@ -308,8 +321,52 @@ impl Producer {
             (*first.cast::<AtomicU64>()).store(stamp(self.at), Ordering::Release);
         }
         self.at = next;
-        // A line that the consumer has read has to be taken back from it before it can be written.
-        prefetch_write(self.cell(next.wrapping_add(WRITE_AHEAD)));
+        // One ahead of when it has to be, so that no short record has to look at the cell behind it.
+        if !self.has_claimed(next.wrapping_add(1)) {
+            self.claim();
+        }
+    }
+
+    /// Whether a cell at or beyond our position holds no stamp, for certain.
+    #[inline(always)]
+    fn has_claimed(&self, position: u64) -> bool {
+        // Within a lane of each other, so the sign tells which is ahead.
+        (position.wrapping_sub(self.claimed) as i64) < 0
+    }
+
+    /// Makes sure that a free cell does not hold the stamp of `position`. It is stored to only if it does: whoever publishes would wait
+    /// for its line.
+    #[inline(always)]
+    fn clean(&mut self, position: u64) {
+        // SAFETY: the cell lies in the ring and is reserved for us: see `reserve`. Relaxed: ours is the only store there, and edge
+        // `lane.stamp` carries it.
+        unsafe {
+            let cell = &*self.cell(position).cast::<AtomicU64>();
+            if cell.load(Ordering::Relaxed) == stamp(position) {
+                cell.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Claims the cells behind the record that was published last: as many as there are, as far as they are free.
+    ///
+    /// Out of line: called once for several short records, its registers would be saved for each.
+    #[cold]
+    #[inline(never)]
+    fn claim(&mut self) {
+        // From our position on: a record longer than what was claimed ends beyond it.
+        let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
+        let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
+        let goal = free.min(1 + CLAIMED);
+        for ahead in claimed..goal {
+            // SAFETY: the cell lies in the ring, and the consumer gave it back: fewer cells than there are lie from `freed` to it.
+            // Relaxed: ours is the only store there, and edge `lane.stamp` of the records that follow carries it.
+            unsafe {
+                let cell = &*self.cell(self.at.wrapping_add(ahead)).cast::<AtomicU64>();
+                cell.store(0, Ordering::Relaxed);
+            }
+        }
+        self.claimed = self.at.wrapping_add(goal);
     }
 
     /// Position of the next record.
@@ -385,19 +442,6 @@ fn prefetch_read(at: *const u8) {
     // SAFETY: a prefetch has no effect that can be seen, whatever the address.
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Asks for a line to be written. As [`prefetch_read`].
-#[inline(always)]
-fn prefetch_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above. The intrinsic becomes a prefetch for reading where the processor is not known to have this one; where it
-    // is missing, it does nothing.
-    unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

@@ -1,5 +1,7 @@
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::testing::Random;
@@ -49,6 +51,38 @@ fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     Some(payload)
 }
 
+/// Two threads that wait for each other: none waits for the other once that has failed, or for longer than a minute.
+struct Together {
+    over: AtomicBool,
+    until: Instant,
+}
+
+impl Together {
+    fn new() -> Self {
+        Together { over: AtomicBool::new(false), until: Instant::now() + Duration::from_secs(60) }
+    }
+
+    /// Tries again until there is something.
+    fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(!self.over.load(Relaxed) && Instant::now() < self.until, "the other end is stuck");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Held by each thread: says that it failed.
+struct Side<'t>(&'t Together);
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        self.0.over.fetch_or(std::thread::panicking(), Relaxed);
+    }
+}
+
 #[test]
 fn any_sequence_of_pushes_and_pops_is_a_queue() {
     for start in [0, u64::MAX - 30, (1 << 63) - 30] {
@@ -72,8 +106,28 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
             } else {
                 assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
             }
+            // At least the cell of the next record is clean, and none is claimed that the consumer may be looking at.
+            let ahead = producer.claimed.wrapping_sub(producer.at);
+            assert!((1..=1 + CLAIMED).contains(&ahead), "{ahead} claimed, seed {seed}");
+            assert!(producer.claimed.wrapping_sub(producer.freed) <= 64, "seed {seed}");
         }
     }
+}
+
+#[test]
+fn short_records_find_their_cells_claimed() {
+    let (_memory, mut producer, mut consumer) = lane(64, 3);
+    let mut claims = 0;
+    for n in 0..1000u64 {
+        let before = producer.claimed;
+        push(&mut producer, &n.to_ne_bytes()).unwrap();
+        claims += u64::from(producer.claimed != before);
+        let known = producer.at + 1 < producer.freed + 64;
+        assert_eq!(producer.has_claimed(producer.at + 1), known, "at record {n}");
+        pop(&mut consumer).unwrap();
+    }
+    // A few more where it is not known yet how much of the lane is free.
+    assert!((1000 / CLAIMED..1000 / CLAIMED * 2).contains(&claims), "{claims}");
 }
 
 #[test]
@@ -114,8 +168,10 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
         assert_eq!(pop(&mut consumer), Some(forged));
         for n in 0..64 + first {
             assert_eq!(consumer.header(), None, "a record out of nothing after {n}");
-            push(&mut producer, &n.to_ne_bytes()).unwrap();
-            assert_eq!(pop(&mut consumer), Some(n.to_ne_bytes().to_vec()));
+            // Of every length, so that they end on cells that are claimed and on those that are not.
+            let payload = vec![n as u8; (n * first % 700) as usize];
+            push(&mut producer, &payload).unwrap();
+            assert_eq!(pop(&mut consumer), Some(payload));
         }
     }
 }
@@ -144,28 +200,59 @@ fn a_cursor_that_no_correct_consumer_writes_is_refused() {
 fn two_threads_lose_and_reorder_nothing() {
     let rounds: u64 = 100_000;
     let (_memory, mut producer, mut consumer) = lane(64, u64::MAX - 1000);
+    let together = &Together::new();
     std::thread::scope(|scope| {
         scope.spawn(move || {
+            let _side = Side(together);
             let mut random = Random(42);
             for n in 0..rounds {
                 let mut payload = n.to_ne_bytes().to_vec();
                 payload.resize(8 + random.below(200), n as u8);
-                while push(&mut producer, &payload).is_err() {
-                    std::thread::yield_now();
-                }
+                together.wait(|| push(&mut producer, &payload).ok());
             }
         });
+        let _side = Side(together);
         let mut random = Random(42);
         for n in 0..rounds {
-            let payload = loop {
-                match pop(&mut consumer) {
-                    Some(payload) => break payload,
-                    None => std::thread::yield_now(),
-                }
-            };
+            let payload = together.wait(|| pop(&mut consumer));
             assert_eq!(payload[..8], n.to_ne_bytes());
             assert_eq!(payload.len(), 8 + random.below(200));
             assert!(payload[8..].iter().all(|byte| *byte == n as u8));
+        }
+    });
+}
+
+/// The cell behind a long record is looked at between the record and the claim behind it: only a consumer that runs beside sees a stamp
+/// that was left there.
+#[test]
+fn a_consumer_beside_never_takes_payload_for_a_record() {
+    let (rounds, seed) = (100_000, 0xce11);
+    let (_memory, mut producer, mut consumer) = lane(64, 5);
+    // Up to 20 cells, more than are claimed.
+    let len = |random: &mut Random| random.below(20) * CELL;
+    let together = &Together::new();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let _side = Side(together);
+            let mut random = Random(seed);
+            for _ in 0..rounds {
+                let len = len(&mut random);
+                // Every word of every cell is the stamp that the next lap waits for there.
+                let at = producer.position();
+                let word = |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();
+                let payload: Vec<u8> = (0..len / 8).flat_map(word).collect();
+                together.wait(|| push(&mut producer, &payload).ok());
+            }
+        });
+        let _side = Side(together);
+        let mut random = Random(seed);
+        for n in 0..rounds {
+            let len = len(&mut random);
+            // A record follows too soon for this thread to give its processor away.
+            let found = (0..1000).find_map(|_| consumer.header());
+            let found = found.unwrap_or_else(|| together.wait(|| consumer.header()));
+            assert_eq!(found, len as u64, "record {n}, seed {seed}");
+            consumer.advance(cells_for(len));
         }
     });
 }
