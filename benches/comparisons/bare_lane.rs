@@ -31,15 +31,57 @@ struct Way {
     /// The next message lies behind this one, not in its place.
     goes_on: bool,
     payload: usize,
+    /// After each message the lines of the next are stored to, which takes them back from the other side meanwhile.
+    claims: bool,
 }
 
-const WAYS: [Way; 6] = [
-    Way { name: "one line, both words in it", apart: 4, goes_on: false, payload: 0 },
-    Way { name: "two lines, one each way", apart: LINE * LINES, goes_on: false, payload: 0 },
-    Way { name: "two rings of lines", apart: LINE * LINES, goes_on: true, payload: 0 },
-    Way { name: "two rings, 4 KiB copied in and out", apart: LINE * LINES, goes_on: true, payload: 4096 },
-    Way { name: "two rings, 8 KiB copied in and out", apart: LINE * LINES, goes_on: true, payload: 8192 },
-    Way { name: "two rings, 16 KiB copied in and out", apart: LINE * LINES, goes_on: true, payload: 16384 },
+const WAYS: [Way; 10] = [
+    Way { name: "one line, both words in it", apart: 4, goes_on: false, payload: 0, claims: false },
+    Way { name: "two lines, one each way", apart: LINE * LINES, goes_on: false, payload: 0, claims: false },
+    Way { name: "two rings of lines", apart: LINE * LINES, goes_on: true, payload: 0, claims: false },
+    Way {
+        name: "two rings, 4 KiB copied in and out",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 4096,
+        claims: false,
+    },
+    Way {
+        name: "two rings, 8 KiB copied in and out",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 8192,
+        claims: false,
+    },
+    Way {
+        name: "two rings, 16 KiB copied in and out",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 16384,
+        claims: false,
+    },
+    Way { name: "two rings of lines, claimed", apart: LINE * LINES, goes_on: true, payload: 0, claims: true },
+    Way {
+        name: "two rings, 4 KiB, claimed",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 4096,
+        claims: true,
+    },
+    Way {
+        name: "two rings, 8 KiB, claimed",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 8192,
+        claims: true,
+    },
+    Way {
+        name: "two rings, 16 KiB, claimed",
+        apart: LINE * LINES,
+        goes_on: true,
+        payload: 16384,
+        claims: true,
+    },
 ];
 
 /// One side of a ping-pong.
@@ -67,6 +109,11 @@ impl Side<'_> {
         unsafe { copy_message(self.private[0].as_ptr().cast(), payload(cells), self.way.payload) };
         // Release: the payload comes before. Its partner is the acquire load in `receive`.
         cells[0].store(number, Ordering::Release);
+        if self.way.claims {
+            // Relaxed: the release store of the next number comes behind.
+            let next = &self.memory[self.place(direction, number + 1)];
+            next.iter().step_by(LINE).for_each(|word| word.store(0, Ordering::Relaxed));
+        }
     }
 
     fn receive(&mut self, direction: usize, number: u64) {

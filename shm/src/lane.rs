@@ -26,6 +26,9 @@
 //! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the stamps of the next free cells in one go,
 //! behind the record; those that follow find their lines, and clean cells behind them, in place.
 //!
+//! Behind a long record it claims as many cells as that took: the next, if it is as long, is copied to lines that are in place, which is
+//! what most of a copy waits for (`bare-lane`). In a stream it waits for them here instead.
+//!
 //! # Edges
 //!
 //! | edge         | release store          | acquire load            | carries                                   |
@@ -268,7 +271,7 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// How many cells the producer claims at a time. With half as many, messages of 8 bytes come a little slower, with twice as many no
+/// How many cells the producer claims at least. With half as many, messages of 8 bytes come a little slower, with twice as many no
 /// faster.
 const CLAIMED: u64 = 8;
 
@@ -323,7 +326,7 @@ impl Producer {
         self.at = next;
         // One ahead of when it has to be, so that no short record has to look at the cell behind it.
         if !self.has_claimed(next.wrapping_add(1)) {
-            self.claim();
+            self.claim(cells);
         }
     }
 
@@ -348,16 +351,16 @@ impl Producer {
         }
     }
 
-    /// Claims the cells behind the record that was published last: as many as there are, as far as they are free.
+    /// Claims the cells behind a record of so many cells that was published last, as far as they are free: as many as a record of that
+    /// length takes, up to a quarter of the lane, and [`CLAIMED`] at least.
     ///
     /// Out of line: called once for several short records, its registers would be saved for each.
-    #[cold]
     #[inline(never)]
-    fn claim(&mut self) {
+    fn claim(&mut self, cells: u64) {
         // From our position on: a record longer than what was claimed ends beyond it.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
-        let goal = free.min(1 + CLAIMED);
+        let goal = free.min(1 + cells.clamp(CLAIMED, self.mask / 4));
         for ahead in claimed..goal {
             // SAFETY: the cell lies in the ring, and the consumer gave it back: fewer cells than there are lie from `freed` to it.
             // Relaxed: ours is the only store there, and edge `lane.stamp` of the records that follow carries it.
