@@ -279,6 +279,9 @@ const CLAIMED: u64 = 8;
 /// have to be claimed again. A constant, so that the address is known before the record in between has arrived.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
+/// How many cells of one record are asked for before it is copied: what a payload of 4 KiB takes.
+const READ_AT_ONCE: u64 = 66;
+
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
     #[inline(always)]
@@ -420,6 +423,14 @@ impl Consumer {
     pub(crate) fn prefetch(&self) {
         let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;
         prefetch_read(self.cells.wrapping_add(place));
+    }
+
+    /// Begins to fetch the lines of the next record, of so many cells, so that they come while its head is looked at.
+    #[inline(always)]
+    pub(crate) fn prefetch_record(&self, cells: u64) {
+        for ahead in 1..cells.min(READ_AT_ONCE) {
+            prefetch_read(self.record().wrapping_add(ahead as usize * CELL));
+        }
     }
 
     /// Goes on to the record behind. Returns whether the producer was told of the room, and may have waited for it.
