@@ -1,8 +1,8 @@
 //! Which way the payload of a message comes that lies in its sender's private memory: the kernel copies it, or its sender puts it into
 //! the lane. Nothing here blocks, allocates or looks at a clock; what is measured is handed in.
 //!
-//! Which way is quicker depends on what the two processors share: a payload of 1 MiB takes 57 us through the lane and 96 by the kernel
-//! where that is a core's caches, 130 and 82 where it is a cache behind them, 600 and 80 where it is none. Processes move, and other load
+//! Which way is quicker depends on what the two processors share: a payload of 1 MiB takes 66 us through the lane and 97 by the kernel
+//! where that is a core's caches, 150 and 90 where it is a cache behind them, 510 and 90 where it is none. Processes move, and other load
 //! counts too, so it is measured, by length and peer, while payloads come:
 //!
 //! - The way that was quicker is in use, and measured again every [`AGAIN`] payloads.
