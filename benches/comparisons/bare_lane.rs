@@ -1,5 +1,6 @@
 //! What a message from one processor to another takes at the least: a ping-pong through rings of cells, one each way, that keeps no
-//! state, checks nothing and matches nothing, beside one through a single cache line. Payloads are copied as a lane copies them.
+//! state, checks nothing and matches nothing, beside one through a single cache line. Payloads are copied as a lane copies them, to lines
+//! as the other side left them, or to lines that were claimed behind the message before.
 //!
 //! cargo run --release --example bare-lane [PROCESSOR PROCESSOR]
 //!
