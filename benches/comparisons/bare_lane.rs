@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use fishplate_benches::processors::{chosen, pin};
 use fishplate_core::mem::copy_message;
-use fishplate_sys::affinity;
 
 /// Words of a line.
 const LINE: usize = 8;
@@ -36,53 +36,22 @@ struct Way {
     claims: bool,
 }
 
+/// Two rings, one each way.
+const fn rings(name: &'static str, payload: usize, claims: bool) -> Way {
+    Way { name, apart: LINE * LINES, goes_on: true, payload, claims }
+}
+
 const WAYS: [Way; 10] = [
     Way { name: "one line, both words in it", apart: 4, goes_on: false, payload: 0, claims: false },
     Way { name: "two lines, one each way", apart: LINE * LINES, goes_on: false, payload: 0, claims: false },
-    Way { name: "two rings of lines", apart: LINE * LINES, goes_on: true, payload: 0, claims: false },
-    Way {
-        name: "two rings, 4 KiB copied in and out",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 4096,
-        claims: false,
-    },
-    Way {
-        name: "two rings, 8 KiB copied in and out",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 8192,
-        claims: false,
-    },
-    Way {
-        name: "two rings, 16 KiB copied in and out",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 16384,
-        claims: false,
-    },
-    Way { name: "two rings of lines, claimed", apart: LINE * LINES, goes_on: true, payload: 0, claims: true },
-    Way {
-        name: "two rings, 4 KiB, claimed",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 4096,
-        claims: true,
-    },
-    Way {
-        name: "two rings, 8 KiB, claimed",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 8192,
-        claims: true,
-    },
-    Way {
-        name: "two rings, 16 KiB, claimed",
-        apart: LINE * LINES,
-        goes_on: true,
-        payload: 16384,
-        claims: true,
-    },
+    rings("two rings of lines", 0, false),
+    rings("two rings, 4 KiB copied in and out", 4096, false),
+    rings("two rings, 8 KiB copied in and out", 8192, false),
+    rings("two rings, 16 KiB copied in and out", 16384, false),
+    rings("two rings of lines, claimed", 0, true),
+    rings("two rings, 4 KiB, claimed", 4096, true),
+    rings("two rings, 8 KiB, claimed", 8192, true),
+    rings("two rings, 16 KiB, claimed", 16384, true),
 ];
 
 /// One side of a ping-pong.
@@ -111,7 +80,7 @@ impl Side<'_> {
         // Release: the payload comes before. Its partner is the acquire load in `receive`.
         cells[0].store(number, Ordering::Release);
         if self.way.claims {
-            // Relaxed: the release store of the next number comes behind.
+            // The other side was done with them a lap ago. Relaxed: the release store of the next number comes behind.
             let next = &self.memory[self.place(direction, number + 1)];
             next.iter().step_by(LINE).for_each(|word| word.store(0, Ordering::Relaxed));
         }
@@ -135,8 +104,7 @@ fn payload(cells: &[AtomicU64]) -> *mut u8 {
 }
 
 fn main() {
-    let mut processors = std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
-    let (here, there) = (processors.next().unwrap_or(0), processors.next().unwrap_or(1));
+    let (here, there) = chosen();
     for way in WAYS {
         let best = (0..4).map(|pauses| ping_pong(way, pauses, here, there)).min_by(f64::total_cmp);
         println!("{:<36} {:>8.1}", way.name, best.unwrap_or(f64::NAN));
@@ -172,8 +140,4 @@ fn ping_pong(way: Way, pauses: u32, here: usize, there: usize) -> f64 {
         batches.sort_by(f64::total_cmp);
         batches[batches.len() / 2]
     })
-}
-
-fn pin(processor: usize) {
-    affinity::pin(processor).unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
 }

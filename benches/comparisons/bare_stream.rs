@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use fishplate_sys::affinity;
+use fishplate_benches::processors::{chosen, pin};
 
 /// Words of a line.
 const LINE: usize = 8;
@@ -104,8 +104,7 @@ fn prefetch_write(line: &[AtomicU64]) {
 fn prefetch_write(_line: &[AtomicU64]) {}
 
 fn main() {
-    let mut processors = std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
-    let (here, there) = (processors.next().unwrap_or(0), processors.next().unwrap_or(1));
+    let (here, there) = chosen();
     println!("stores elsewhere {}", WAYS.map(|(_, name)| format!("{name:>12}")).concat());
     for stores in ELSEWHERE {
         let mut runs = [const { Vec::new() }; WAYS.len()];
@@ -138,8 +137,4 @@ fn stream(way: Way, stores: usize, here: usize, there: usize) -> f64 {
         receiver.join().expect("the receiver sees every message");
         begun.elapsed().as_nanos() as f64 / MESSAGES as f64
     })
-}
-
-fn pin(processor: usize) {
-    affinity::pin(processor).unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
 }

@@ -5,6 +5,7 @@
 //! reads. Each benchmark runs its path [`REPEATS`] times and setup is not counted, so figures here are per repeat.
 
 pub mod noop;
+pub mod processors;
 pub mod setup;
 pub mod tape;
 

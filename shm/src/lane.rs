@@ -21,8 +21,8 @@
 //! # Claimed cells
 //!
 //! A line that the consumer has read has to be taken back from it before it can be written, and stores wait for that in the order of
-//! the program: a record that needs one such line, with a few dozen stores elsewhere before the next, waits a whole transfer, however
-//! long before the line was prefetched for writing. Lines that are stored to in a row are asked for together (`bare-stream` in
+//! the program: a record that needs one such line, with a few dozen stores elsewhere before the next, waits a whole transfer, whether
+//! the line was prefetched for writing or not. Lines that are stored to in a row are asked for together (`bare-stream` in
 //! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the stamps of the next free cells in one go,
 //! behind the record; those that follow find their lines, and clean cells behind them, in place.
 //!
@@ -275,12 +275,12 @@ assert_not_impl_any!(Consumer: Sync, Clone);
 /// faster.
 const CLAIMED: u64 = 8;
 
-/// How many cells before it is needed a line is asked for to be read: beyond those that may be claimed and not written yet, which would
-/// have to be claimed again. A constant, so that the address is known before the record in between has arrived.
+/// How many cells before it is needed a line is asked for to be read: beyond those that are claimed behind a short record and may not be
+/// written yet, which would have to be claimed again. A constant, so that the address is known before the record in between has arrived.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
 /// How many cells of one record are asked for before it is copied: what a payload of 4 KiB takes.
-const READ_AT_ONCE: u64 = 66;
+const READ_AT_ONCE: u64 = 65;
 
 impl Producer {
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
@@ -363,7 +363,7 @@ impl Producer {
         // From our position on: a record longer than what was claimed ends beyond it.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
-        let goal = free.min(1 + cells.clamp(CLAIMED, self.mask / 4));
+        let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
             // SAFETY: the cell lies in the ring, and the consumer gave it back: fewer cells than there are lie from `freed` to it.
             // Relaxed: ours is the only store there, and edge `lane.stamp` of the records that follow carries it.

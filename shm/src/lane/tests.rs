@@ -170,6 +170,13 @@ fn the_longest_message_fits_once_the_lane_is_empty_wherever_it_starts() {
 
 #[test]
 fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
+    for lengths in [1, 700] {
+        payload_that_looks_like_a_stamp(lengths);
+    }
+}
+
+/// With records of 8 bytes and up to so many more behind the forged one.
+fn payload_that_looks_like_a_stamp(lengths: u64) {
     let (_memory, mut producer, mut consumer) = lane(64, 0);
     // The second lap starts its records where the first had the middle of one, whose words are the very stamps that the
     // second lap waits for.
@@ -188,8 +195,9 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
         assert_eq!(pop(&mut consumer), Some(forged));
         for n in 0..64 + first {
             assert_eq!(consumer.header(), None, "a record out of nothing after {n}");
-            // Of every length, so that they end on cells that are claimed and on those that are not.
-            let payload = vec![n as u8; (n * first % 700) as usize];
+            // Where lengths differ, they end on cells that are claimed and on those that are not.
+            let mut payload = n.to_ne_bytes().to_vec();
+            payload.resize(8 + (n * first % lengths) as usize, n as u8);
             push(&mut producer, &payload).unwrap();
             assert_eq!(pop(&mut consumer), Some(payload));
         }

@@ -368,8 +368,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// A message with its payload has taken the next number and a credit, and told of the cursor and of all credits given back. No slot
     /// follows it: the stream itself is open until it is acknowledged.
     ///
-    /// Few lines are written, each in one go, and none that does not change. A store to the lane waits until its line has come from the
-    /// consumer; the processor asks for the line of the message behind it meanwhile, unless stores to more than a few others lie between.
+    /// Few lines are written, each in one go, and none that does not change: stores become visible in the order of the program, and one to
+    /// a lane that has to wait for its line holds up all behind it.
     #[inline(always)]
     fn sent_at_once(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
