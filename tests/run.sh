@@ -48,6 +48,7 @@ if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
 fi
 
 part "no_std, no main, no allocator" tests/no-std/run.sh
+part "packages out of the tree" tests/vendor.sh
 part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "CUDA over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA on a GPU" tests/gpu.sh

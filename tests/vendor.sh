@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# What vendors do: each package, copied out of this tree with the packages it names, builds; and cargo can package it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+export CARGO_TARGET_DIR=$copy/target
+
+# vendored PACKAGE FOLDER...: the first folder's package builds beside the others
+vendored() {
+    local package=$1
+    rm -rf "$copy/vendor"
+    mkdir "$copy/vendor"
+    shift
+    cp -r "$@" "$copy/vendor"
+    cargo build --quiet --all-features --manifest-path "$copy/vendor/$1/Cargo.toml"
+    echo "builds out of the tree: $package"
+}
+
+vendored fishplate-core core
+# Its tests name fishplate-sys, and cargo wants to see what tests name.
+vendored fishplate-shm shm core sys
+vendored fishplate-sys sys core
+
+for package in fishplate-core fishplate-sys fishplate-shm fishplate; do
+    cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"
+    for file in README.md LICENSE-MIT LICENSE-APACHE; do
+        grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"; exit 1; }
+    done
+    echo "packages: $package, $(wc -l <"$copy/files") files"
+done
