@@ -90,11 +90,6 @@ impl<R> Guard<R> {
     pub fn inner(&self) -> &R {
         &self.rail
     }
-
-    /// The rail itself, to attach peers to.
-    pub fn inner_mut(&mut self) -> &mut R {
-        &mut self.rail
-    }
 }
 
 /// Hands reports on. A peer that the rail has lost while its process still lives was lost by the rail.
@@ -130,7 +125,33 @@ impl<S: Sink> Sink for Judge<'_, S> {
     }
 }
 
-impl<R: Rail> Rail for Guard<R> {
+/// What the owner of an engine may do with a [`Guard`] in it.
+pub struct GuardSetup<'a, R: Rail + 'a>(&'a mut Guard<R>);
+
+impl<R: Rail> GuardSetup<'_, R> {
+    /// Watches a peer that was attached to the rail.
+    pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
+        self.0.watch(peer, lifeline);
+    }
+
+    /// The rail inside, to attach peers to.
+    pub fn inner_mut(&mut self) -> R::Setup<'_> {
+        self.0.rail.setup()
+    }
+}
+
+// SAFETY: every call goes to the one rail inside, and every report of it to the sink; `setup` lends out no more than that
+// rail does.
+unsafe impl<R: Rail> Rail for Guard<R> {
+    type Setup<'a>
+        = GuardSetup<'a, R>
+    where
+        Self: 'a;
+
+    fn setup(&mut self) -> GuardSetup<'_, R> {
+        GuardSetup(self)
+    }
+
     #[inline(always)]
     fn caps(&self) -> Caps {
         self.rail.caps()

@@ -310,8 +310,40 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         })
     }
 
-    /// A rail, to set it up or to look at it.
-    pub fn rail_mut(&mut self, rail: RailId) -> Option<&mut R> {
+    /// A rail, to look at it.
+    pub fn rail(&self, rail: RailId) -> Option<&R> {
+        self.rails.get(rail.0 as usize)
+    }
+
+    /// What the owner of this engine may do with a rail: attach peers, and whatever else the rail allows. Slow path.
+    ///
+    /// It cannot take memory away from under the engine. This does not compile:
+    ///
+    /// ```compile_fail,E0596
+    /// # use fishplate_core::{engine::Engine, mem::{Peer, RailId}, rail::{Rail, loopback::Loopback}};
+    /// # fn detach(engine: &mut Engine<'_, Loopback<4>, 1>) {
+    /// engine.rail_mut(RailId(0)).unwrap().detach(Peer(0));
+    /// # }
+    /// ```
+    ///
+    /// Nor does putting another rail in its place:
+    ///
+    /// ```compile_fail,E0308
+    /// # use fishplate_core::{engine::Engine, mem::RailId, rail::loopback::Loopback};
+    /// # fn swap(engine: &mut Engine<'_, Loopback<4>, 1>) {
+    /// core::mem::swap(engine.rail_mut(RailId(0)).unwrap(), &mut Loopback::new());
+    /// # }
+    /// ```
+    pub fn rail_mut(&mut self, rail: RailId) -> Option<R::Setup<'_>> {
+        self.rails.get_mut(rail.0 as usize).map(Rail::setup)
+    }
+
+    /// A rail, without the restrictions of [`rail_mut`](Self::rail_mut): for tests of engines and rails.
+    ///
+    /// # Safety
+    /// The rail stays the same one and keeps what the engine has registered, imported and posted. It is not polled, and
+    /// nothing is posted under a context word that a post of the engine carries.
+    pub unsafe fn rail_unchecked(&mut self, rail: RailId) -> Option<&mut R> {
         self.rails.get_mut(rail.0 as usize)
     }
 

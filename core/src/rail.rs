@@ -111,9 +111,32 @@ pub trait Sink {
 }
 
 /// One path to the fabric. See the contract in the module's documentation.
-pub trait Rail {
+///
+/// # Safety
+/// The engine believes what a rail answers, and touches memory on its word:
+///
+/// - A pointer that [`import`](Rail::import) returns is valid for reads and writes of `len` bytes, and aligned to 8. It
+///   stays so until that import is [released](Rail::release), or its peer [detached](Rail::detach).
+/// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does one that returned an
+///   error. A pending post leaves it alone once its [`Sink::done`] was reported, and that is reported once. An end
+///   reported with [`CompleteError::Unknown`] is the exception: the rail may touch the memory until it is dropped.
+/// - Once [`deregister`](Rail::deregister) returns, the rail touches that memory only for posts that are still pending.
+/// - The bytes that a [`Sink`] is given are readable for as long as the call lasts.
+/// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the post returns.
+/// - Nothing that is done through `&self`, or through a [`Setup`](Rail::Setup), undoes any of this: neither ends an import,
+///   forgets a peer, posts, polls, or puts another rail in this one's place.
+pub unsafe trait Rail {
+    /// What the owner of an engine may do with one of its rails: attach peers, and whatever else the rail allows while an
+    /// engine drives it.
+    type Setup<'a>
+    where
+        Self: 'a;
+
     /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call.
     const COPIES: bool = false;
+
+    /// Lends the rail to the owner of its engine. Slow path.
+    fn setup(&mut self) -> Self::Setup<'_>;
 
     /// What this rail can do.
     fn caps(&self) -> Caps;

@@ -68,7 +68,7 @@ pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Regist
 pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
-pub use rail::{GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuStats, Refused};
+pub use rail::{GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, Refused};
 pub use revoke::RevokeError;
 pub use share::{Line, Links, Published, Sharing, TellError};
 
@@ -235,7 +235,18 @@ impl fmt::Display for DeviceError {
 impl std::error::Error for DeviceError {}
 
 /// One GPU as one thread of this process uses it, or what stands in for one.
-pub trait Device: Send {
+///
+/// # Safety
+/// Rails queue copies and touch memory on a device's word:
+///
+/// - What [`alloc`](Device::alloc) and [`open`](Device::open) return is memory of the size asked for, until it is freed or
+///   closed. [`allocation`](Device::allocation) names the bounds of the memory that holds the address, and no more.
+/// - What [`pin`](Device::pin) returns leads to those bytes, until they are unpinned.
+/// - What [`host_view`](Device::host_view) returns is valid for reads and writes of `len` bytes as long as the memory is
+///   allocated or open.
+/// - Once [`reached`](Device::reached) says yes, nothing queued on the stream before that mark touches memory any more.
+/// - [`caps`](Device::caps) never changes.
+pub unsafe trait Device: Send {
     /// What it is and can do.
     fn caps(&self) -> DeviceCaps;
 

@@ -86,6 +86,6 @@ pub use config::{ShmConfig, Users};
 pub use doorbell::Bell;
 pub use handshake::{HandshakeError, Link, Nonce, Profile, Role, connect};
 pub use packet::MAX_BLOB;
-pub use rail::ShmRail;
+pub use rail::{ShmRail, ShmSetup};
 pub use segment::{Segment, SegmentError};
 pub use socket::{Listener, socket_pair};

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use fishplate_core::mem::{Peer, Region, RegionKind};
-use fishplate_shm::gpu::{Device, GpuConfig};
+use fishplate_shm::gpu::GpuConfig;
 use fishplate_shm::{ShmConfig, socket_pair};
 
 #[path = "../../core/tests/conformance/mod.rs"]
@@ -64,7 +64,7 @@ fn pair(seed: u64, config: GpuConfig) -> Ends {
 
 /// Memory of the target's device.
 fn memory(link: &mut Ends, len: usize) -> Region {
-    let at = link.target().device_mut().alloc(len as u64).unwrap();
+    let at = link.target().alloc(len as u64).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
     // SAFETY: freed with the device, which the tests keep or forget; touched through raw copies alone.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }

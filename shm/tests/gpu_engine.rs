@@ -13,7 +13,7 @@ use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, RemoteId}
 use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome, SignalOp};
 use fishplate_core::sync::host::Host;
 use fishplate_core::sync::spin::Policy;
-use fishplate_shm::gpu::{Device, GpuConfig};
+use fishplate_shm::gpu::{GpuConfig, GpuSetup, HostDevice};
 use fishplate_shm::{ShmConfig, socket_pair};
 use fishplate_sys::LinuxHost;
 
@@ -59,8 +59,8 @@ impl Part {
     }
 }
 
-fn end(mut rail: TestGpuRail, attach: impl FnOnce(&mut TestGpuRail, PeerId)) -> End {
-    let device = rail.device_mut().alloc(SIZE as u64).unwrap();
+fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, LinuxHost>, PeerId)) -> End {
+    let device = rail.alloc(SIZE as u64).unwrap();
     let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
@@ -83,8 +83,8 @@ fn pair(config: &GpuConfig) -> [End; 2] {
     let (near, far) = (make(), make());
     let [ours, theirs] = meet_gpu(&near, &far, socket_pair().unwrap());
     let mut ends = [
-        end(near, |rail, peer| rail.attach(peer.peer(), ours).unwrap()),
-        end(far, |rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
+        end(near, |mut rail, peer| rail.attach(peer.peer(), ours).unwrap()),
+        end(far, |mut rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
     ];
     for (of, by) in [(0, 1), (1, 0)] {
         for device in [false, true] {
@@ -294,7 +294,7 @@ fn cpu() -> Duration {
 fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
     for (way, config) in ways() {
         let [mut near, far] = pair(&config);
-        let bell = near.engine.rail_mut(RailId(0)).unwrap().bell();
+        let bell = near.engine.rail(RailId(0)).unwrap().bell();
         let host = LinuxHost::shared();
         let mut waiter = Waiter::new(&host, &bell, Policy::BALANCED);
         let (at, from) = (near.host.local.at(0), near.peer);
@@ -312,7 +312,7 @@ fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
 fn row_12_one_operation_is_waited_for_with_a_deadline_that_says_what_is_missing() {
     for (way, config) in ways() {
         let [mut near, mut far] = pair(&config);
-        let bell = near.engine.rail_mut(RailId(0)).unwrap().bell();
+        let bell = near.engine.rail(RailId(0)).unwrap().bell();
         let host = LinuxHost::shared();
         let mut waiter = Waiter::new(&host, &bell, Policy::BALANCED);
         let (source, target) = (near.device.local.at(0), far.device.remote.unwrap().at(0));

@@ -9,7 +9,7 @@ use fishplate_core::mem::{Region, RegionKind, Untrusted};
 use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::Host;
-use fishplate_shm::gpu::{Device, GpuConfig};
+use fishplate_shm::gpu::GpuConfig;
 use fishplate_shm::{Link, Listener, ShmConfig, connect};
 use fishplate_sys::LinuxHost;
 
@@ -50,7 +50,7 @@ struct Mine {
 
 impl Mine {
     fn new(rail: &mut TestGpuRail) -> Self {
-        let at = rail.device_mut().alloc(LEN as u64).unwrap();
+        let at = rail.alloc(LEN as u64).unwrap();
         let at = NonNull::new(at.0 as *mut u8).unwrap();
         // SAFETY: freed with the device, behind the rail; touched through raw copies alone.
         let region = unsafe { Region::new(at, LEN, RegionKind::Device { ordinal: 0 }) };

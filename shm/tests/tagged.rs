@@ -8,7 +8,8 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice};
 use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
 use fishplate_core::op::{Fault, Outcome};
-use fishplate_shm::{Segment, ShmConfig, socket_pair};
+use fishplate_shm::{Segment, ShmConfig, ShmSetup, socket_pair};
+use fishplate_sys::LinuxHost;
 
 mod support;
 use support::{TestRail, bytes, engine, leak, meet, rail};
@@ -38,7 +39,7 @@ fn segment() -> Region {
     unsafe { segment.region(0, SIZE) }.unwrap()
 }
 
-fn end(rail: TestRail, region: Region, attach: impl FnOnce(&mut TestRail, PeerId)) -> End {
+fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHost>, PeerId)) -> End {
     let mut engine = engine(rail, CONFIG, MATCHING);
     let peer = engine.reserve_peer().unwrap();
     attach(engine.rail_mut(RailId(0)).unwrap(), peer);
@@ -53,13 +54,13 @@ fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
     let (near, far) = (rail(config.clone()), rail(config.clone()));
     let [ours, theirs] = meet(&near, &far, socket_pair().unwrap());
     vec![
-        end(near, region(), |rail, peer| rail.attach(peer.peer(), ours).unwrap()),
-        end(far, region(), |rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
+        end(near, region(), |mut rail, peer| rail.attach(peer.peer(), ours).unwrap()),
+        end(far, region(), |mut rail, peer| rail.attach(peer.peer(), theirs).unwrap()),
     ]
 }
 
 fn own() -> Vec<End> {
-    vec![end(rail(ShmConfig::default()), private(), |rail, peer| rail.attach_self(peer.peer()).unwrap())]
+    vec![end(rail(ShmConfig::default()), private(), |mut rail, peer| rail.attach_self(peer.peer()).unwrap())]
 }
 
 fn turns(ends: &mut [End], count: u32) {

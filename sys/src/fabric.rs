@@ -38,4 +38,4 @@ pub mod raw;
 pub use error::{CallError, Code, LoadError};
 pub use library::Library;
 pub use negotiate::{Ask, Offer, negotiate};
-pub use rail::{FabricConfig, FabricRail};
+pub use rail::{FabricConfig, FabricRail, FabricSetup};

@@ -171,7 +171,7 @@ fn e17_rails_of_differing_number_are_refused_when_the_two_meet_and_when_a_region
 fn e18_what_comes_from_nobody_who_is_attached_is_dropped_and_counted() {
     let mut two = efa::<1>(Config::DEFAULT, 18);
     let mut stranger = rail(&two.fake.0, "efa-direct", "rdmap0-rdm", 99);
-    let target = two.nodes[1].engine.rail_mut(RailId(0)).unwrap();
+    let target = two.nodes[1].engine.rail(RailId(0)).unwrap();
     stranger.attach(Peer(0), &target.address().unwrap()).unwrap();
     for n in 0..100 {
         let _ = stranger.post_message(Peer(0), b"hello", Untrusted::from_slice(&[n; 40]), 0);
@@ -181,7 +181,7 @@ fn e18_what_comes_from_nobody_who_is_attached_is_dropped_and_counted() {
         turn(&mut two.nodes);
     }
     assert_eq!(two.nodes[1].engine.stats().arrived, before);
-    assert!(two.nodes[1].engine.rail_mut(RailId(0)).unwrap().stats().strangers > 0);
+    assert!(two.nodes[1].engine.rail(RailId(0)).unwrap().stats().strangers > 0);
     two.signal(0, SignalOp::Set, 4);
     two.quiet();
     assert_eq!(two.word(0), 4, "whoever belongs here is served as before");

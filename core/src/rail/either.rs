@@ -25,8 +25,21 @@ macro_rules! each {
     };
 }
 
-impl<A: Rail, B: Rail> Rail for Either<A, B> {
+// SAFETY: each call goes to the one rail inside, which stays the same: `setup` lends out no more than that rail does.
+unsafe impl<A: Rail, B: Rail> Rail for Either<A, B> {
+    type Setup<'a>
+        = Either<A::Setup<'a>, B::Setup<'a>>
+    where
+        Self: 'a;
+
     const COPIES: bool = A::COPIES || B::COPIES;
+
+    fn setup(&mut self) -> Self::Setup<'_> {
+        match self {
+            Either::A(rail) => Either::A(rail.setup()),
+            Either::B(rail) => Either::B(rail.setup()),
+        }
+    }
 
     #[inline(always)]
     fn caps(&self) -> Caps {

@@ -164,7 +164,33 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
     }
 }
 
-impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
+/// What the owner of an engine may do with a [`Faulty`] rail in it.
+pub struct FaultySetup<'a, R: Rail + 'a, const HELD: usize>(&'a mut Faulty<R, HELD>);
+
+impl<R: Rail, const HELD: usize> FaultySetup<'_, R, HELD> {
+    /// The rail inside.
+    pub fn inner_mut(&mut self) -> R::Setup<'_> {
+        self.0.inner.setup()
+    }
+
+    /// Changes what goes wrong from now on.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.0.set_faults(faults);
+    }
+}
+
+// SAFETY: a post that is held back is pending, its end is reported once, and after that nothing here remembers it. Memory is
+// never mapped. The rest is the inner rail's, which stays the same.
+unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
+    type Setup<'a>
+        = FaultySetup<'a, R, HELD>
+    where
+        Self: 'a;
+
+    fn setup(&mut self) -> FaultySetup<'_, R, HELD> {
+        FaultySetup(self)
+    }
+
     fn caps(&self) -> Caps {
         let caps = self.inner.caps();
         Caps {

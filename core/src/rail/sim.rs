@@ -10,7 +10,7 @@
 mod endpoint;
 mod world;
 
-pub use endpoint::SimRail;
+pub use endpoint::{SimRail, SimSetup};
 pub use world::Packet;
 
 use core::cell::RefCell;

@@ -419,7 +419,7 @@ fn noise_is_refused_whatever_it_is() {
             control.borrow_mut().inject.push_back(event);
             engine.progress();
         }
-        assert!(engine.rail_mut(fishplate_core::mem::RailId(0)).unwrap().caps().ordered);
+        assert!(engine.rail(fishplate_core::mem::RailId(0)).unwrap().caps().ordered);
         let why = engine.peer_error(peer).unwrap();
         assert!(matches!(why, Some(PeerError::Protocol(_))), "seed {seed}: {why:?}");
     }

@@ -103,7 +103,7 @@ pub fn join<R: Rail, const RAILS: usize>(
             node.remotes.push(remote);
         }
     }
-    assert!(fleet[0].engine.rail_mut(RailId(0)).is_some());
+    assert!(fleet[0].engine.rail(RailId(0)).is_some());
     fleet
 }
 

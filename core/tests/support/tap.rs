@@ -153,7 +153,17 @@ impl Sink for Notes<'_> {
     }
 }
 
-impl<R: Rail> Rail for Tap<R> {
+// SAFETY: the rail inside keeps the promises. What a test makes up with `Control` it answers for itself.
+unsafe impl<R: Rail> Rail for Tap<R> {
+    type Setup<'a>
+        = R::Setup<'a>
+    where
+        Self: 'a;
+
+    fn setup(&mut self) -> R::Setup<'_> {
+        self.inner.setup()
+    }
+
     const COPIES: bool = R::COPIES;
 
     fn caps(&self) -> Caps {

@@ -167,7 +167,9 @@ impl Drop for CudaDevice {
     }
 }
 
-impl Device for CudaDevice {
+// SAFETY: the driver's own promises: addresses are good until they are freed, closed or unpinned, an event that is complete
+// follows all work before it on its stream.
+unsafe impl Device for CudaDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps
     }

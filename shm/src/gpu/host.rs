@@ -108,7 +108,9 @@ impl HostDevice {
     }
 }
 
-impl Device for HostDevice {
+// SAFETY: memory is a mapping of its whole file, kept in `allocations` or `opened` until it is freed or closed. Copies end before
+// `copy` returns, so every mark is reached.
+unsafe impl Device for HostDevice {
     fn caps(&self) -> DeviceCaps {
         DeviceCaps {
             uuid: UUID,

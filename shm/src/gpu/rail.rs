@@ -28,7 +28,9 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
 use super::pair::Board;
-use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
+use super::{
+    Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, RevokeError, Sharing,
+};
 use crate::cma::Way;
 use crate::config::ShmConfig;
 use crate::handshake::HandshakeError;
@@ -169,7 +171,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let inner = ShmRail::new(host, shm)?;
         let mut sharing = Sharing::new(device, config.imports);
         let device = sharing.device().caps();
-        let stage = Stage::new(sharing.device_mut());
+        let stage = Stage::new(sharing.driver());
         let caps = Caps {
             inject: 0,
             ordered: false,
@@ -228,14 +230,42 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.device()
     }
 
-    /// The device, to allocate and free. What is registered must be taken back, and revoked, before it is freed.
-    pub fn device_mut(&mut self) -> &mut D {
-        self.sharing.device_mut()
+    /// Takes `size` bytes of the device's memory. Slow path.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
+        self.sharing.driver().alloc(size)
     }
 
-    /// The memory side, and the links that its calls take.
-    pub fn sharing(&mut self) -> (&mut Sharing<D>, &mut ShmRail<H>) {
-        (&mut self.sharing, &mut self.inner)
+    /// The device, to free its memory.
+    ///
+    /// # Safety
+    /// As for [`Sharing::device_mut`].
+    pub unsafe fn device_mut(&mut self) -> &mut D {
+        self.sharing.driver()
+    }
+
+    /// Asks the peers to close the memory around `at`, if it was exported, and waits until they have. Slow path.
+    ///
+    /// # Errors
+    /// See [`RevokeError`].
+    pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
+        match self.sharing.exports().find(at, 1) {
+            Some((alloc, _)) => self.sharing.revoke_and_wait(&mut self.inner, alloc, deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline expired. Slow path.
+    pub fn close_revoked(&mut self, deadline: Instant) -> bool {
+        while self.sharing.imports().mapped().0 > 0 {
+            self.sharing.turn(&mut self.inner);
+            if !self.sharing.sleep(&mut self.inner, deadline) {
+                return false;
+            }
+        }
+        true
     }
 
     /// How often what was done.
@@ -264,7 +294,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.attach(peer, link)?;
         let layout = agreed.layout;
         let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
-            let device = self.sharing.device_mut();
+            let device = self.sharing.driver();
             // SAFETY: both are mapped until the peer is detached, which unpins them, or leaves them mapped for good.
             let mut pin = |board: Board| unsafe { device.pin(board.ptr(), board.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
@@ -348,8 +378,75 @@ impl<S: Sink> Sink for Watch<'_, S> {
     }
 }
 
-impl<D: Device, H: Host> Rail for GpuRail<D, H> {
+/// What the owner of an engine may do with a [`GpuRail`] in it.
+#[derive(Debug)]
+pub struct GpuSetup<'a, D: Device, H: Host>(&'a mut GpuRail<D, H>);
+
+impl<D: Device, H: Host> GpuSetup<'_, D, H> {
+    /// See [`GpuRail::attach`].
+    ///
+    /// # Errors
+    /// The place is taken, or the link was made with another rail's profile.
+    pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
+        self.0.attach(peer, link)
+    }
+
+    /// See [`GpuRail::attach_self`].
+    ///
+    /// # Errors
+    /// The place is taken, or there is no memory for a lane.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        self.0.attach_self(peer)
+    }
+
+    /// See [`ShmRail::exchange`].
+    ///
+    /// # Errors
+    /// The peer is not attached, hung up, or did not answer in time.
+    pub fn exchange(
+        &mut self,
+        peer: Peer,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
+        self.0.exchange(peer, blob, deadline)
+    }
+
+    /// See [`GpuRail::alloc`].
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
+        self.0.alloc(size)
+    }
+
+    /// See [`GpuRail::revoke`].
+    ///
+    /// # Errors
+    /// See [`RevokeError`].
+    pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
+        self.0.revoke(at, deadline)
+    }
+
+    /// See [`GpuRail::close_revoked`].
+    pub fn close_revoked(&mut self, deadline: Instant) -> bool {
+        self.0.close_revoked(deadline)
+    }
+}
+
+// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a pending transfer ends when
+// the device has finished with it. `GpuSetup` gives away neither the inner rail nor the device.
+unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
+    type Setup<'a>
+        = GpuSetup<'a, D, H>
+    where
+        Self: 'a;
+
     const COPIES: bool = true;
+
+    fn setup(&mut self) -> GpuSetup<'_, D, H> {
+        GpuSetup(self)
+    }
 
     #[inline]
     fn caps(&self) -> Caps {
@@ -527,7 +624,7 @@ impl<D: Device, H: Host> Drop for GpuRail<D, H> {
         for slot in 0..self.locals.len() {
             self.unpin_local(slot);
         }
-        self.stage.end(self.sharing.device_mut());
+        self.stage.end(self.sharing.driver());
     }
 }
 

@@ -105,8 +105,17 @@ impl<D: Device> Sharing<D> {
     }
 
     /// The device, to queue on.
+    ///
+    /// # Safety
+    /// The device stays the same one. What was exported is revoked before it is freed; what was opened, pinned or queued here
+    /// is left alone.
+    pub unsafe fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// The device, for this crate, which keeps that promise.
     #[inline(always)]
-    pub fn device_mut(&mut self) -> &mut D {
+    pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device
     }
 

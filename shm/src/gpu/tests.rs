@@ -74,20 +74,20 @@ impl End<FakeDevice> {
     }
 
     fn alloc(&mut self, size: u64) -> DevicePtr {
-        self.sharing.device_mut().alloc(size).unwrap()
+        self.sharing.driver().alloc(size).unwrap()
     }
 
     /// Gives memory back, whoever has it open.
     fn free(&mut self, base: DevicePtr) {
         // SAFETY: of the fake, which looks at what is done with freed memory.
-        unsafe { self.sharing.device_mut().free(base) }.unwrap();
+        unsafe { self.sharing.driver().free(base) }.unwrap();
     }
 
     /// What is in imported memory, as the device finds it.
     fn read(&mut self, imported: &Imported, len: u64) -> Result<Vec<u8>, Fault> {
         let at = self.sharing.imports_mut().begin(imported.id)?;
         let from = DevicePtr(at.0 + (imported.ptr.0 - at.0));
-        let device = self.sharing.device_mut();
+        let device = self.sharing.driver();
         let scratch = device.alloc(len).unwrap();
         // SAFETY: both are there until the copy has ended, which is waited for.
         unsafe { device.copy(0, scratch, from, len) }.unwrap();

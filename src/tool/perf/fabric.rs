@@ -155,7 +155,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         let peer = engine.reserve_peer().map_err(failed)?;
         for (at, rail) in agreement.in_our_order(&theirs.rails).into_iter().enumerate() {
             let lifeline = wire.lifeline().map_err(|error| Failure::run(format!("{who}: {error}")))?;
-            let Some(guard) = engine.rail_mut(RailId(at as u8)) else { continue };
+            let Some(mut guard) = engine.rail_mut(RailId(at as u8)) else { continue };
             guard.inner_mut().attach(peer.peer(), &rail.address).map_err(|error| {
                 Failure::run(format!(
                     "{}: cannot reach {} of {who}: {error}",

@@ -168,17 +168,17 @@ impl Ground {
         // and the table, which use it, are dropped together, and the peer is not detached before.
         let signals = unsafe { link.link().common_region(peer.peer(), 0, SIGNALS) }
             .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
-        let rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
+        let mut rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         rail.attach(peer.peer(), link).map_err(refused)?;
         engine.connect_peer(peer, 1).map_err(refused)?;
         let ours = engine.register(signals).map_err(refused)?;
-        let ordinal = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?.device().caps().ordinal;
+        let ordinal = engine.rail(RailId(0)).ok_or_else(no_rail)?.device().caps().ordinal;
         let mut register = |at: DevicePtr| {
             let ptr = NonNull::new(at.0 as *mut u8).ok_or_else(|| refused(AttachError::BadRange))?;
             // SAFETY: memory of the device, which the rail gives back after the engine; nobody but the engine and the mirror uses it.
             let region = unsafe { Region::new(ptr, len, RegionKind::Device { ordinal }) };
             engine.register(region).map_err(|error| {
-                let why = engine.rail_mut(RailId(0)).and_then(|rail| rail.why());
+                let why = engine.rail(RailId(0)).and_then(|rail| rail.why());
                 match why {
                     Some(Refused::Export(why)) => {
                         Failure::run(format!("--device {}: cannot export: {why:?}", side.device))
@@ -197,7 +197,7 @@ impl Ground {
             told.push(len as u8);
             told.extend_from_slice(&handle[..len]);
         }
-        let rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
+        let mut rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         let heard =
             rail.exchange(peer.peer(), &told, deadline).map_err(|error| Failure::lost(&who, error))?;
         let (region, handles) = parts(&heard).ok_or_else(|| {
@@ -210,13 +210,10 @@ impl Ground {
         }
         let theirs = engine.import(peer, handles[0]).map_err(refused)?;
         let imported = engine.import(peer, handles[1]);
-        let there =
-            imported.map_err(|error| match engine.rail_mut(RailId(0)).and_then(|rail| rail.why()) {
-                Some(Refused::Import(why)) => {
-                    Failure::run(format!("cannot open the memory of {who}: {why:?}"))
-                }
-                _ => refused(error),
-            })?;
+        let there = imported.map_err(|error| match engine.rail(RailId(0)).and_then(|rail| rail.why()) {
+            Some(Refused::Import(why)) => Failure::run(format!("cannot open the memory of {who}: {why:?}")),
+            _ => refused(error),
+        })?;
         let path = match (side.path, bounces) {
             (IpcPath::Direct, _) => "direct, or through bounce slots where devices do not reach each other",
             (IpcPath::Relay, true) => "through bounce slots",
@@ -258,7 +255,7 @@ fn no_rail() -> Failure {
 }
 
 fn take(rail: &mut Rail, side: &Side, len: usize) -> Outcome<DevicePtr> {
-    rail.device_mut().alloc(len as u64).map_err(|error| {
+    rail.alloc(len as u64).map_err(|error| {
         Failure::run(format!(
             "--device {}: {len} bytes for payloads: {error}; choose a smaller --region",
             side.device
@@ -321,7 +318,7 @@ impl Talk<Rail, 1> for Aside {
             }
         }
         let peer = seat.peer.peer();
-        let rail = seat.engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
+        let mut rail = seat.engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         rail.exchange(peer, word, deadline).map_err(|error| match error {
             HandshakeError::Deadline => Failure::run(format!("{} did not answer in time", seat.name)),
             error => Failure::lost(&seat.name.to_string(), error),
@@ -329,7 +326,7 @@ impl Talk<Rail, 1> for Aside {
     }
 
     fn fill_in(&mut self, seat: &mut Seat<'_, Rail, 1>, row: &mut Row) {
-        let Some(rail) = seat.engine.rail_mut(RailId(0)) else { return };
+        let Some(rail) = seat.engine.rail(RailId(0)) else { return };
         let (now, before) = (rail.stats(), self.stats);
         row.moved = Some(Moved {
             direct: now.direct - before.direct,
@@ -345,21 +342,15 @@ impl Talk<Rail, 1> for Aside {
         seat.engine.release(seat.there).map_err(refused)?;
         seat.engine.deregister(seat.buffer).map_err(refused)?;
         let deadline = Instant::now() + PART;
-        let rail = seat.engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
-        let (sharing, links) = rail.sharing();
+        let mut rail = seat.engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         for memory in [self.memory.0, self.memory.1] {
-            let Some((alloc, _)) = sharing.exports().find(memory, 1) else { continue };
-            sharing
-                .revoke_and_wait(links, alloc, deadline)
+            rail.revoke(memory, deadline)
                 .map_err(|error| Failure::run(format!("{} does not give memory back: {error}", seat.name)))?;
         }
-        while sharing.imports().mapped().0 > 0 {
-            sharing.turn(links);
-            if !sharing.sleep(links, deadline) {
-                return Err(Failure::run(format!("{} does not take its memory back", seat.name)));
-            }
+        match rail.close_revoked(deadline) {
+            true => Ok(()),
+            false => Err(Failure::run(format!("{} does not take its memory back", seat.name))),
         }
-        Ok(())
     }
 }
 

@@ -114,7 +114,7 @@ impl Ground {
         // and the table, which use it, are dropped together, and the peer is not detached before.
         let region = unsafe { link.common_region(peer.peer(), ARENA_AT, Leg::arena(region)) }
             .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
-        let rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
+        let mut rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         rail.attach(peer.peer(), link).map_err(refused)?;
         engine.connect_peer(peer, 1).map_err(refused)?;
         let ours = engine.register(region).map_err(refused)?;
@@ -123,11 +123,11 @@ impl Ground {
         let mut handle = [0; HANDLE_MAX];
         let len = engine.export(ours, &mut handle).map_err(refused)?;
         let deadline = Instant::now() + Duration::from_secs(timeout);
-        let rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
+        let mut rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         let theirs = rail
             .exchange(peer.peer(), &handle[..len], deadline)
             .map_err(|error| Failure::lost(&format!("the other process (pid {pid})"), error))?;
-        let bell = Some(rail.bell());
+        let bell = engine.rail(RailId(0)).map(Rail::bell);
         let theirs = engine.import(peer, &theirs).map_err(refused)?;
         // SAFETY: page-aligned, at least ARENA_AT bytes, mapped until the peer is detached; nothing else is there.
         let pad = unsafe { Pad::new(base) };
@@ -167,7 +167,8 @@ struct Socket;
 impl Talk<Rail, 1> for Socket {
     fn exchange(&mut self, seat: &mut Seat<'_, Rail, 1>, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let peer = seat.peer.peer();
-        let rail = seat.engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
+        let mut rail =
+            seat.engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         rail.exchange(peer, word, deadline).map_err(|error| match error {
             HandshakeError::Deadline => Failure::run(format!("{} did not answer in time", seat.name)),
             error => Failure::lost(&seat.name.to_string(), error),

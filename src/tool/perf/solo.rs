@@ -7,12 +7,13 @@
 
 use std::array;
 
-use fishplate_core::engine::{Asleep, Config, Issued, RailPolicy};
+use fishplate_core::engine::{Asleep, Config, Engine, Issued, RailPolicy};
 use fishplate_core::error::AttachError;
+use fishplate_core::mem::PeerId;
 use fishplate_core::op::Token;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::rail::sim::{Dials, Packet, Sim};
+use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 use fishplate_sys::LinuxHost;
 
 use super::leg::{Leg, Side, Tally};
@@ -141,7 +142,7 @@ fn loop_back<const RAILS: usize>(
     let never = Asleep::new();
     let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
     let (halfway, handle) =
-        sit(&mut ground, config, rails, host, &never, clock, |_, _| Ok(())).map_err(attach_failed)?;
+        sit(&mut ground, config, rails, host, &never, clock, |_, _, _| Ok(())).map_err(attach_failed)?;
     let mut seat = halfway.import(&handle).map_err(attach_failed)?;
     if leg.mode == Mode::Worker {
         for side in [Side::Starts, Side::Answers] {
@@ -177,10 +178,17 @@ fn simulate<const RAILS: usize>(
     let (mut near, mut far) = (Ground::<RAILS>::new(&config, leg)?, Ground::<RAILS>::new(&config, leg)?);
     let never = Asleep::new();
     let rails = |node| array::from_fn(|rail| sim.endpoint(node, rail as u16));
-    let (a, a_handle) = sit(&mut near, config, rails(0), host, &never, clock, |r, p| r.attach(p.peer(), 1))
-        .map_err(attach_failed)?;
-    let (b, b_handle) = sit(&mut far, config, rails(1), host, &never, clock, |r, p| r.attach(p.peer(), 0))
-        .map_err(attach_failed)?;
+    let attach = |node| {
+        move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine.rail_mut(rail)
+        {
+            Some(mut rail) => rail.attach(peer.peer(), node),
+            None => Ok(()),
+        }
+    };
+    let (a, a_handle) =
+        sit(&mut near, config, rails(0), host, &never, clock, attach(1)).map_err(attach_failed)?;
+    let (b, b_handle) =
+        sit(&mut far, config, rails(1), host, &never, clock, attach(0)).map_err(attach_failed)?;
     let seats =
         vec![a.import(&b_handle).map_err(attach_failed)?, b.import(&a_handle).map_err(attach_failed)?];
     Solo { seats, tally: Tally::default(), passes: 0 }.run(leg, histogram, true)

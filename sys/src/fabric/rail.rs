@@ -320,7 +320,33 @@ impl Drop for FabricRail {
     }
 }
 
-impl Rail for FabricRail {
+/// What the owner of an engine may do with a [`FabricRail`] in it.
+pub struct FabricSetup<'a>(&'a mut FabricRail);
+
+impl FabricSetup<'_> {
+    /// See [`FabricRail::attach`].
+    ///
+    /// # Errors
+    /// As of [`FabricRail::attach`].
+    pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.0.attach(peer, address)
+    }
+
+    /// See [`FabricRail::before_arrivals`].
+    pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
+        self.0.before_arrivals(hook);
+    }
+}
+
+// SAFETY: nothing is ever mapped. A context is free, and its end reported, once the provider has completed it; what the rail
+// reports before that is `Unknown`. `FabricSetup` fills places that are free and sets the hook.
+unsafe impl Rail for FabricRail {
+    type Setup<'a> = FabricSetup<'a>;
+
+    fn setup(&mut self) -> FabricSetup<'_> {
+        FabricSetup(self)
+    }
+
     #[inline]
     fn caps(&self) -> Caps {
         self.caps

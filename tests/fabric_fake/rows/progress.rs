@@ -117,7 +117,7 @@ fn row_27_errors_are_decoded_with_the_providers_number() {
     let mut told = None;
     for _ in 0..10_000 {
         turn(&mut two.nodes);
-        let stats = [RailId(0), RailId(1)].map(|id| two.nodes[0].engine.rail_mut(id).unwrap().stats());
+        let stats = [RailId(0), RailId(1)].map(|id| two.nodes[0].engine.rail(id).unwrap().stats());
         told = stats.into_iter().find(|stats| stats.errors > 0).map(|stats| stats.last_error);
         if told.is_some() {
             break;

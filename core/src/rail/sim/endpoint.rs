@@ -172,7 +172,34 @@ impl SimRail<'_, '_> {
     }
 }
 
-impl Rail for SimRail<'_, '_> {
+/// What the owner of an engine may do with a [`SimRail`] in it.
+pub struct SimSetup<'a, 's, 'm>(&'a mut SimRail<'s, 'm>);
+
+impl SimSetup<'_, '_, '_> {
+    /// Names a peer that has no node yet: see [`SimRail::attach`].
+    ///
+    /// # Errors
+    /// [`AttachError::Full`] beyond 16 peers, and where `peer` has a node.
+    pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
+        match self.0.node_of(peer) {
+            Err(PostError::PeerDown) => self.0.attach(peer, node),
+            _ => Err(AttachError::Full),
+        }
+    }
+}
+
+// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their ends are reported, which is done once each, by
+// `poll`. `SimSetup` only fills places that are free.
+unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
+    type Setup<'a>
+        = SimSetup<'a, 's, 'm>
+    where
+        Self: 'a;
+
+    fn setup(&mut self) -> SimSetup<'_, 's, 'm> {
+        SimSetup(self)
+    }
+
     fn caps(&self) -> Caps {
         let world = self.sim.world.borrow();
         Caps {

@@ -164,7 +164,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok((key, 0));
         };
         // SAFETY: registered memory stays mapped until it is taken back, which unpins it.
-        match unsafe { self.sharing.device_mut().pin(region.ptr(), region.len()) } {
+        match unsafe { self.sharing.driver().pin(region.ptr(), region.len()) } {
             Ok(at) => {
                 let (ptr, len) = (region.ptr().as_ptr() as u64, region.len() as u64);
                 self.enter_local(slot, key, ptr, len, What::Pinned(at));
@@ -252,7 +252,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
         {
             // SAFETY: nothing that uses it is under way.
-            let _ = unsafe { self.sharing.device_mut().unpin(ptr) };
+            let _ = unsafe { self.sharing.driver().unpin(ptr) };
         }
         let local = &mut self.locals[slot];
         local.what = What::Nothing;

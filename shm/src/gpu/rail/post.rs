@@ -255,7 +255,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let turn = (done / self.config.chunk % u64::from(spread)) as u8;
             let stream = (first + turn) % self.streams.count();
             // SAFETY: the caller's promise, for a part of both ranges.
-            match unsafe { self.sharing.device_mut().copy(stream, to.at(done), from.at(done), piece) } {
+            match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
                 Ok(()) => used = used.max(turn + 1),
                 Err(refused) if done == 0 => {
                     // Nothing was queued, so nothing has changed.
@@ -300,7 +300,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let Some(index) = self.begin(op) else { return Err(PostError::Again) };
         for turn in 0..used {
             let stream = (first + turn) % self.streams.count();
-            self.streams.mark(self.sharing.device_mut(), stream, Owner::Op(index));
+            self.streams.mark(self.sharing.driver(), stream, Owner::Op(index));
         }
         self.stats.direct += 1;
         Ok(Posted::Pending)
@@ -326,7 +326,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let place = at.at(shared.mine.words_at() + sender.offset(ticket));
         let value = word(ticket, Status::Landed, data);
         // SAFETY: the word lies in our segment, which is pinned until the device has finished; it is a multiple of 8.
-        unsafe { self.sharing.device_mut().write_word(stream, place, value) }.is_ok()
+        unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 
     /// A transfer through bounce slots.

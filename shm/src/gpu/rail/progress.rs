@@ -105,7 +105,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Takes in one end from the device. `false`: there is none.
     fn step_stream(&mut self) -> bool {
-        match self.streams.next(self.sharing.device_mut()) {
+        match self.streams.next(self.sharing.driver()) {
             Ok(None) => false,
             Ok(Some((owner, end))) => {
                 let error = match end {
@@ -286,7 +286,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             for (at, board) in [(shared.mine_at, shared.mine), (shared.theirs_at, shared.theirs)] {
                 if at.is_some() && !moving {
                     // SAFETY: nothing that uses it is under way.
-                    let _ = unsafe { self.sharing.device_mut().unpin(board.ptr()) };
+                    let _ = unsafe { self.sharing.driver().unpin(board.ptr()) };
                 }
             }
             if moving {

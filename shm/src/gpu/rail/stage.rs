@@ -127,7 +127,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        let device = self.sharing.device_mut();
+        let device = self.sharing.driver();
         let mut done = 0;
         while done < len {
             let piece = (len - done).min(LEN);
@@ -156,7 +156,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        let device = self.sharing.device_mut();
+        let device = self.sharing.driver();
         let mut done = 0;
         while done < len {
             let piece = (len - done).min(LEN);

@@ -68,7 +68,7 @@ fn device_region(at: DevicePtr, len: usize) -> Region {
 
 /// Registered device memory of a rail.
 fn memory(rail: &mut FakeRail, len: usize) -> Memory {
-    let at = rail.device_mut().alloc(len as u64).unwrap();
+    let at = rail.alloc(len as u64).unwrap();
     let (key, desc) = rail.register(&device_region(at, len)).unwrap();
     Memory { at, key, desc }
 }

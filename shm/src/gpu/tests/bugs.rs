@@ -5,7 +5,7 @@ use crate::gpu::wire::Offer;
 
 /// A handle of an allocation, as it comes from a peer.
 fn offer(of: &mut End<FakeDevice>, base: DevicePtr, alloc: AllocId) -> Offer {
-    let device = of.sharing.device_mut();
+    let device = of.sharing.driver();
     let allocation = device.allocation(base).unwrap();
     let handle = device.export(&allocation).unwrap();
     Offer { alloc, size: allocation.size, uuid: device.caps().uuid, handle: Some(handle) }
@@ -18,9 +18,9 @@ fn b1_a_mapping_that_is_replaced_is_closed() {
     let base = a.alloc(4096);
     let alloc = AllocId::from_key(1).unwrap();
     let mut imports = Imports::new(ImportLimits::default());
-    let allocation = a.sharing.device_mut().allocation(base).unwrap();
-    let Handle::Legacy(bytes) = a.sharing.device_mut().export(&allocation).unwrap() else { panic!() };
-    let device = b.sharing.device_mut();
+    let allocation = a.sharing.driver().allocation(base).unwrap();
+    let Handle::Legacy(bytes) = a.sharing.driver().export(&allocation).unwrap() else { panic!() };
+    let device = b.sharing.driver();
     let uuid = device.caps().uuid;
     for _ in 0..TIMES {
         let offer = Offer { alloc, size: 4096, uuid, handle: Some(Handle::Legacy(bytes)) };
@@ -378,7 +378,7 @@ fn an_offer_names_one_allocation() {
     let alloc = AllocId::from_key(9).unwrap();
     let offer = offer(&mut a, base, alloc);
     let mut imports = Imports::new(ImportLimits::default());
-    let device = b.sharing.device_mut();
+    let device = b.sharing.driver();
     let one = imports.open(device, PEER, [1; 16], offer, 0, 1).unwrap();
     assert!(imports.find([1; 16], AllocId::from_key(10).unwrap(), 0, 1).is_none());
     assert!(imports.find([2; 16], alloc, 0, 1).is_none());

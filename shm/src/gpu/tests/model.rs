@@ -291,7 +291,7 @@ impl Run {
         let end = &mut self.sides[s].end;
         match end.sharing.imports_mut().begin(imported.id) {
             Ok(_) => {
-                let device = end.sharing.device_mut();
+                let device = end.sharing.driver();
                 let into = device.alloc(8).unwrap();
                 let stream = (word % 4) as u8;
                 // SAFETY: of the fake, which looks at it.
@@ -313,7 +313,7 @@ impl Run {
         for _ in 0..count.min(self.sides[s].flights.len()) {
             let side = &mut self.sides[s];
             let Flight { id, mark, into, word } = side.flights.remove(0);
-            let device = side.end.sharing.device_mut();
+            let device = side.end.sharing.driver();
             while !device.reached(mark).unwrap() {}
             let found = device.process().peek(into, 8).unwrap();
             assert_eq!(u64::from_ne_bytes(found.try_into().unwrap()), word, "a stale mapping was used");

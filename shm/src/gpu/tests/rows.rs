@@ -231,7 +231,7 @@ fn row_7_a_link_to_oneself_is_known_by_the_handshake() {
     let (mut a, mut b) = (end(), end());
     a.links[0] = Some(one);
     b.links[0] = Some(two);
-    let base = a.sharing.device_mut().alloc(5000).unwrap();
+    let base = a.sharing.driver().alloc(5000).unwrap();
     let at = a.register(base.at(100), 4000).unwrap();
     let imported = import_from(&mut b, &mut a, &at).unwrap();
     assert_eq!(imported.ptr, base.at(100));
@@ -240,7 +240,7 @@ fn row_7_a_link_to_oneself_is_known_by_the_handshake() {
     for end in [&mut a, &mut b] {
         end.control(PEER).pretend(false);
     }
-    let other = a.sharing.device_mut().alloc(4096).unwrap();
+    let other = a.sharing.driver().alloc(4096).unwrap();
     let at = a.register(other, 4096).unwrap();
     let error = import_from(&mut b, &mut a, &at).unwrap_err();
     assert_eq!(error.why, Fault::Device(DeviceError::SameProcess));
@@ -272,7 +272,7 @@ fn row_14_what_was_forgotten_is_asked_for_again() {
 /// One buffer there and back, and all given back.
 fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     link(&mut a, 0, &mut b, 0);
-    let base = a.sharing.device_mut().alloc(3 << 20).unwrap();
+    let base = a.sharing.driver().alloc(3 << 20).unwrap();
     let at = a.register(base.at((2 << 20) + 24), 1000).unwrap();
     a.publish(PEER, 1, &at);
     let (_, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
@@ -286,7 +286,7 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     let stats = b.sharing.imports().stats();
     assert_eq!((stats.opens, stats.closes, b.sharing.imports().mapped()), (1, 1, (0, 0)));
     // SAFETY: nobody has it open.
-    unsafe { a.sharing.device_mut().free(base) }.unwrap();
+    unsafe { a.sharing.driver().free(base) }.unwrap();
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn what_cannot_be_exported_says_why_and_what_to_do() {
         (Kind::Managed, Unshared::Managed, "allocate with cuMemAlloc"),
         (Kind::VirtualUnshared, Unshared::NoHandleType, "ask for POSIX descriptors"),
     ] {
-        let base = a.sharing.device_mut().alloc_as(kind, 1 << 16).unwrap();
+        let base = a.sharing.driver().alloc_as(kind, 1 << 16).unwrap();
         let error = a.register(base, 100).unwrap_err();
         assert_eq!(error, ExportError::Device(DeviceError::NotExportable(why)));
         assert!(error.to_string().contains(what), "{error}");

@@ -61,7 +61,8 @@ macro_rules! each {
     };
 }
 
-impl Device for Chosen {
+// SAFETY: each call goes to the one device inside, which stays the same.
+unsafe impl Device for Chosen {
     fn caps(&self) -> DeviceCaps {
         each!(self, device => device.caps())
     }

@@ -48,7 +48,7 @@ pub(super) fn sit<'m, R: Rail, const RAILS: usize>(
     host: &'m LinuxHost,
     never: &'m Asleep,
     clock: Clock,
-    mut attach: impl FnMut(&mut R, PeerId) -> Result<(), AttachError>,
+    mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
 ) -> Result<(Halfway<'m, R, RAILS>, Vec<u8>), AttachError> {
     let (arena, bytes) = (ground.arena.ptr(), ground.buffer.ptr());
     // SAFETY: arena and buffer belong to the ground, from which the engine borrows its memory, and so outlive it.
@@ -57,9 +57,7 @@ pub(super) fn sit<'m, R: Rail, const RAILS: usize>(
     engine.attach_matching(MATCHING, ground.matching.memory())?;
     let peer = engine.reserve_peer()?;
     for rail in 0..RAILS {
-        if let Some(rail) = engine.rail_mut(RailId(rail as u8)) {
-            attach(rail, peer)?;
-        }
+        attach(&mut engine, RailId(rail as u8), peer)?;
     }
     engine.connect_peer(peer, (1 << RAILS) - 1)?;
     let ours = engine.register(arena_region)?;

@@ -67,13 +67,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     // SAFETY: the source is registered, and lent until the operation ends, or checked when it was asked for; the
                     // slot is free, and pinned.
                     let queued =
-                        unsafe { self.sharing.device_mut().copy(stream, to, from, u64::from(piece.len)) };
+                        unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
                     if let Err(error) = queued {
                         self.break_off(peer, job, code(error));
                         continue;
                     }
                     let owner = Owner::Filling { peer, life, number };
-                    self.streams.mark(self.sharing.device_mut(), stream, owner);
+                    self.streams.mark(self.sharing.driver(), stream, owner);
                     if let Some(known) = self.peer(peer) {
                         known.pieces += 1;
                     }

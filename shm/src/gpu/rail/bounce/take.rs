@@ -123,14 +123,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let stream = (peer.0 % u16::from(self.streams.count())) as u8;
         let from = base.at(theirs.bounce_at(slot));
         // SAFETY: as above, for the device, which has the slot pinned.
-        match unsafe { self.sharing.device_mut().copy(stream, to, from, len.into()) } {
+        match unsafe { self.sharing.driver().copy(stream, to, from, len.into()) } {
             Ok(()) => {
                 known.pieces += 1;
                 if let Some(relay) = shared.relay.as_mut() {
                     relay.taken[slot as usize] = Some(taken);
                 }
                 let owner = Owner::Emptying { peer, life, number: taken.number };
-                self.streams.mark(self.sharing.device_mut(), stream, owner);
+                self.streams.mark(self.sharing.driver(), stream, owner);
                 if let Some(slot) = taken.local {
                     self.locals[slot as usize].uses += 1;
                 }

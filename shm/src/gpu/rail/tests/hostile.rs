@@ -102,7 +102,7 @@ fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_go
         let config = GpuConfig { force_relay: relay, ..small() };
         let mut pair = Pair::new(Behaviour::PLAIN, config, 1);
         // A slice in the middle of an allocation.
-        let base = pair.rails[1].device_mut().alloc(10_000).unwrap();
+        let base = pair.rails[1].alloc(10_000).unwrap();
         let (key, _) = pair.rails[1].register(&device_region(base.at(1000), 2000)).unwrap();
         if !relay {
             assert_eq!(pair.rails[0].import(PEER, key, 2001), Err(AttachError::BadRange));
@@ -157,7 +157,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
     let [rail, other] = &mut pair.rails;
     // A device that is not there.
-    let at = rail.device_mut().alloc(4096).unwrap();
+    let at = rail.alloc(4096).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
     // SAFETY: refused.
     let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
@@ -165,7 +165,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
     // Memory that cannot be exported, with what to do about it; an address of nothing; more than there is.
     for (kind, why) in [(Kind::Pool, Unshared::Pool), (Kind::Managed, Unshared::Managed)] {
-        let at = rail.device_mut().alloc_as(kind, 4096).unwrap();
+        let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
         let told = rail.why().unwrap();
         assert_eq!(told, Refused::Export(ExportError::Device(DeviceError::NotExportable(why))));
