@@ -18,7 +18,7 @@ use crate::gpu::board::Board;
 use crate::handshake::{HandshakeError, Nonce};
 use crate::packet::{Kind, MAX_BLOB, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment, SegmentError};
-use crate::socket::Socket;
+use crate::socket::{Packet, Socket};
 
 /// Blobs that wait here to be asked for.
 const MAX_BLOBS: usize = 8;
@@ -222,7 +222,7 @@ impl Control {
                 return true;
             }
             match self.socket.try_recv(&mut self.buffer) {
-                Ok(Some((len, fds))) => self.file(len, fds),
+                Ok(Some(Packet { len, fds, .. })) => self.file(len, fds),
                 Ok(None) => return true,
                 Err(error) => self.end(error),
             }
@@ -249,7 +249,7 @@ impl Control {
             return Err(HandshakeError::Deadline);
         }
         match self.socket.recv(&mut self.buffer, deadline) {
-            Ok((len, fds)) => self.file(len, fds),
+            Ok(Packet { len, fds, .. }) => self.file(len, fds),
             Err(HandshakeError::Deadline) => return Err(HandshakeError::Deadline),
             Err(error) => {
                 self.end(error);

@@ -47,6 +47,10 @@ impl Display for HandshakeError {
             HandshakeError::User(user) => {
                 write!(f, "the other end belongs to user {user}, who is not admitted")
             }
+            HandshakeError::Process { hello, ready } => write!(
+                f,
+                "process {hello} began the handshake and process {ready} ended it; both parts need one process"
+            ),
             HandshakeError::Segment(error) => write!(f, "the memory that the other end offers: {error}"),
             HandshakeError::InUse => f.write_str("somebody listens there already"),
             HandshakeError::Address => f.write_str("not a path or name that fits a socket's address"),

@@ -3,10 +3,10 @@
 //!
 //! | step  | both sides send                                                  | both sides check                     |
 //! |-------|------------------------------------------------------------------|--------------------------------------|
-//! | 0     |                                                                  | the peer's user, from the kernel     |
-//! | Hello | version, role, sizes, a fresh random nonce                       | version, role, sizes                 |
+//! | 0     |                                                                  | the user who connected, from the kernel |
+//! | Hello | version, role, sizes, a fresh random nonce                       | version, role, sizes; the sender's user, from the kernel |
 //! | Offer | *the other's nonce*, lane and doorbell descriptors; the first also the common segment | own nonce came back; seals, sizes, pages; magic, version and both nonces in the lane |
-//! | Ready | the other's nonce again                                          | own nonce came back                  |
+//! | Ready | the other's nonce again                                          | own nonce came back, from the process that sent the Hello: see [`identity`](crate::identity) |
 //!
 //! Nothing of a peer is used before it has echoed our nonce, which it can only know from this conversation: a segment
 //! of an earlier run, or of a peer that has been replaced, never passes. Nothing is *active* before Ready: both
@@ -28,10 +28,11 @@ use crate::cma;
 use crate::config::{ShmConfig, Users};
 use crate::control::Control;
 use crate::doorbell::Doorbell;
+use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::packet::{Kind, MAX_PACKET, Reader, Writer};
 use crate::segment::{self, Access, Mapping, SegmentError, errno};
-use crate::socket::{Credentials, Listener, Socket, connect_socket};
+use crate::socket::{Listener, Packet, Sender, Socket, connect_socket};
 
 /// Why two processes did not come together. Nothing is mapped, and no descriptor is left open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,13 @@ pub enum HandshakeError {
     Nonce,
     /// The peer belongs to a user who is not admitted: the user's number.
     User(u32),
+    /// The packets of the handshake came from more than one process.
+    Process {
+        /// The one that sent the first, or 0 if it is not known.
+        hello: i32,
+        /// The one that sent the last, likewise.
+        ready: i32,
+    },
     /// Memory that the peer offered was not what it must be.
     Segment(SegmentError),
     /// The path or name to listen on exists.
@@ -244,15 +252,15 @@ fn expect<const N: usize>(
     kind: Kind,
     buffer: &mut [u8],
     deadline: Instant,
-) -> Result<(usize, [OwnedFd; N]), HandshakeError> {
-    let (len, fds) = socket.recv(buffer, deadline)?;
+) -> Result<(usize, [OwnedFd; N], Sender), HandshakeError> {
+    let Packet { len, fds, sender } = socket.recv(buffer, deadline)?;
     let (found, _) = Reader::open(&buffer[..len])?;
     if found != kind {
         return Err(HandshakeError::BadPacket);
     }
     // On a wrong number of descriptors they come back in the error and close.
     let fds = <[OwnedFd; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)?;
-    Ok((len, fds))
+    Ok((len, fds, sender))
 }
 
 /// Checks that a packet carries our nonce and nothing else.
@@ -315,7 +323,7 @@ impl Link {
         deadline: Instant,
     ) -> Result<Self, HandshakeError> {
         let config = &*profile.config;
-        let peer = socket.credentials()?;
+        let peer = Credentials::connected(&socket)?;
         if !config.users.admit(peer.uid) {
             return Err(HandshakeError::User(peer.uid));
         }
@@ -335,9 +343,13 @@ impl Link {
             nonce: *probe,
         };
         socket.send(&ours.encode(), &[], deadline)?;
-        let (len, []) = expect(&socket, Kind::Hello, &mut buffer, deadline)?;
+        let (len, [], sender) = expect(&socket, Kind::Hello, &mut buffer, deadline)?;
         let theirs = Hello::decode(Reader::open(&buffer[..len])?.1)?;
         ours.agree(&theirs)?;
+        let peer = peer.introduced(sender);
+        if !config.users.admit(peer.uid) {
+            return Err(HandshakeError::User(peer.uid));
+        }
 
         let outgoing = LaneMemory::create(config.lane_cells, ours.nonce, theirs.nonce)?;
         let common = match role {
@@ -359,10 +371,10 @@ impl Link {
         socket.send(&offer.finish(), &fds, deadline)?;
 
         let (len, lane, bell, offered) = if role == Role::Second && config.common_len > 0 {
-            let (len, [lane, bell, common]) = expect(&socket, Kind::Offer, &mut buffer, deadline)?;
+            let (len, [lane, bell, common], _) = expect(&socket, Kind::Offer, &mut buffer, deadline)?;
             (len, lane, bell, Some(common))
         } else {
-            let (len, [lane, bell]) = expect(&socket, Kind::Offer, &mut buffer, deadline)?;
+            let (len, [lane, bell], _) = expect(&socket, Kind::Offer, &mut buffer, deadline)?;
             (len, lane, bell, None)
         };
         echoes(&buffer[..len], &ours.nonce)?;
@@ -375,17 +387,21 @@ impl Link {
             }
             None => made,
         };
-        // Only a process that is where the kernel says, and that lets us, shows its nonce there.
-        let cma = !config.force_staging && cma::read(peer.pid, theirs.probe) == Some(theirs.nonce);
-
-        // SAFETY: the call has no arguments and cannot fail.
-        let home = peer.pid == unsafe { libc::getpid() } && Mine::has(&theirs.nonce);
+        // The other end keeps its nonce where it says until we are ready; only a process that lets us shows it.
+        let home = is_own(peer.pid) && Mine::has(&theirs.nonce);
+        let shown = !config.force_staging && cma::read(peer.pid, theirs.probe) == Some(theirs.nonce);
 
         let mut ready = Writer::new(Kind::Ready);
         ready.put(theirs.nonce);
         socket.send(&ready.finish(), &[], deadline)?;
-        let (len, []) = expect(&socket, Kind::Ready, &mut buffer, deadline)?;
+        let (len, [], sender) = expect(&socket, Kind::Ready, &mut buffer, deadline)?;
         echoes(&buffer[..len], &ours.nonce)?;
+        if sender.pid != peer.pid {
+            return Err(HandshakeError::Process { hello: peer.pid, ready: sender.pid });
+        }
+        socket.name_senders(false)?;
+        // Towards this process the kernel copies only if it is the peer: another could name our own memory as its.
+        let cma = shown && (home || peer.is_another());
 
         Ok(Link {
             control: Control::new(socket, buffer, config.max_segments, theirs.nonce, home),

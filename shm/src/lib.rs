@@ -7,6 +7,7 @@
 //! | `lane`      | records from one producer to one consumer, one line transfer for a short one              |
 //! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors                                |
 //! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
+//! | `identity`  | which process is at the other end of a socket                                             |
 //! | `control`   | the socket after the handshake                                                            |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
 //! | `fetch`     | which way payloads come out of private memory: measured                                   |
@@ -70,6 +71,7 @@ mod due;
 mod fetch;
 pub mod gpu;
 mod handshake;
+mod identity;
 mod lane;
 mod packet;
 mod peer;

@@ -30,8 +30,7 @@ fn system() -> HandshakeError {
 
 /// Two connected sockets: for both ends in one process, or to be handed to the processes by other means.
 ///
-/// [`Link`](crate::Link) takes the process that makes the call for the owner of both: a process forked afterwards is
-/// seen to die only when the last copy of its socket closes, so each side must close the other's.
+/// A process that hands one to a child must close its own copy of it: otherwise it does not see that the child hangs up.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
     // SAFETY: the call fills the two numbers.
@@ -45,16 +44,35 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     unsafe { Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))) }
 }
 
-/// Who is at the other end, as the kernel says.
+/// Who sent a packet, as the kernel says where it was [asked](Socket::name_senders).
 #[derive(Debug)]
-pub(crate) struct Credentials {
-    /// Its process, or 0 if it lives in a process namespace that we cannot see.
+pub(crate) struct Sender {
+    /// Its process, or 0: in a process namespace that we cannot see, or not known.
     pub(crate) pid: i32,
-    /// Its effective user when it connected or listened.
+    /// The user that it has named, who is one of its own.
     pub(crate) uid: u32,
-    /// Becomes readable when it dies, if the kernel gave one.
+    /// The process, where the kernel gives one.
     pub(crate) pidfd: Option<OwnedFd>,
 }
+
+impl Sender {
+    /// Nobody has said. The user is the one that the kernel uses for those that have no number here.
+    const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
+}
+
+/// What has arrived.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    /// Its length, in bytes.
+    pub(crate) len: usize,
+    /// The descriptors that came with it.
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) sender: Sender,
+}
+
+/// From Linux 6.5 on: asks for a pidfd of the sender with each packet, and the kind of what then comes.
+const SO_PASSPIDFD: i32 = 76;
+const SCM_PIDFD: i32 = 4;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -71,24 +89,33 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    pub(crate) fn credentials(&self) -> Result<Credentials> {
+    /// The process that connected or made the pair, and its effective user at that time. It may have handed the socket on.
+    pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
         // SAFETY: all zeroes is a value of `ucred`, three plain numbers.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
         self.option(libc::SO_PEERCRED, &mut cred)?;
-        let mut pidfd = -1i32;
-        let pidfd = match self.option(libc::SO_PEERPIDFD, &mut pidfd) {
-            // SAFETY: the kernel made it for us just now.
-            Ok(()) if pidfd >= 0 => Some(unsafe { OwnedFd::from_raw_fd(pidfd) }),
-            _ if cred.pid > 0 => {
-                // Kernels before 6.5. The process may have been replaced since it connected; then its socket hangs up.
-                // SAFETY: a call with plain numbers.
-                let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, cred.pid, 0) };
-                // SAFETY: as above, when it is one.
-                (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
-            }
-            _ => None,
+        Ok((cred.pid, cred.uid))
+    }
+
+    /// Has the kernel say who sent each packet that is received from now on, or no longer. Whether pidfds come too.
+    pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
+        self.switch(libc::SO_PASSCRED, on)?;
+        Ok(self.switch(SO_PASSPIDFD, on).is_ok())
+    }
+
+    fn switch(&self, name: i32, on: bool) -> Result<()> {
+        let value = i32::from(on);
+        // SAFETY: the kernel reads one number, which is ours.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                ptr::from_ref(&value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
         };
-        Ok(Credentials { pid: cred.pid, uid: cred.uid, pidfd })
+        if rc == 0 { Ok(()) } else { Err(system()) }
     }
 
     fn option<T>(&self, name: i32, value: &mut T) -> Result<()> {
@@ -109,27 +136,29 @@ impl Socket {
 
     /// Sends one packet at once, or fails with `EAGAIN`.
     pub(crate) fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.send_now(bytes, fds, None)
+    }
+
+    fn send_now(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], sender: Option<&libc::ucred>) -> Result<()> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: all zeroes is a value of `msghdr`: null pointers and lengths of 0.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
+        debug_assert!(fds.len() <= MAX_FDS);
+        let mut used = 0;
+        if let Some(sender) = sender {
+            // SAFETY: `ucred` is three plain numbers.
+            used += unsafe { control.put(used, libc::SCM_CREDENTIALS, std::slice::from_ref(sender)) };
+        }
         if !fds.is_empty() {
-            debug_assert!(fds.len() <= MAX_FDS);
-            let len = size_of_val(fds) as u32;
+            // SAFETY: a `BorrowedFd` is its number.
+            used += unsafe { control.put(used, libc::SCM_RIGHTS, fds) };
+        }
+        if used > 0 {
             message.msg_control = control.bytes.as_mut_ptr().cast();
-            // SAFETY: arithmetic.
-            message.msg_controllen = unsafe { libc::CMSG_SPACE(len) } as usize;
-            // SAFETY: the control buffer is aligned for and longer than a header and `MAX_FDS` numbers, so the first
-            // header lies in it and the numbers behind it too. A `BorrowedFd` is its number.
-            unsafe {
-                let head = libc::CMSG_FIRSTHDR(&message);
-                (*head).cmsg_level = libc::SOL_SOCKET;
-                (*head).cmsg_type = libc::SCM_RIGHTS;
-                (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
-                ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), len as usize);
-            }
+            message.msg_controllen = used;
         }
         loop {
             // SAFETY: all that `message` points to lives on this frame; MSG_NOSIGNAL: no SIGPIPE.
@@ -149,10 +178,13 @@ impl Socket {
         }
     }
 
-    /// Sends one packet, waiting for room until the deadline.
+    /// Sends one packet, waiting for room until the deadline. The receiver learns who sent it, whenever it asks.
     pub(crate) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<()> {
+        // SAFETY: calls without arguments, which cannot fail.
+        let sender =
+            unsafe { libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() } };
         loop {
-            match self.try_send(bytes, fds) {
+            match self.send_now(bytes, fds, Some(&sender)) {
                 Err(HandshakeError::System(libc::EAGAIN)) => wait(self.fd(), libc::POLLOUT, deadline)?,
                 other => return other,
             }
@@ -164,9 +196,9 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet if there is one: its length, and what was attached. `None`: there is none. With `EMFILE` a packet has
-    /// come, and is lost, since this process may open no more descriptors.
-    pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>> {
+    /// Receives one packet if there is one. `None`: there is none. With `EMFILE` a packet has come, and is lost, since this process
+    /// may open no more descriptors.
+    pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         // SAFETY: as in `try_send`.
@@ -186,7 +218,7 @@ impl Socket {
             };
         }
         // Before anything can fail, every descriptor gets its owner.
-        let fds = control.take(&message);
+        let (fds, sender) = control.take(&message);
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
@@ -197,12 +229,12 @@ impl Socket {
         match n {
             // Nobody sends empty packets: this is the end.
             0 => Err(HandshakeError::HungUp),
-            n => Ok(Some((n as usize, fds))),
+            n => Ok(Some(Packet { len: n as usize, fds, sender })),
         }
     }
 
     /// Receives one packet, waiting for it until the deadline.
-    pub(crate) fn recv(&self, into: &mut [u8], deadline: Instant) -> Result<(usize, Vec<OwnedFd>)> {
+    pub(crate) fn recv(&self, into: &mut [u8], deadline: Instant) -> Result<Packet> {
         loop {
             if let Some(packet) = self.try_recv(into)? {
                 return Ok(packet);
@@ -212,36 +244,68 @@ impl Socket {
     }
 }
 
-/// Room for the descriptors of one packet.
+/// Room for what goes beside the bytes of one packet: its sender, a pidfd of it, and descriptors.
 #[repr(C, align(8))]
 struct Control {
-    bytes: [u8; 16 + MAX_FDS.next_multiple_of(2) * 4],
+    bytes: [u8; CONTROL],
 }
+
+/// A head of 16 bytes each, then 12, 4, and 4 for each descriptor, all padded to 8.
+const CONTROL: usize = (16 + 16) + (16 + 8) + (16 + MAX_FDS.next_multiple_of(2) * 4);
 
 impl Control {
     fn new() -> Self {
-        Control { bytes: [0; 16 + MAX_FDS.next_multiple_of(2) * 4] }
+        Control { bytes: [0; CONTROL] }
     }
 
-    fn take(&self, message: &libc::msghdr) -> Vec<OwnedFd> {
-        let mut fds = Vec::new();
+    /// Appends a block at byte `at`, which is a multiple of 8, and returns how many bytes it takes.
+    ///
+    /// # Safety
+    /// `T` is plain numbers. The block fits.
+    unsafe fn put<T>(&mut self, at: usize, kind: i32, values: &[T]) -> usize {
+        let len = size_of_val(values);
+        // SAFETY: arithmetic.
+        let (whole, taken) = unsafe { (libc::CMSG_LEN(len as u32), libc::CMSG_SPACE(len as u32)) };
+        assert!(at + taken as usize <= CONTROL);
+        // SAFETY: the block lies inside the buffer by the check above, and is aligned for its head as the buffer and `at` are.
+        unsafe {
+            let head = self.bytes.as_mut_ptr().add(at).cast::<libc::cmsghdr>();
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = kind;
+            (*head).cmsg_len = whole as usize;
+            ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), len);
+        }
+        taken as usize
+    }
+
+    fn take(&self, message: &libc::msghdr) -> (Vec<OwnedFd>, Sender) {
+        let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
         // SAFETY: the kernel filled the control buffer, which `message` still points to, and set its length; the
-        // macros walk the headers inside it. Each number under SCM_RIGHTS is a descriptor made for us by this call, so
-        // it has no other owner. It may lie unaligned.
+        // macros walk the headers inside it. Each number under SCM_RIGHTS or SCM_PIDFD is a descriptor made for us by this call,
+        // so it has no other owner; a pidfd that could not be made is a negative number. Numbers may lie unaligned.
         unsafe {
             let mut head = libc::CMSG_FIRSTHDR(message);
             while !head.is_null() {
-                if (*head).cmsg_level == libc::SOL_SOCKET && (*head).cmsg_type == libc::SCM_RIGHTS {
-                    let data = libc::CMSG_DATA(head);
-                    let len = (*head).cmsg_len - (data as usize - head as usize);
-                    for i in 0..len / size_of::<i32>() {
-                        fds.push(OwnedFd::from_raw_fd(data.cast::<i32>().add(i).read_unaligned()));
+                let data = libc::CMSG_DATA(head);
+                let len = (*head).cmsg_len - (data as usize - head as usize);
+                let number = |i: usize| data.cast::<i32>().add(i).read_unaligned();
+                match ((*head).cmsg_level, (*head).cmsg_type) {
+                    (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                        fds.extend((0..len / size_of::<i32>()).map(|i| OwnedFd::from_raw_fd(number(i))));
                     }
+                    (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
+                        let cred = data.cast::<libc::ucred>().read_unaligned();
+                        (sender.pid, sender.uid) = (cred.pid, cred.uid);
+                    }
+                    (libc::SOL_SOCKET, SCM_PIDFD) if len >= size_of::<i32>() && number(0) >= 0 => {
+                        sender.pidfd = Some(OwnedFd::from_raw_fd(number(0)));
+                    }
+                    _ => {}
                 }
                 head = libc::CMSG_NXTHDR(message, head);
             }
         }
-        fds
+        (fds, sender)
     }
 }
 

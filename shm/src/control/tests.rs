@@ -73,8 +73,8 @@ fn a_peer_that_talks_without_end_keeps_nobody_beyond_his_deadline() {
     assert_eq!(control(&mut a).import(7, 0, 1, now), Err(HandshakeError::Deadline));
     let mut packet = [0; 64];
     let mut left = 0;
-    while let Some((len, _)) = control(&mut a).socket.try_recv(&mut packet).unwrap() {
-        assert_eq!(len, 20);
+    while let Some(packet) = control(&mut a).socket.try_recv(&mut packet).unwrap() {
+        assert_eq!(packet.len, 20);
         left += 1;
     }
     assert_eq!(left, 2, "of what came, each call took in one pass");

@@ -1,0 +1,79 @@
+//! Which process is at the other end of a socket.
+//!
+//! The kernel says it of each packet of the handshake: its sender's process and user (`SCM_CREDENTIALS`), and since Linux 6.5 a
+//! pidfd of that process (`SCM_PIDFD`). `SO_PEERCRED` is not enough: it names the process that connected, or that made a pair of
+//! sockets, and after a fork that can be this process itself.
+//!
+//! A process number alone proves little, because the kernel gives it away again. It is *proven* here when a pidfd that was opened
+//! before the peer could know our nonce, or that came with the packet, is still alive after the last packet of the handshake:
+//!
+//! | kernel      | pidfd                                                                  | proves the sender of   |
+//! |-------------|------------------------------------------------------------------------|------------------------|
+//! | 6.5 and on  | comes with the Hello                                                   | the Hello              |
+//! | before      | of the process that connected, opened before our own Hello is sent      | what echoes our nonce  |
+//!
+//! On an older kernel a process that was forked with one end of a pair is not proven. Its private memory is staged through the lane.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::handshake::HandshakeError;
+use crate::socket::{Sender, Socket};
+
+/// Who is at the other end.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    /// Its process, or 0 if it lives in a process namespace that we cannot see.
+    pub(crate) pid: i32,
+    /// Its effective user.
+    pub(crate) uid: u32,
+    /// Becomes readable when it dies, if the kernel gave one.
+    pub(crate) pidfd: Option<OwnedFd>,
+    /// Whether `pidfd` is known to be of the process that speaks.
+    proven: bool,
+}
+
+impl Credentials {
+    /// The process that connected. Asks the kernel to name the sender of each packet from now on.
+    pub(crate) fn connected(socket: &Socket) -> Result<Self, HandshakeError> {
+        let pidfds_come = socket.name_senders(true)?;
+        let (pid, uid) = socket.connected_by()?;
+        let pidfd = if pidfds_come { None } else { open(pid) };
+        Ok(Credentials { pid, uid, pidfd, proven: false })
+    }
+
+    /// The process that sent the Hello.
+    pub(crate) fn introduced(self, sender: Sender) -> Self {
+        let Sender { pid, uid, pidfd } = sender;
+        let connected = self.pidfd.filter(|_| pid == self.pid);
+        let proven = pidfd.is_some() || connected.is_some();
+        Credentials { pid, uid, pidfd: pidfd.or(connected).or_else(|| open(pid)), proven }
+    }
+
+    /// Whether the process that introduced itself still has its number, and is not this process.
+    pub(crate) fn is_another(&self) -> bool {
+        self.proven && self.pidfd.as_ref().is_some_and(is_alive) && !is_own(self.pid)
+    }
+}
+
+/// A pidfd of the process that has this number now.
+fn open(pid: i32) -> Option<OwnedFd> {
+    if pid <= 0 {
+        return None;
+    }
+    // SAFETY: a call with plain numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    // SAFETY: made for us just now, and known to nobody else.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn is_alive(pidfd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, which is ours.
+    unsafe { libc::poll(&mut poll, 1, 0) == 0 }
+}
+
+/// Whether a number is that of this process, or of one of its threads.
+pub(crate) fn is_own(pid: i32) -> bool {
+    // SAFETY: plain numbers; signal 0 only asks whether the thread exists.
+    pid > 0 && unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), pid, 0) } == 0
+}

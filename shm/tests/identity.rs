@@ -1,0 +1,148 @@
+//! Who is at the other end: the process that speaks, not the one that made the socket.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
+use fishplate_shm::{HandshakeError, Link, Role, ShmConfig, socket_pair};
+
+#[path = "support/raw.rs"]
+mod raw;
+mod support;
+use raw::{Raw, packet};
+use support::*;
+
+/// Bytes that a child forked from this process finds where its parent has them.
+static KNOWN: [u8; 16] = *b"sixteen bytes ok";
+
+/// Memory of this process that is registered nowhere.
+static mut NEVER_LENT: [u64; 8] = [7; 8];
+
+/// A child that is killed and reaped.
+struct Forked(i32);
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: our own child, which has not been waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Runs `play` in a child forked from here, with one end of a pair that this process has made. Returns the other.
+fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
+    let (ours, theirs) = socket_pair().unwrap();
+    // SAFETY: the child makes system calls and allocates, which glibc allows, and never returns from here.
+    match unsafe { libc::fork() } {
+        0 => {
+            drop(ours);
+            let _raw = play(theirs);
+            // SAFETY: waits to be killed.
+            unsafe { libc::pause() };
+            std::process::abort();
+        }
+        child => (ours, Forked(child)),
+    }
+}
+
+#[test]
+fn a_forked_peer_that_names_our_own_memory_is_not_written_to_by_the_kernel() {
+    let _alone = alone();
+    let config = ShmConfig::default();
+    // Its probe is an address at which this process has the bytes that it calls its nonce.
+    let (socket, child) = forked(|socket| {
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        raw.hello(KNOWN, KNOWN.as_ptr() as u64);
+        raw.offer();
+        raw.ready();
+        raw
+    });
+    let mut rail = rail(config);
+    let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
+    assert_eq!(link.pid(), child.0, "the process that speaks");
+    rail.attach(PEER, link).unwrap();
+    // A key of private memory, in generation 1 and slot 0, that begins where this process has something else.
+    let key = RailKey { key: 1 << 60 | 1 << 48, base: &raw const NEVER_LENT as u64 };
+    rail.import(PEER, key, 64).unwrap();
+    let mut bytes = [0x41u8; 64];
+    let local = Local { ptr: NonNull::from(&mut bytes).cast(), len: 64, desc: 0 };
+    // SAFETY: the bytes outlive the rail.
+    let posted = unsafe { rail.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
+    // The kernel carries it out, into the child, or it goes through the lane.
+    assert!(matches!(posted, Ok(Posted::Done | Posted::Pending)), "{posted:?}");
+    // SAFETY: nothing else uses it.
+    assert_eq!(unsafe { (&raw const NEVER_LENT).read_volatile() }, [7; 8]);
+}
+
+#[test]
+fn a_forked_peer_that_tells_the_truth_is_reached_where_the_kernel_names_processes() {
+    let _alone = alone();
+    let (socket, child) = forked(|socket| {
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        let nonce: [u8; 16] = *b"only in my stack";
+        raw.hello(nonce.map(|byte| byte ^ 0x55), 0);
+        raw.offer();
+        raw.ready();
+        raw
+    });
+    let rail = rail(ShmConfig::default());
+    let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
+    assert_eq!(link.pid(), child.0);
+    assert!(!link.reaches_private(), "its nonce does not lie where it says");
+    drop(link);
+
+    let (socket, child) = forked(|socket| {
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        raw.meet();
+        raw
+    });
+    let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
+    assert_eq!(link.pid(), child.0);
+    let [major, minor] = kernel();
+    if (major, minor) >= (6, 5) {
+        assert!(link.reaches_private());
+    } else {
+        assert!(!link.reaches_private(), "the number of a forked process is not proven before Linux 6.5");
+    }
+}
+
+#[test]
+fn a_handshake_that_another_process_ends_is_refused() {
+    let _alone = alone();
+    let (socket, child) = forked(|socket| {
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        raw.hello(KNOWN, KNOWN.as_ptr() as u64);
+        raw.offer();
+        // SAFETY: as in `forked`.
+        if unsafe { libc::fork() } == 0 {
+            raw.send(&packet(raw::READY, &raw.theirs), &[]);
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(0) };
+        }
+        raw
+    });
+    let rail = rail(ShmConfig::default());
+    match Link::over(socket, Role::First, &rail.profile(), soon()) {
+        Err(HandshakeError::Process { hello, ready }) => assert!(hello == child.0 && ready != hello),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_peer_in_this_process_is_reached() {
+    let _alone = alone();
+    let (near, far) = (rail(ShmConfig::default()), rail(ShmConfig::default()));
+    for link in meet(&near, &far, socket_pair().unwrap()) {
+        assert_eq!(link.pid(), std::process::id() as i32);
+        assert!(link.reaches_private());
+    }
+}
+
+/// Version of the kernel.
+fn kernel() -> [u32; 2] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok());
+    [(); 2].map(|()| numbers.next().unwrap_or(0))
+}

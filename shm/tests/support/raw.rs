@@ -1,0 +1,202 @@
+//! A peer that is not this crate: it speaks the protocol by its bytes, and breaks it where a test wants. It panics where nobody listens
+//! any more, but for what is sent to a victim that has hung up already.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fishplate_shm::ShmConfig;
+
+pub const HELLO: u16 = 1;
+pub const OFFER: u16 = 2;
+pub const READY: u16 = 3;
+pub const BLOB: u16 = 4;
+pub const ANNOUNCE: u16 = 5;
+pub const WITHDRAW: u16 = 6;
+pub const BYE: u16 = 7;
+
+/// Where the address of the nonce, and the nonce itself, lie in a Hello.
+const PROBE: usize = 44;
+const NONCE: usize = 52;
+
+/// Seals of memory that this crate takes.
+pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// A packet of the socket.
+pub fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut bytes = b"fishplat".to_vec();
+    bytes.extend(1u16.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((16 + body.len() as u32).to_ne_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// The announcement of a segment.
+pub fn announce(number: u32, len: u64) -> Vec<u8> {
+    packet(ANNOUNCE, &[&number.to_ne_bytes()[..], &len.to_ne_bytes()].concat())
+}
+
+/// The withdrawal of a segment.
+pub fn withdraw(number: u32) -> Vec<u8> {
+    packet(WITHDRAW, &number.to_ne_bytes())
+}
+
+/// A memfd of that size with all its pages, those flags and those seals.
+pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
+    // SAFETY: calls with plain numbers, on a descriptor that is made here.
+    unsafe {
+        let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
+        assert!(fd >= 0);
+        assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// Sends a packet with descriptors. Whether there was room for it, and somebody to take it.
+pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
+    let mut control = [0u64; 130];
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: a structure of plain numbers and null pointers.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    // SAFETY: the control buffer holds a header and 253 descriptors, the most that there are.
+    unsafe {
+        if !fds.is_empty() {
+            let len = size_of_val(fds) as u32;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(len) as usize;
+            let head = libc::CMSG_FIRSTHDR(&message);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(head), len as usize);
+        }
+        libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | flags) >= 0
+    }
+}
+
+/// One end of a link.
+pub struct Raw {
+    pub socket: OwnedFd,
+    cells: u32,
+    /// The victim's nonce, and ours.
+    pub theirs: [u8; 16],
+    pub ours: [u8; 16],
+    /// Our lane: its memory, and the position of the next record.
+    pub lane: *mut u8,
+    pub at: u64,
+}
+
+impl Raw {
+    pub fn new(socket: OwnedFd, config: &ShmConfig) -> Self {
+        let lane = std::ptr::null_mut();
+        Raw { socket, cells: config.lane_cells, theirs: [0; 16], ours: [0; 16], lane, at: 0 }
+    }
+
+    /// Receives a packet; descriptors that come with it are not taken, and so close.
+    pub fn recv(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 70_000];
+        // SAFETY: the buffer is ours and as long as said.
+        let n = unsafe { libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        bytes.truncate(n.max(0) as usize);
+        bytes
+    }
+
+    /// Sends a packet with descriptors, waiting for room. Whether somebody was there to take it.
+    pub fn send(&self, bytes: &[u8], fds: &[&OwnedFd]) -> bool {
+        let fds: Vec<i32> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        send(&self.socket, bytes, &fds, 0)
+    }
+
+    /// Answers the victim's Hello with one of this nonce, which is said to lie at `probe`.
+    pub fn hello(&mut self, nonce: [u8; 16], probe: u64) {
+        let mut hello = self.recv();
+        assert_eq!(hello.len(), NONCE + 16);
+        self.theirs.copy_from_slice(&hello[NONCE..]);
+        self.ours = nonce;
+        hello[16] = 3 - hello[16];
+        hello[PROBE..NONCE].copy_from_slice(&probe.to_ne_bytes());
+        hello[NONCE..].copy_from_slice(&nonce);
+        self.send(&hello, &[]);
+    }
+
+    /// Sends a correct Offer.
+    pub fn offer(&mut self) {
+        let len = 4096 + self.cells as usize * 64;
+        let lane = memory(len, 0, 0);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of memory of that length, which stays for the life of the process; it is page-aligned.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, lane.as_raw_fd(), 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            self.lane = at.cast();
+            let words = at.cast::<u64>();
+            words.write(u64::from_le_bytes(*b"fishplat"));
+            words.add(1).write(1 << 48 | 64 << 32 | u64::from(self.cells));
+            words.add(2).cast::<[u8; 16]>().write(self.ours);
+            words.add(4).cast::<[u8; 16]>().write(self.theirs);
+            assert_eq!(
+                libc::fcntl(lane.as_raw_fd(), libc::F_ADD_SEALS, SEALS | libc::F_SEAL_FUTURE_WRITE),
+                0
+            );
+        }
+        self.recv();
+        self.send(&packet(OFFER, &self.theirs), &[&lane, &memory(4096, 0, SEALS)]);
+    }
+
+    /// Sends a correct Ready, and takes the victim's.
+    pub fn ready(&self) {
+        self.send(&packet(READY, &self.theirs), &[]);
+        self.recv();
+    }
+
+    /// The whole handshake, well.
+    pub fn meet(&mut self) {
+        let nonce: [u8; 16] = std::array::from_fn(|i| i as u8 ^ std::process::id() as u8);
+        self.hello(nonce, nonce.as_ptr() as u64);
+        self.offer();
+        self.ready();
+    }
+
+    /// A word of our segment, by its offset in bytes.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < 4096 + self.cells as usize * 64);
+        // SAFETY: inside our segment, which stays mapped; atomics on both sides.
+        unsafe { &*self.lane.add(offset).cast() }
+    }
+
+    /// Writes payload and header of the next record, of whatever lengths, but not its stamp.
+    pub fn begin(&self, header: u64, payload: &[u8]) {
+        let ring = self.cells as usize * 64;
+        let first = self.at as usize * 64;
+        for (i, byte) in payload.iter().enumerate() {
+            // SAFETY: inside the ring.
+            unsafe { self.lane.add(4096 + (first + 16 + i) % ring).write_volatile(*byte) };
+        }
+        self.word(4096 + (first + 8) % ring).store(header, Ordering::Relaxed);
+    }
+
+    /// Stamps the record that was begun, as one of so many cells.
+    pub fn publish(&mut self, cells: u64) {
+        let ring = self.cells as usize * 64;
+        // What was there before must not look like the stamp of what comes next.
+        self.word(4096 + ((self.at + cells) as usize * 64) % ring).store(0, Ordering::Relaxed);
+        self.word(4096 + (self.at as usize * 64) % ring).store(self.at << 1 | 1, Ordering::Release);
+        self.at += cells;
+    }
+
+    /// Sends a record.
+    pub fn record(&mut self, kind: u32, value: u32, payload: &[u8]) {
+        self.begin(u64::from(kind) | u64::from(value) << 32, payload);
+        self.publish((16 + payload.len()).div_ceil(64) as u64);
+    }
+
+    /// Sends a message.
+    pub fn message(&mut self, bytes: &[u8]) {
+        self.record(1, bytes.len() as u32, bytes);
+    }
+}
