@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 const MESSAGE: usize = 256;
 
@@ -93,7 +93,7 @@ unsafe impl Rail for Tape {
             max_rma: 1 << 30,
             inject: 1 << 30,
             data_bytes: 4,
-            ordered: false,
+            order: Order::None,
             native_atomics: false,
             depth: u32::MAX,
         }

@@ -51,7 +51,7 @@ pub use window::{Parked, bitmap_words};
 
 use crate::error::AttachError;
 use crate::mem::RailId;
-use crate::rail::Rail;
+use crate::rail::{Order, Rail};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use load::Loads;
@@ -203,8 +203,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub inject: u64,
     /// Payload that fits in a message on every rail, in bytes.
     pub message_room: u32,
-    /// One rail that keeps order: fences cost nothing, native atomics keep their place.
-    pub ordered: bool,
+    /// What a fence holds back until everything before it is applied: see [`Stream::fence`].
+    pub fence_holds: u8,
+    /// Atomics are handed to the one rail, which keeps their place in the order.
     pub native_atomics: bool,
     pub stats: Stats,
     /// Counts what workers hand over.
@@ -250,7 +251,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
         let mut max_rma = [0; RAILS];
         let (mut room, mut inject) = (u32::MAX, u64::MAX);
-        let (mut ordered, mut native) = (RAILS == 1, RAILS == 1);
+        // Between two rails nothing keeps order.
+        let (mut order, mut native) = (if RAILS == 1 { Order::All } else { Order::None }, RAILS == 1);
         for (rail, max) in rails.iter().zip(&mut max_rma) {
             let caps = rail.caps();
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
@@ -260,7 +262,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             let message = caps.max_message.min(wire::STREAM_POST_MAX as usize);
             room = room.min((message - wire::HEAD_MAX) as u32);
             inject = inject.min(caps.inject as u64).min(*max);
-            ordered &= caps.ordered;
+            order = order.min(caps.order);
             native &= caps.native_atomics;
         }
         let whole = if RAILS > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
@@ -299,8 +301,12 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 eager: config.eager.min(room),
                 inject,
                 message_room: room,
-                ordered,
-                native_atomics: native && ordered,
+                fence_holds: match order {
+                    Order::None => stream::WRITES | stream::MESSAGES,
+                    Order::Reports => stream::WRITES,
+                    Order::All => 0,
+                },
+                native_atomics: native && order == Order::All,
                 stats: Stats::default(),
                 stamp: 0,
                 protocol: None,

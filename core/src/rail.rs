@@ -11,8 +11,8 @@
 //!    Done without an error means that the local memory may be reused, no more.
 //! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of that write are
 //!    visible to the target's processor. Messages arrive whole.
-//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down. Unless
-//!    [`Caps::ordered`], anything may overtake anything.
+//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down. [`Caps::order`] says
+//!    what keeps the order of the posts; the rest may overtake anything.
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for a peer, except
 //!    `register`, `import`, `detach` and `check_peers`, which are slow paths, and `place` and `fetch`, which may wait for a device.
@@ -34,6 +34,19 @@ use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted, copy_bytes};
 use crate::op::Amo;
 
+/// What a rail keeps of the order in which posts to one peer were made. Each keeps all that the one before it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// Nothing: anything may overtake anything.
+    None,
+    /// Messages and completion words are reported in the order posted. The bytes of a write may be in
+    /// place before messages that were posted earlier are reported, as in memory that the origin has mapped.
+    Reports,
+    /// The bytes of a write, too, are in place only once everything posted earlier is, and so is the
+    /// effect of a native atomic.
+    All,
+}
+
 /// What a rail can do. Constant once the rail exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
@@ -45,8 +58,8 @@ pub struct Caps {
     pub inject: usize,
     /// Bytes of remote completion data that a write carries: 4 or 8. The engine uses 4.
     pub data_bytes: u8,
-    /// Whether everything to one peer arrives in the order posted.
-    pub ordered: bool,
+    /// What keeps the order in which it was posted to one peer.
+    pub order: Order,
     /// Whether [`Rail::post_atomic`] is offered.
     pub native_atomics: bool,
     /// Posts that can be outstanding at once.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted, copy_message};
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -52,7 +52,8 @@ const MAX_ENDED: usize = 64;
 /// | private                                | nothing         | a post: the kernel, or chunks through the lane     |
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
 ///
-/// Everything posted to one peer arrives in the order posted. What a post puts into a lane is visible at once; a peer
+/// Everything posted to one peer is reported there in the order posted. Writes that the caller's processor or the kernel
+/// copies are in place at once, before messages posted earlier are reported ([`Order::Reports`]). What a post puts into a lane is visible at once; a peer
 /// that *sleeps* is woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that dies is seen by
 /// `check_peers`, which reports what it had still sent, then that it is down, then the end of every post to it. Its memory
 /// stays mapped until it is detached, so pointers into it stay good until then.
@@ -96,7 +97,7 @@ impl<H: Host> ShmRail<H> {
             max_rma: MAX_RMA,
             inject: record::chunk_len(config.max_message),
             data_bytes: 4,
-            ordered: true,
+            order: Order::Reports,
             native_atomics: false,
             depth: STAGED as u32,
         };

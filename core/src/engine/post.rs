@@ -50,9 +50,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     return self.state.due.push(self.state.streams, stream);
                 }
                 Err(Blocked::Refused(rail, error)) => {
+                    let applied = self.state.streams[stream as usize].in_flight() == 0;
                     let slot = &mut self.state.pending.slots[index as usize];
-                    let quiescent = !slot.numbered && slot.posts == 0;
+                    let quiescent = if slot.numbered { applied } else { slot.posts == 0 };
                     slot.fail(Fault::Post(rail, error), quiescent);
+                    // No acknowledgement will come for numbers that are acknowledged.
+                    slot.numbered &= !applied;
                     slot.fetch = false;
                     self.state.all_posted(stream, index);
                 }

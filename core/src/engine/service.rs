@@ -9,7 +9,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::list::NONE;
 use super::protocol::Kept;
-use super::stream::Stream;
+use super::stream::{MESSAGES, Stream};
 use super::table::PeerState;
 use super::tag::Tag;
 use super::window::{Next, Parcel, Parked};
@@ -166,6 +166,20 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn ask(&mut self, stream: u32) {
         self.streams[stream as usize].ask = true;
         self.due.push(self.streams, stream);
+    }
+
+    /// Marks the next data of a stream that could overtake what is outstanding.
+    #[inline(never)]
+    pub(super) fn fence(&mut self, stream: u32) {
+        let s = &mut self.streams[stream as usize];
+        if self.fence_holds == 0 || s.open == 0 {
+            return;
+        }
+        s.fence = self.fence_holds;
+        // Where messages pass, the acknowledgement is asked for by the write that needs it, if one comes.
+        if self.fence_holds & MESSAGES != 0 {
+            self.ask(stream);
+        }
     }
 
     /// Acknowledgements of everything to everybody are wanted soon.

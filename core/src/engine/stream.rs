@@ -5,6 +5,12 @@ use crate::sync::seq::Seq;
 use super::list::{Fifo, NONE};
 use super::window::Window;
 
+/// In [`Stream::fence`]: data that is posted as writes.
+pub(crate) const WRITES: u8 = 1;
+
+/// In [`Stream::fence`]: data that travels in numbered messages.
+pub(crate) const MESSAGES: u8 = 2;
+
 /// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a message which is sent at once stores is
 /// in the first.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +42,9 @@ pub struct Stream {
     pub(crate) unhurried: bool,
     /// Silent operations that took no slot are on their way: together they count as one open operation.
     pub(crate) silent: bool,
-    /// The writes of the next operation wait for everything before them.
-    pub(crate) fence: bool,
+    /// What waits for everything before it: [`WRITES`], [`MESSAGES`] or both after a fence, otherwise
+    /// neither. The next operation with such data carries the fence, and clears it here.
+    pub(crate) fence: u8,
     /// An acknowledgement is wanted soon; ask for it.
     pub(crate) ask: bool,
     /// On the due list.
@@ -83,7 +90,7 @@ impl Stream {
             silent: false,
             silent_posts: 0,
             silent_end: first,
-            fence: false,
+            fence: 0,
             ask: false,
             asked: first,
             lost: 0,
@@ -96,11 +103,12 @@ impl Stream {
         }
     }
 
-    /// Nothing stands before a post under the next number but the post itself. Only streams of peers that may be posted to are live.
+    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the next number at once. Only streams of
+    /// peers that may be posted to are live.
     #[inline(always)]
-    pub(crate) fn clear(&self, window: u32) -> bool {
+    pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // Never more than a window is in flight, which fits in 32 bits.
-        self.live && self.unposted == NONE && !self.fence && (self.in_flight() as u32) < window
+        self.live && self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
     }
 
     /// The number before the next is of a silent operation without a slot. Returns how many operations are open more than before.

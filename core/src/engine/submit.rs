@@ -197,8 +197,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, Notice::Report(tag), true)
     }
 
-    /// Orders: writes issued after it land after everything issued before it. Waits for nothing; where the rails do not keep
-    /// order, later writes to this peer are held back until earlier operations are applied. Signals and atomics need no fence.
+    /// Orders: writes issued after it land after everything issued before it. Waits for nothing. Where a later write could overtake
+    /// something ([`Caps::order`](crate::rail::Caps::order)), that write is held back until earlier operations are applied. Signals
+    /// and atomics need no fence.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
@@ -209,9 +210,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         slot.usable()?;
         let stream = self.stream(context, peer.index)?;
         let state = &mut self.state;
-        if !state.ordered && state.streams[stream as usize].open != 0 {
-            state.streams[stream as usize].fence = true;
-            state.ask(stream);
+        if state.open != 0 {
+            state.fence(stream);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use core::ptr::NonNull;
 
 use super::random::Random;
-use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 
@@ -196,7 +196,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         Caps {
             max_message: caps.max_message.min(MESSAGE),
             inject: 0,
-            ordered: false,
+            order: Order::None,
             native_atomics: false,
             ..caps
         }

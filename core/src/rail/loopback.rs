@@ -5,7 +5,7 @@
 
 use core::ptr::{self, NonNull};
 
-use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::Amo;
@@ -162,7 +162,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             max_rma: RMA,
             inject: RMA,
             data_bytes: 4,
-            ordered: true,
+            // A write is copied when it is posted.
+            order: Order::Reports,
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,
         }

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use fishplate_core::error::PostError;
-use fishplate_core::rail::{Local, Posted, Rail};
+use fishplate_core::rail::{Local, Order, Posted, Rail};
 
 use super::*;
 
@@ -167,7 +167,7 @@ pub fn c4_everything_arrives_once_from_the_right_peer<F: Fixture>() {
         let field = Field::new::<F>(&mut link, 64);
         let mut seen = Seen::default();
         let max = link.caps().max_message;
-        let ordered = link.caps().ordered;
+        let ordered = link.caps().order >= Order::Reports;
         for n in 0..200u32 {
             match n % 2 {
                 0 => {
@@ -200,13 +200,47 @@ pub fn c4_everything_arrives_once_from_the_right_peer<F: Fixture>() {
             assert!(bytes[4..].iter().all(|&b| b == n as u8), "seed {seed}: message {n} was changed");
             numbers.push(n);
         }
-        if !ordered {
+        if ordered {
+            assert!(
+                seen.arrivals.iter().enumerate().all(|(n, &message)| message == (n % 2 == 1)),
+                "seed {seed}"
+            );
+        } else {
             words.sort_unstable();
             numbers.sort_unstable();
         }
         assert_eq!(words, (0..200).step_by(2).collect::<Vec<_>>(), "seed {seed}");
         assert_eq!(numbers, (1..200).step_by(2).collect::<Vec<_>>(), "seed {seed}");
         assert!(seen.down.is_empty());
+    }
+}
+
+pub fn c4_no_write_is_in_place_before_an_earlier_message_where_the_rail_orders_all<F: Fixture>() {
+    for seed in SEEDS {
+        let mut link = F::link(seed);
+        if link.caps().order != Order::All {
+            return;
+        }
+        let field = Field::new::<F>(&mut link, 64 * 8);
+        let mut seen = Seen::default();
+        let check = |field: &Field, seen: &Seen| {
+            let inside = field.inside();
+            let in_place = (0..8).rposition(|n| inside[n * 64..][..64] != [CANARY; 64]).map_or(0, |n| n + 1);
+            assert!(seen.messages.len() >= in_place, "seed {seed}: write {in_place} overtook a message");
+        };
+        for n in 0..8u64 {
+            message(&mut link, &mut seen, &[n as u8], &[], n);
+            write(&mut link, &mut seen, field.local(64, 64), field.remote(n * 64), Some(n as u32), n);
+            check(&field, &seen);
+        }
+        for _ in 0..PATIENCE {
+            link.turn(1, &mut seen);
+            check(&field, &seen);
+            if seen.landed.len() == 8 {
+                break;
+            }
+        }
+        assert_eq!((seen.landed.len(), seen.messages.len()), (8, 8), "seed {seed}");
     }
 }
 

@@ -78,6 +78,8 @@ pub struct Seen {
     pub done: Vec<(u64, Result<(), CompleteError>)>,
     pub landed: Vec<(Peer, u32)>,
     pub messages: Vec<(Peer, Vec<u8>)>,
+    /// Of each arrival in turn: whether it was a message.
+    pub arrivals: Vec<bool>,
     pub down: Vec<(Peer, PeerError)>,
     pub events: u32,
     /// Looks at memory at the moment when a write is reported.
@@ -113,6 +115,7 @@ impl Sink for Seen {
             look(data);
         }
         self.landed.push((peer, data));
+        self.arrivals.push(false);
     }
 
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -120,6 +123,7 @@ impl Sink for Seen {
         let mut copy = vec![0; bytes.len()];
         bytes.copy_out(&mut copy);
         self.messages.push((peer, copy));
+        self.arrivals.push(true);
     }
 
     fn peer_down(&mut self, peer: Peer, why: PeerError) {

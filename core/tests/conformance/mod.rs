@@ -104,6 +104,7 @@ macro_rules! rail_conformance {
                 c2_a_read_or_fetch_brings_what_was_there
                 c3_the_data_is_there_when_its_word_is_reported
                 c4_everything_arrives_once_from_the_right_peer
+                c4_no_write_is_in_place_before_an_earlier_message_where_the_rail_orders_all
                 c4_empty_writes_and_messages_arrive_too
                 c4_a_write_without_a_word_is_not_reported
                 c5_messages_and_injects_are_copied_before_the_post_returns

@@ -3,16 +3,22 @@
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp, Outcome};
-use fishplate_core::rail::Rail;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::{Caps, Order, Rail};
 
 use super::order::{add, hold, set};
 use super::support::oracle::{OPS, model};
-use super::support::tap::{Event, Verb, shared, tap};
+use super::support::tap::{Event, Shared, Tap, Verb, shared, tap};
 use super::support::*;
 
 type Network = Loopback<64>;
+
+/// A rail that executes atomics and says that it orders everything, which is what the engine asks of one that it hands them to.
+fn native<const DEPTH: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; 1] {
+    control.borrow_mut().caps = Some(|caps| Caps { order: Order::All, ..caps });
+    tap(Loopback::new().with_native_atomics(), control)
+}
 
 fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
     let mut own = own(Config { window: 8, ..Config::DEFAULT }, rails, 4096);
@@ -47,7 +53,7 @@ fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
 #[test]
 fn every_operation_at_every_width_fetching_or_not() {
     every_operation([Network::new()]);
-    every_operation([Network::new().with_native_atomics()]);
+    every_operation(native::<64>(&shared()));
     let faulty = |i: usize| Faulty::<_, 16>::new(Network::new(), Faults::DISORDER, 7 + i as u64);
     every_operation(std::array::from_fn::<_, 1, _>(faulty));
     every_operation(std::array::from_fn::<_, 2, _>(faulty));
@@ -129,7 +135,7 @@ fn native_atomics_keep_their_place_in_the_order() {
     for seed in seeds(60) {
         let control = shared();
         let config = Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
-        let mut own = own(config, tap(Loopback::<16>::new().with_native_atomics(), &control), 4096);
+        let mut own = own(config, native::<16>(&control), 4096);
         let mut random = Random(seed);
         let mut tokens = vec![];
         let mut value = 0u64;
@@ -176,7 +182,7 @@ fn native_atomics_keep_their_place_in_the_order() {
 #[test]
 fn an_atomic_that_the_rail_does_not_have_goes_as_a_message() {
     let control = shared();
-    let mut own = own(Config::DEFAULT, tap(Network::new().with_native_atomics(), &control), 4096);
+    let mut own = own(Config::DEFAULT, native::<64>(&control), 4096);
     control.borrow_mut().refuse =
         Some(Box::new(|post| (post.verb == Verb::Atomic && post.len < 4).then_some(PostError::Unsupported)));
     for width in [1u8, 2, 4, 8] {

@@ -4,6 +4,7 @@ use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
 use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::op::{Amo, AmoOp, Fault, Outcome};
+use fishplate_core::rail::Caps;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
@@ -185,6 +186,20 @@ fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
         assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(RailId(0)))));
         assert_eq!(word(&own.engine, own.target.at(0)), 0);
     }
+}
+
+#[test]
+fn a_write_whose_rest_is_refused_when_its_first_pieces_are_acknowledged_ends() {
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| Caps { max_rma: 8, ..caps });
+    let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+    let issued = own.engine.put(CX, own.source.at(0), 16, own.remote.at(64), Notice::Report(3));
+    let token = pending(issued);
+    control.borrow_mut().refuse =
+        Some(Box::new(|post| (post.verb == Verb::Write).then_some(PostError::BadKey)));
+    let done = own.engine.wait(token, &mut own.waiter, 100_000).unwrap();
+    assert_eq!(done.outcome, Outcome::Failed(Fault::Post(RailId(0), PostError::BadKey)));
+    assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(true));
 }
 
 #[test]

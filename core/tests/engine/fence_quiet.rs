@@ -82,12 +82,16 @@ fn i4_signals_and_atomics_do_not_wait_for_a_fence() {
 }
 
 #[test]
-fn a_fence_costs_nothing_on_one_ordered_rail_or_without_traffic() {
+fn a_fence_delays_nothing_on_one_rail_that_orders_all_or_without_traffic() {
     let control = shared();
-    let mut ordered = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
-    ordered.engine.put(CX, ordered.source.at(0), 8, ordered.remote.at(64), Notice::Silent).unwrap();
-    ordered.engine.fence(CX, ordered.peer).unwrap();
-    ordered.engine.put(CX, ordered.source.at(0), 8, ordered.remote.at(64), Notice::Silent).unwrap();
+    let sim = fleet::fabric(1, 1, 32, Dials::CALM, 1);
+    let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| {
+        Tap::new(end, rail as usize, &control)
+    });
+    let node = &mut nodes[0];
+    node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
+    node.engine.fence(CX, node.peers[0]).unwrap();
+    node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 2);
     let control = shared();
     let mut idle =
@@ -95,6 +99,29 @@ fn a_fence_costs_nothing_on_one_ordered_rail_or_without_traffic() {
     idle.engine.fence(CX, idle.peer).unwrap();
     idle.engine.put(CX, idle.source.at(0), 8, idle.remote.at(64), Notice::Silent).unwrap();
     assert_eq!(control.borrow().posts.len(), 1);
+}
+
+#[test]
+fn a_fence_delays_writes_and_no_messages_where_a_rail_orders_its_reports() {
+    // This rail copies a write when it is posted, and delivers a message when it is polled.
+    let control = shared();
+    let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
+    write(&own.engine, own.source.at(0), &[1; 16]);
+    let (from, signal) = (own.source.at(0), set(own.remote, 0, 1));
+    let at = |own: &Own<_, 1>, offset| read(&own.engine, own.target.at(offset), 8);
+    own.engine.put_signal(CX, from, 8, own.remote.at(64), signal, Notice::Silent).unwrap();
+    own.engine.fence(CX, own.peer).unwrap();
+    own.engine.put_signal(CX, from, 8, own.remote.at(72), signal, Notice::Silent).unwrap();
+    assert_eq!(control.borrow().posts.len(), 2, "two messages, both posted at once");
+    own.engine.put(CX, from, 8, own.remote.at(80), Notice::Silent).unwrap();
+    assert_eq!([64, 72, 80].map(|offset| at(&own, offset)), [[0; 8]; 3]);
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!([64, 72, 80].map(|offset| at(&own, offset)), [[1; 8]; 3]);
+    // The write has taken the fence with it.
+    let before = control.borrow().posts.len();
+    own.engine.put_signal(CX, from, 8, own.remote.at(64), signal, Notice::Silent).unwrap();
+    own.engine.put(CX, from, 8, own.remote.at(80), Notice::Silent).unwrap();
+    assert_eq!(control.borrow().posts.len(), before + 2);
 }
 
 #[test]

@@ -4,9 +4,9 @@ use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
 use fishplate_core::mem::{LocalAddr, Peer};
 use fishplate_core::op::{Amo, AmoOp};
-use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
+use fishplate_core::rail::{Order, Rail};
 
 use super::order::{add, hold, set};
 use super::support::tap::{Event, Shared, Tap, shared, tap};
@@ -419,7 +419,7 @@ fn noise_is_refused_whatever_it_is() {
             control.borrow_mut().inject.push_back(event);
             engine.progress();
         }
-        assert!(engine.rail(fishplate_core::mem::RailId(0)).unwrap().caps().ordered);
+        assert!(engine.rail(fishplate_core::mem::RailId(0)).unwrap().caps().order >= Order::Reports);
         let why = engine.peer_error(peer).unwrap();
         assert!(matches!(why, Some(PeerError::Protocol(_))), "seed {seed}: {why:?}");
     }

@@ -1,8 +1,8 @@
 //! A rail whose messages may be longer than the tag of a silent operation's post can tell: 16 MiB.
 
 use fishplate_core::engine::{Config, Notice};
-use fishplate_core::rail::Caps;
 use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::{Caps, Order};
 
 use super::order::add;
 use super::support::tap::{Verb, shared, tap};
@@ -17,7 +17,7 @@ fn a_silent_put_signal_longer_than_its_tag_can_tell_ends() {
     let config = Config { eager: 1 << 25, ..Config::DEFAULT };
     for len in [TOLD - HEAD, TOLD - HEAD + 1, TOLD, TOLD + 1, (17 << 20) + 5] {
         let control = shared();
-        control.borrow_mut().caps = Some(|caps| Caps { max_message: 1 << 26, ordered: false, ..caps });
+        control.borrow_mut().caps = Some(|caps| Caps { max_message: 1 << 26, order: Order::None, ..caps });
         let mut own = own(config, tap(Loopback::<64>::new(), &control), 18 << 20);
         let payload: Vec<u8> = (0..len).map(|n| (n ^ (n >> 9)) as u8).collect();
         write(&own.engine, own.source.at(8), &payload);

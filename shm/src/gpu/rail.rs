@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -108,7 +108,7 @@ struct GpuPeer {
 ///
 /// A write is told to its target when all of it has landed: by a word in the [done channel](GpuConfig::done_channel), which the device
 /// stores itself where it can, or by a record through the lane. Writes end in any order: the rail is not
-/// [ordered](Caps::ordered).
+/// [ordered](Caps::order).
 ///
 /// An operation whose peer is gone is reported when the device has finished with its memory: until then its buffer is not free. Where the
 /// device does not say in time, or is lost, the end is [unknown](CompleteError::Unknown).
@@ -174,7 +174,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let stage = Stage::new(sharing.driver());
         let caps = Caps {
             inject: 0,
-            ordered: false,
+            order: Order::None,
             depth: inner.caps().depth.min(config.ops.into()),
             ..inner.caps()
         };

@@ -10,6 +10,7 @@ use crate::rail::{Local, Rail, Remote};
 
 use super::super::list::NONE;
 use super::super::pending::{Kind, State as Stage};
+use super::super::stream::{MESSAGES, WRITES};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
@@ -133,7 +134,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if eager || len == 0 {
             // SAFETY: the source was checked; a message is copied before its post returns.
             let payload = unsafe { Untrusted::new(source.as_ptr(), len) };
-            if let Some(issued) = self.message_single(stream, message, payload, notice) {
+            if let Some(issued) = self.message_single(stream, message, payload, MESSAGES, notice) {
                 self.flush();
                 return Ok(issued);
             }
@@ -167,7 +168,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(Issued::Done { value: 0 });
         }
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
-        if let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), notice) {
+        if let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice) {
             self.flush();
             return Ok(issued);
         }
@@ -313,7 +314,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
         if !fetch
             && !self.state.native_atomics
-            && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), notice)
+            && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
         {
             self.flush();
             return Ok(issued);
@@ -362,14 +363,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.write_single(stream, from, u32::MAX, bytes.len(), &target, Notice::Silent)
         } else {
             let (body, payload) = (Body::Data { at: target.place() }, Untrusted::from_slice(bytes));
-            self.message_single(stream, body, payload, Notice::Silent)
+            self.message_single(stream, body, payload, MESSAGES, Notice::Silent)
         };
         if issued.is_some() {
             self.flush();
             return Ok(());
         }
         let state = &self.state.streams[stream as usize];
-        if state.unposted != NONE || (state.fence && state.in_flight() != 0) {
+        let data = if as_write { WRITES } else { MESSAGES };
+        if state.unposted != NONE || (state.fence & data != 0 && state.in_flight() != 0) {
             return Err(OpError::Again);
         }
         let mut ask = Ask {
@@ -417,9 +419,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
             *reply_to = token.0;
         }
-        // The first operation with data after a fence carries it.
-        slot.fenced = left != 0 && kind != Kind::Read && s.fence;
-        s.fence &= !slot.fenced;
+        // The first operation with data that a fence holds back carries it; what comes later is posted later.
+        let data = match kind {
+            _ if left == 0 => 0,
+            Kind::Write => WRITES,
+            Kind::Message => MESSAGES,
+            Kind::Read | Kind::Send => 0,
+        };
+        slot.fenced = s.fence & data != 0;
+        s.fence *= !slot.fenced as u8;
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
         (slot.message, slot.fetch) = (message, fetch);

@@ -14,6 +14,7 @@ use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
+use super::super::stream::WRITES;
 use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;
@@ -54,7 +55,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // Of a context that is not configured there is no stream, or none that is live.
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
-        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window)) {
+        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES)) {
             return false;
         }
         let Some(local) = state.locals.get(from.region.index as usize) else { return false };
@@ -116,7 +117,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if bytes.wrapping_sub(1) >= state.single_max {
             return None;
         }
-        let way = state.way(stream, bytes, notice)?;
+        let way = state.way(stream, bytes, notice, WRITES)?;
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
@@ -129,16 +130,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// Posts a message that has a number, and with it the reverse stream's cursor.
+    /// Posts a message that has a number, and with it the reverse stream's cursor. `data` says which data
+    /// it carries, as for [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
         stream: u32,
         body: Body,
         payload: Untrusted<'_>,
+        data: u8,
         notice: Notice,
     ) -> Option<Issued> {
-        let way = self.state.way(stream, (HEAD_MAX + payload.len()) as u64, notice)?;
+        let way = self.state.way(stream, (HEAD_MAX + payload.len()) as u64, notice, data)?;
         let cursor = self.state.streams[stream as usize].window.expected();
         let mut head = [0; HEAD_MAX];
         let message =
@@ -155,12 +158,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Where the next number of a stream can go now, with about so many bytes, if one post is all that stands before it.
+    /// Where the next number of a stream can go now, with about so many bytes and such data, if one post is all that stands before it.
     #[inline(always)]
-    fn way(&mut self, stream: u32, bytes: u64, notice: Notice) -> Option<Way> {
+    fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq) = (s.peer, s.context, s.next);
-        if !s.clear(self.config.window) {
+        if !s.clear(self.config.window, data) {
             return None;
         }
         let (index, tag) = match notice {

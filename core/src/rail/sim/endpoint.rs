@@ -6,7 +6,7 @@ use super::Sim;
 use super::world::{ENDPOINTS, Kind, MESSAGE, NONE, Packet, Registered};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
-use crate::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use crate::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 /// Peers that one endpoint can have.
 pub(super) const PEERS: usize = 16;
@@ -207,7 +207,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             max_rma: RMA,
             inject: INJECT,
             data_bytes: 4,
-            ordered: world.dials[self.rail as usize].ordered,
+            order: if world.dials[self.rail as usize].ordered { Order::All } else { Order::None },
             native_atomics: false,
             depth: world.packets.len() as u32,
         }

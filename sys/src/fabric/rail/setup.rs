@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use fishplate_core::rail::Caps;
+use fishplate_core::rail::{Caps, Order};
 
 use super::imports::Imports;
 use super::peers::Peers;
@@ -78,7 +78,7 @@ impl FabricRail {
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
             // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
-            ordered: false,
+            order: Order::None,
             native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
             depth,
         };
