@@ -3,7 +3,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
 use core::fmt;
 use core::ptr::{self, NonNull};
 
@@ -165,6 +165,23 @@ impl fmt::Debug for Info {
     }
 }
 
+/// Setters of plain numbers in hints. The structures hold pointers as well, which the library follows, so they are not given out.
+macro_rules! hints {
+    ($($(#[$doc:meta])* $set:ident: $field:ident of $part:ident as $number:ty;)*) => {$(
+        $(#[$doc])*
+        pub fn $set(&mut self, value: $number) {
+            hints!(@set self, $part, $field, value);
+        }
+    )*};
+    (@set $self:ident, raw, $field:ident, $value:ident) => {
+        $self.raw().$field = $value;
+    };
+    (@set $self:ident, $part:ident, $field:ident, $value:ident) => {
+        // SAFETY: the parts were checked not to be null when the hints were made.
+        unsafe { (*$self.raw().$part).$field = $value }
+    };
+}
+
 /// What is asked for: an information to be filled in.
 #[derive(Debug)]
 pub struct Hints(Info);
@@ -186,34 +203,32 @@ impl Hints {
         self.0.as_ptr()
     }
 
-    /// The structure itself, to be filled in.
-    pub fn raw(&mut self) -> &mut fi_info {
+    fn raw(&mut self) -> &mut fi_info {
         // SAFETY: ours until dropped, and as long as ours or longer.
         unsafe { self.0.ptr.as_mut() }
     }
 
-    /// What is asked of sending.
-    pub fn tx(&mut self) -> &mut fi_tx_attr {
-        // SAFETY: checked not to be null when made.
-        unsafe { &mut *self.raw().tx_attr }
-    }
-
-    /// What is asked of receiving.
-    pub fn rx(&mut self) -> &mut fi_rx_attr {
-        // SAFETY: checked not to be null when made.
-        unsafe { &mut *self.raw().rx_attr }
-    }
-
-    /// What is asked of the endpoint.
-    pub fn ep(&mut self) -> &mut fi_ep_attr {
-        // SAFETY: checked not to be null when made.
-        unsafe { &mut *self.raw().ep_attr }
-    }
-
-    /// What is asked of the domain.
-    pub fn domain(&mut self) -> &mut fi_domain_attr {
-        // SAFETY: checked not to be null when made.
-        unsafe { &mut *self.raw().domain_attr }
+    hints! {
+        /// `fi_info.caps`
+        set_caps: caps of raw as u64;
+        /// `fi_info.mode`
+        set_mode: mode of raw as u64;
+        /// `fi_ep_attr.type`
+        set_endpoint_type: r#type of ep_attr as c_int;
+        /// `fi_tx_attr.op_flags`
+        set_op_flags: op_flags of tx_attr as u64;
+        /// `fi_tx_attr.msg_order`
+        set_send_order: msg_order of tx_attr as u64;
+        /// `fi_tx_attr.inject_size`
+        set_inject_size: inject_size of tx_attr as usize;
+        /// `fi_domain_attr.mr_mode`
+        set_mr_mode: mr_mode of domain_attr as c_int;
+        /// `fi_domain_attr.data_progress`
+        set_data_progress: data_progress of domain_attr as c_int;
+        /// `fi_domain_attr.threading`
+        set_threading: threading of domain_attr as c_int;
+        /// `fi_domain_attr.resource_mgmt`
+        set_resource_mgmt: resource_mgmt of domain_attr as c_int;
     }
 
     /// Asks for a provider by name.
@@ -230,7 +245,7 @@ impl Hints {
     pub fn set_domain(&mut self, name: &CStr) {
         // SAFETY: as in `set_provider`.
         unsafe {
-            let attr = self.domain();
+            let attr = &mut *self.raw().domain_attr;
             libc::free(attr.name.cast());
             attr.name = libc::strdup(name.as_ptr());
         }

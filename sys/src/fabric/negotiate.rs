@@ -237,9 +237,9 @@ impl Error for NegotiateError {}
 /// The library's.
 pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     let mut hints = Hints::new(library)?;
-    hints.ep().r#type = FI_EP_RDM;
-    hints.raw().mode = u64::MAX;
-    hints.domain().mr_mode = MR_MODES;
+    hints.set_endpoint_type(FI_EP_RDM);
+    hints.set_mode(u64::MAX);
+    hints.set_mr_mode(MR_MODES);
     let mut names = Vec::new();
     for info in found(library.getinfo(None, None, 0, &hints))? {
         let name = info.provider();
@@ -357,15 +357,14 @@ fn hints(
     };
     let mut hints = Hints::new(library)?;
     hints.set_provider(name);
-    hints.raw().caps = wanted(ask, persona);
-    hints.raw().mode = MODES;
-    hints.ep().r#type = FI_EP_RDM;
-    hints.tx().op_flags = level.flag();
-    let domain = hints.domain();
-    domain.mr_mode = MR_MODES;
-    domain.data_progress = data;
-    domain.threading = threads;
-    domain.resource_mgmt = FI_RM_ENABLED;
+    hints.set_caps(wanted(ask, persona));
+    hints.set_mode(MODES);
+    hints.set_endpoint_type(FI_EP_RDM);
+    hints.set_op_flags(level.flag());
+    hints.set_mr_mode(MR_MODES);
+    hints.set_data_progress(data);
+    hints.set_threading(threads);
+    hints.set_resource_mgmt(FI_RM_ENABLED);
     Ok(hints)
 }
 
