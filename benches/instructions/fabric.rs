@@ -64,8 +64,7 @@ fn own(inject: bool) -> &'static mut Own {
     let offer = negotiate(noop::library(), &ask()).unwrap();
     let config = FabricConfig { seed: Some(1), inject, ..FabricConfig::default() };
     let mut rail = FabricRail::open(&offer, config).unwrap();
-    let address = rail.address().unwrap();
-    rail.attach(PEER, &address).unwrap();
+    rail.attach_self(PEER).unwrap();
     let bytes = Box::leak(Box::new([0u8; 64]));
     let ptr = NonNull::new(bytes.as_mut_ptr()).unwrap();
     // SAFETY: leaked; nobody writes to it.
@@ -119,7 +118,7 @@ fn bare_write_to_completion(endpoint: &'static mut Endpoint) {
         let context = ptr::without_provenance_mut(n as usize);
         // SAFETY: the source outlives the loop; the provider does not follow contexts.
         unsafe { endpoint.write(black_box(from), to, Some(n), context) }.unwrap();
-        let got = endpoint.cq.read(&mut entries).unwrap();
+        let got = endpoint.completions(&mut entries).unwrap();
         for entry in &entries[..got] {
             sum += entry.op_context.addr() as u64;
         }
@@ -265,7 +264,7 @@ fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
             };
             posted.unwrap();
         }
-        while let Ok(got) = endpoint.cq.read(&mut entries) {
+        while let Ok(got) = endpoint.completions(&mut entries) {
             for entry in &entries[..got] {
                 if entry.flags & FI_RECV != 0 {
                     acknowledged += ACKNOWLEDGED;

@@ -150,11 +150,16 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, out: *mut fi_cq_err_entry, _flags:
 unsafe extern "C" fn strerror(
     _cq: *mut fid_cq,
     code: c_int,
-    _data: *const c_void,
+    data: *const c_void,
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    let text = format!("fake provider error {code}\0");
+    let said = match data.is_null() {
+        true => String::new(),
+        // SAFETY: what `readerr` gave, with a zero behind.
+        false => format!(": {}", unsafe { CStr::from_ptr(data.cast()) }.to_string_lossy()),
+    };
+    let text = format!("fake provider error {code}{said}\0");
     let Ok(text) = CStr::from_bytes_until_nul(text.as_bytes()) else {
         return ptr::null();
     };

@@ -31,16 +31,15 @@ struct Side {
 
 fn offers(fake: &Fake, change: impl FnOnce(&mut Hints)) -> Vec<Info> {
     let mut hints = Hints::new(fake.library()).unwrap();
-    hints.raw().mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
-    hints.domain().mr_mode =
-        FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints.set_mode(FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA);
+    hints.set_mr_mode(FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT);
     change(&mut hints);
     fake.library().getinfo(None, None, 0, &hints).unwrap_or_default()
 }
 
 impl Side {
     fn new(fake: &Fake, completions: usize) -> Side {
-        let info = offers(fake, |hints| hints.tx().op_flags = FI_DELIVERY_COMPLETE).swap_remove(0);
+        let info = offers(fake, |hints| hints.set_op_flags(FI_DELIVERY_COMPLETE)).swap_remove(0);
         let domain = Arc::new(Domain::open(Arc::new(Fabric::open(&info).unwrap()), &info).unwrap());
         let cq = CompletionQueue::open(&domain, completions).unwrap();
         let av = AddressVector::open(&domain, FI_AV_TABLE, 4).unwrap();
@@ -80,13 +79,13 @@ impl Side {
     fn read(&mut self) -> Vec<Result<fi_cq_data_entry, (i32, String)>> {
         let mut entries = [EMPTY; 16];
         let mut seen = vec![];
-        match self.ep.cq.read(&mut entries) {
+        match self.ep.completions(&mut entries) {
             Ok(n) => seen.extend(entries[..n].iter().map(|entry| Ok(*entry))),
             Err(Code::EAGAIN) => {}
             Err(code) => {
                 assert_eq!(code.0, FI_EAVAIL);
-                let error = self.ep.cq.read_error().unwrap();
-                seen.push(Err((error.code.0, self.ep.cq.describe(error.provider))));
+                let error = self.ep.error_completion().unwrap();
+                seen.push(Err((error.code.0, self.ep.describe(&error))));
             }
         }
         let first = self.contexts.as_ptr() as usize;
@@ -103,8 +102,8 @@ impl Side {
 /// Two sides that know each other: everybody is number 0 to everybody.
 fn pair(fake: &Fake, completions: usize) -> (Side, Side) {
     let (mut a, mut b) = (Side::new(fake, completions), Side::new(fake, completions));
-    a.ep.av.insert(&b.ep.name().unwrap()).unwrap();
-    b.ep.av.insert(&a.ep.name().unwrap()).unwrap();
+    a.ep.insert(&b.ep.name().unwrap()).unwrap();
+    b.ep.insert(&a.ep.name().unwrap()).unwrap();
     (a, b)
 }
 
@@ -333,17 +332,17 @@ fn only_what_answers_to_the_hints_is_offered() {
     let none: [fn(&mut Hints); 7] = [
         |hints| hints.set_provider(c"verbs"),
         |hints| hints.set_domain(c"eth0"),
-        |hints| hints.raw().mode = 0,
-        |hints| hints.raw().caps = FI_ATOMIC,
-        |hints| hints.domain().mr_mode = 0,
-        |hints| hints.tx().inject_size = 64,
-        |hints| hints.tx().msg_order = FI_ORDER_SAS,
+        |hints| hints.set_mode(0),
+        |hints| hints.set_caps(FI_ATOMIC),
+        |hints| hints.set_mr_mode(0),
+        |hints| hints.set_inject_size(64),
+        |hints| hints.set_send_order(FI_ORDER_SAS),
     ];
     for (at, change) in none.into_iter().enumerate() {
         assert_eq!(offers(&fake, change).len(), 0, "{at}");
     }
     let manual = Fake::new(Persona::cxi(), 1);
-    assert_eq!(offers(&manual, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO).len(), 0);
+    assert_eq!(offers(&manual, |hints| hints.set_data_progress(FI_PROGRESS_AUTO)).len(), 0);
     let info = offers(&manual, |hints| hints.set_domain(c"cxi1")).swap_remove(0);
     assert_eq!((info.pci(), info.link_speed()), (Some((0, 17, 0, 0)), Some(200_000_000_000)));
 }

@@ -148,7 +148,7 @@ impl Bare {
         let names = ends.each_ref().map(|end| end.name().unwrap());
         let virt = info.domain().mr_mode & FI_MR_VIRT_ADDR != 0;
         let to = [0, 1].map(|at| Target {
-            peer: ends[at].av.insert(&names[1 - at]).unwrap(),
+            peer: ends[at].insert(&names[1 - at]).unwrap(),
             addr: if virt { pointers[1 - at].as_ptr() as u64 } else { 0 },
             key: regions[1 - at].key(),
         });
@@ -191,7 +191,7 @@ impl Ends for Bare {
         result.is_ok()
     }
     fn poll(&mut self, end: usize) {
-        match self.ends[end].cq.read(&mut self.entries) {
+        match self.ends[end].completions(&mut self.entries) {
             Ok(n) => {
                 for entry in &self.entries[..n] {
                     match entry.flags & FI_REMOTE_CQ_DATA != 0 {

@@ -1,16 +1,64 @@
 //! An address vector: peers' addresses, by number. Slow path.
 
-use alloc::string::String;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::ffi::{c_char, c_int, c_void};
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use super::domain::Domain;
 use super::error::{CallError, Code};
-use super::library::copy_string;
 use super::object;
 use super::raw::*;
+
+/// The form that a provider's addresses have, taken from one of its own. A provider is never told the length of an address, so one
+/// that came from a peer is checked here first.
+#[derive(Clone, Debug)]
+pub struct AddressForm {
+    format: u32,
+    own: Box<[u8]>,
+}
+
+/// Longest string that is taken for an address, in bytes, its zero included: the shm provider cuts longer ones off.
+const STRING_MAX: usize = 256;
+
+impl AddressForm {
+    /// The form of `own`, an address that the provider gave, which is in `format` (`fi_info.addr_format`).
+    pub fn new(format: u32, own: Vec<u8>) -> AddressForm {
+        AddressForm { format, own: own.into() }
+    }
+
+    /// The format, one of the `FI_ADDR_` and `FI_SOCKADDR` numbers.
+    pub fn format(&self) -> u32 {
+        self.format
+    }
+
+    /// The provider's own address.
+    pub fn own(&self) -> &[u8] {
+        &self.own
+    }
+
+    /// Whether a provider of this form may be given `address`. A string ends with its only zero and names the same scheme. All
+    /// others are as long as our own; a socket address is also of the same family.
+    pub fn allows(&self, address: &[u8]) -> bool {
+        match self.format {
+            FI_ADDR_STR => {
+                let ended = address.iter().position(|&byte| byte == 0) == address.len().checked_sub(1);
+                ended && address.len() <= STRING_MAX && scheme(address) == scheme(&self.own)
+            }
+            FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 | FI_SOCKADDR_IB => {
+                address.len() == self.own.len() && address.get(..2) == self.own.get(..2)
+            }
+            _ => address.len() == self.own.len(),
+        }
+    }
+}
+
+/// The part of a string up to "://", if there is one.
+fn scheme(address: &[u8]) -> Option<&[u8]> {
+    address.windows(3).position(|three| three == b"://").map(|at| &address[..at])
+}
 
 /// An open address vector, closed when dropped.
 #[derive(Debug)]
@@ -52,13 +100,16 @@ impl AddressVector {
     ///
     /// # Errors
     /// The provider's, or `FI_EINVAL` if it does not take the address.
+    ///
+    /// # Safety
+    /// The address has the provider's [form](AddressForm): the provider is not told its length, and reads as much as that form has.
     #[doc(alias = "fi_av_insert")]
-    pub fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
+    pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         type Insert =
             unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
         let call = "fi_av_insert";
         let mut number = FI_ADDR_NOTAVAIL;
-        // SAFETY: the vector is open; one address is given, and there is room for one number.
+        // SAFETY: the vector is open; one whole address is given, by our caller's promise, and there is room for one number.
         let inserted = unsafe {
             let this = self.as_ptr();
             let insert = entry::<_, Insert>((*this).ops, offset_of!(fi_ops_av, insert));
@@ -75,8 +126,11 @@ impl AddressVector {
     ///
     /// # Errors
     /// The provider's: some refuse while posts are outstanding.
+    ///
+    /// # Safety
+    /// [`insert`](Self::insert) returned the number, and it was not removed since.
     #[doc(alias = "fi_av_remove")]
-    pub fn remove(&mut self, mut number: u64) -> Result<(), CallError> {
+    pub unsafe fn remove(&mut self, mut number: u64) -> Result<(), CallError> {
         type Remove = unsafe extern "C" fn(*mut fid_av, *mut u64, usize, u64) -> c_int;
         let call = "fi_av_remove";
         // SAFETY: the vector is open; one number is given.
@@ -88,24 +142,6 @@ impl AddressVector {
         }
         Ok(())
     }
-
-    /// The provider's words for an address.
-    #[doc(alias = "fi_av_straddr")]
-    pub fn show(&self, address: &[u8]) -> String {
-        type Show =
-            unsafe extern "C" fn(*mut fid_av, *const c_void, *mut c_char, *mut usize) -> *const c_char;
-        let mut text = [0 as c_char; 256];
-        let mut len = text.len() - 1;
-        // SAFETY: the vector is open, the address is one of its form, and the text ends with zero whatever is written.
-        unsafe {
-            let this = self.as_ptr();
-            let Some(show) = entry::<_, Show>((*this).ops, offset_of!(fi_ops_av, straddr)) else {
-                return String::new();
-            };
-            show(this, address.as_ptr().cast(), text.as_mut_ptr(), &mut len);
-            copy_string(text.as_ptr()).unwrap_or_default()
-        }
-    }
 }
 
 impl Drop for AddressVector {
@@ -113,5 +149,58 @@ impl Drop for AddressVector {
         // If the provider keeps it, there is nobody to tell.
         // SAFETY: open until here; the endpoint that was bound to it owned it, and is closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::{AddressForm, STRING_MAX};
+    use crate::fabric::raw::*;
+
+    /// Every length but that of our own is refused, and of those of that length another family.
+    #[test]
+    fn addresses_of_a_fixed_length_are_as_long_as_our_own() {
+        let families = [FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SOCKADDR_IB];
+        for (format, len) in [
+            (FI_SOCKADDR, 16),
+            (FI_SOCKADDR_IN, 16),
+            (FI_SOCKADDR_IN6, 28),
+            (FI_SOCKADDR_IB, 48),
+            (FI_ADDR_EFA, 32),
+            (FI_FORMAT_UNSPEC, 16),
+        ] {
+            let form = AddressForm::new(format, (0..len).map(|n| n as u8 + 2).collect());
+            for other in 0..=64 {
+                let address: Vec<u8> = (0..other).map(|n| if n < 2 { n as u8 + 2 } else { 0 }).collect();
+                assert_eq!(form.allows(&address), other == len, "format {format}, {other} bytes");
+            }
+            for at in 0..2 {
+                let mut address = form.own().to_vec();
+                address[at] ^= 1;
+                assert_eq!(form.allows(&address), !families.contains(&format), "format {format}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_string_ends_with_its_only_zero_and_has_our_scheme() {
+        let form = AddressForm::new(FI_ADDR_STR, b"fi_shm://1:2\0".to_vec());
+        for good in [&b"fi_shm://1:2\0"[..], b"fi_shm://\0", b"fi_shm://another, and a longer one\0"] {
+            assert!(form.allows(good), "{}", good.escape_ascii());
+        }
+        for bad in [&b""[..], b"\0", b"f", b"fi_shm://1:2", b"fi_shm://1\x002\0", b"fi_ns://1:2\0", b"/1:2\0"]
+        {
+            assert!(!form.allows(bad), "{}", bad.escape_ascii());
+        }
+        let long = |len: usize| {
+            let mut name = b"fi_shm://".to_vec();
+            name.resize(len - 1, b'x');
+            name.push(0);
+            name
+        };
+        assert!(form.allows(&long(STRING_MAX)) && !form.allows(&long(STRING_MAX + 1)));
+        assert!(AddressForm::new(FI_ADDR_STR, b"plain\0".to_vec()).allows(&[0]));
     }
 }

@@ -20,7 +20,10 @@ pub type Entry = fi_cq_data_entry;
 pub const EMPTY: Entry =
     Entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
-/// What an error completion says. Data of the provider's own is turned into words at once, or lost.
+/// Bytes of the provider's own data about an error that are kept.
+pub const ERROR_DATA: usize = 128;
+
+/// What an error completion says.
 #[derive(Clone, Copy, Debug)]
 pub struct CqError {
     /// The context of the post that failed, or null.
@@ -31,6 +34,22 @@ pub struct CqError {
     pub code: Code,
     /// The provider's code.
     pub provider: i32,
+    /// Bytes of `data`.
+    len: usize,
+    /// The provider's own data, which [`CompletionQueue::describe`] hands back to it.
+    data: [u8; ERROR_DATA],
+}
+
+impl CqError {
+    /// An error of a call, not of a completion.
+    pub(super) const fn of_call(code: Code) -> CqError {
+        CqError { op_context: ptr::null_mut(), flags: 0, code, provider: 0, len: 0, data: [0; ERROR_DATA] }
+    }
+
+    /// Whether the provider gave data of its own.
+    pub(super) const fn has_data(&self) -> bool {
+        self.len != 0
+    }
 }
 
 /// Neither blocks nor allocates, and says what is in it.
@@ -121,6 +140,7 @@ impl CompletionQueue {
     #[doc(alias = "fi_cq_readerr")]
     #[cold]
     pub fn read_error(&mut self) -> Result<CqError, Code> {
+        let mut data = [0; ERROR_DATA];
         let mut error = Tailed::new(fi_cq_err_entry {
             op_context: ptr::null_mut(),
             flags: 0,
@@ -131,12 +151,12 @@ impl CompletionQueue {
             olen: 0,
             err: 0,
             prov_errno: 0,
-            err_data: ptr::null_mut(),
-            err_data_size: 0,
+            err_data: data.as_mut_ptr().cast(),
+            err_data_size: data.len(),
             src_addr: FI_ADDR_NOTAVAIL,
         });
-        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and longer. No room for the
-        // provider's data is offered, so it gives a pointer that is not followed.
+        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and longer. There is as much room for the
+        // provider's data as is said.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).readerr.unwrap_unchecked();
@@ -145,25 +165,28 @@ impl CompletionQueue {
         match Code::check(returned)? {
             0 => Err(Code::EAGAIN),
             _ => {
-                let fi_cq_err_entry { op_context, flags, err, prov_errno, .. } = error.value;
-                Ok(CqError { op_context, flags, code: Code(err.saturating_abs()), provider: prov_errno })
+                let fi_cq_err_entry { op_context, flags, err, prov_errno, err_data_size, .. } = error.value;
+                let (code, len) = (Code(err.saturating_abs()), err_data_size.min(data.len()));
+                Ok(CqError { op_context, flags, code, provider: prov_errno, len, data })
             }
         }
     }
 
-    /// The provider's words for its own code. Slow path.
+    /// The provider's words for its own code and data. Slow path.
     #[doc(alias = "fi_cq_strerror")]
-    pub fn describe(&self, provider: i32) -> String {
+    pub fn describe(&self, error: &CqError) -> String {
         type Strerror =
             unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
         let mut text = [0 as c_char; 256];
-        // SAFETY: the queue is open, the room for words is as long as said; what is returned is null or a C string.
+        let data = if error.len == 0 { ptr::null() } else { error.data.as_ptr().cast() };
+        // SAFETY: the queue is open, the room for words is as long as said, the data are null or what the provider wrote, with zeros
+        // behind; what is returned is null or a C string.
         unsafe {
             let this = self.fid.as_ptr();
             let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {
                 return String::new();
             };
-            copy_string(words(this, provider, ptr::null(), text.as_mut_ptr(), text.len() - 1))
+            copy_string(words(this, error.provider, data, text.as_mut_ptr(), text.len() - 1))
                 .unwrap_or_default()
         }
     }

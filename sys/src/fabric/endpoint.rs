@@ -2,6 +2,7 @@
 //!
 //! Posting neither blocks nor allocates on our side, and is one indirect call. One thread posts and reads completions.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -11,8 +12,8 @@ use core::ptr::{self, NonNull};
 
 use libc::iovec;
 
-use super::av::AddressVector;
-use super::cq::CompletionQueue;
+use super::av::{AddressForm, AddressVector};
+use super::cq::{CompletionQueue, CqError, Entry};
 use super::domain::Domain;
 use super::error::{CallError, Code};
 use super::info::Info;
@@ -45,10 +46,10 @@ pub struct Target {
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
-    /// Completions of everything that is posted, and of what arrives.
-    pub cq: CompletionQueue,
-    /// Whom it can reach.
-    pub av: AddressVector,
+    // The provider holds on to both for as long as the endpoint is open, so nobody can take them out.
+    cq: CompletionQueue,
+    av: AddressVector,
+    form: AddressForm,
     atomics: bool,
     closed: bool,
 }
@@ -72,7 +73,8 @@ impl Endpoint {
         let offset = offset_of!(fi_ops_domain, endpoint);
         // SAFETY: this entry takes such an information.
         let fid: NonNull<fid_ep> = unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }?;
-        let mut endpoint = Endpoint { fid, cq, av, atomics: false, closed: false };
+        let form = AddressForm::new(info.raw().addr_format, Vec::new());
+        let mut endpoint = Endpoint { fid, cq, av, form, atomics: false, closed: false };
         // SAFETY: all are open, and the endpoint is closed before what it is bound to.
         unsafe {
             let this = endpoint.as_fid();
@@ -81,6 +83,7 @@ impl Endpoint {
             object::control("fi_enable", this, FI_ENABLE, ptr::null_mut())?;
         }
         endpoint.check_tables()?;
+        endpoint.form = AddressForm::new(info.raw().addr_format, endpoint.name()?);
         Ok(endpoint)
     }
 
@@ -169,6 +172,73 @@ impl Endpoint {
         }
     }
 
+    /// The form of the addresses that it takes, and its own address.
+    pub fn form(&self) -> &AddressForm {
+        &self.form
+    }
+
+    /// Adds a peer's address, and returns the number that posts name it by. Slow path.
+    ///
+    /// # Errors
+    /// `FI_EINVAL` if it is not of the provider's [form](Self::form); or the provider's.
+    #[doc(alias = "fi_av_insert")]
+    pub fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
+        if !self.form.allows(address) {
+            return Err(CallError { call: "fi_av_insert", code: Code(libc::EINVAL) });
+        }
+        // SAFETY: of the provider's form, as was just checked.
+        unsafe { self.av.insert(address) }
+    }
+
+    /// Takes an address out. What was posted to it may end with errors, or not at all. Slow path.
+    ///
+    /// # Errors
+    /// The provider's: some refuse while posts are outstanding.
+    ///
+    /// # Safety
+    /// [`insert`](Self::insert) returned the number, and it was not removed since.
+    #[doc(alias = "fi_av_remove")]
+    pub unsafe fn remove(&mut self, number: u64) -> Result<(), CallError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.av.remove(number) }
+    }
+
+    /// Reads completions into `entries`, and returns how many.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::read`].
+    #[doc(alias = "fi_cq_read")]
+    #[inline(always)]
+    pub fn completions(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
+        self.cq.read(entries)
+    }
+
+    /// As [`completions`](Self::completions), with the address of who sent each.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::read_from`].
+    #[doc(alias = "fi_cq_readfrom")]
+    #[inline(always)]
+    pub fn completions_from(&mut self, entries: &mut [Entry], sources: &mut [u64]) -> Result<usize, Code> {
+        self.cq.read_from(entries, sources)
+    }
+
+    /// Takes the error completion that is next.
+    ///
+    /// # Errors
+    /// `FI_EAGAIN`: there is none.
+    #[doc(alias = "fi_cq_readerr")]
+    #[cold]
+    pub fn error_completion(&mut self) -> Result<CqError, Code> {
+        self.cq.read_error()
+    }
+
+    /// The provider's words for an error completion. Slow path.
+    #[doc(alias = "fi_cq_strerror")]
+    pub fn describe(&self, error: &CqError) -> String {
+        self.cq.describe(error)
+    }
+
     /// Posts a buffer for a message from anybody.
     ///
     /// # Errors
@@ -192,10 +262,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
+    ///
+    /// # Safety
+    /// `peer` is a number that [`insert`](Self::insert) returned and that was not removed since.
     #[doc(alias = "fi_inject")]
     #[inline(always)]
-    pub fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
-        // SAFETY: as in `recv`; the bytes are read during the call only.
+    pub unsafe fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
+        // SAFETY: as in `recv`; the bytes are read during the call only, and the peer is our caller's promise.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let inject = (*(*this).msg).inject.unwrap_unchecked();
@@ -210,7 +283,7 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room.
     ///
     /// # Safety
-    /// The bytes stay readable, and the context in place, until the completion that carries `context`.
+    /// As [`inject`](Self::inject). The bytes stay readable, and the context in place, until the completion that carries `context`.
     #[doc(alias = "fi_sendmsg")]
     #[inline]
     pub unsafe fn send(
@@ -274,7 +347,7 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room.
     ///
     /// # Safety
-    /// `from` is readable during the call.
+    /// As [`inject`](Self::inject) for the peer of `to`. `from` is readable during the call.
     #[doc(alias = "fi_inject_write")]
     #[doc(alias = "fi_inject_writedata")]
     #[inline(always)]
@@ -343,7 +416,7 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room.
     ///
     /// # Safety
-    /// As [`recv`](Self::recv).
+    /// As [`recv`](Self::recv), and as [`inject`](Self::inject) for the peer of `from`.
     #[doc(alias = "fi_read")]
     #[inline(always)]
     pub unsafe fn read(&mut self, into: Buffer, from: Target, context: *mut c_void) -> Result<(), Code> {
@@ -361,7 +434,7 @@ impl Endpoint {
     #[doc(alias = "fi_fetch_atomicvalid")]
     #[doc(alias = "fi_compare_atomicvalid")]
     pub fn has_atomic(&self, kind: AtomicKind, datatype: c_int, op: c_int) -> bool {
-        if !self.atomics {
+        if !self.atomics || !(0..=FI_UINT64).contains(&datatype) || !(0..=FI_CSWAP).contains(&op) {
             return false;
         }
         let mut count = 0;
@@ -385,7 +458,8 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room; `FI_ENOSYS`: the provider has none.
     ///
     /// # Safety
-    /// The words behind `words` stay in place until the completion that carries `context`; the result unread.
+    /// As [`inject`](Self::inject) for the peer of `to`. The words behind `words` stay in place until the completion that carries
+    /// `context`; the result unread. [`has_atomic`](Self::has_atomic) says yes to the three numbers.
     #[doc(alias = "fi_atomic")]
     #[doc(alias = "fi_fetch_atomic")]
     #[doc(alias = "fi_compare_atomic")]

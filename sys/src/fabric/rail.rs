@@ -49,6 +49,7 @@ pub use config::{FabricConfig, SetupError};
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -66,7 +67,7 @@ use self::imports::Imports;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
 use self::slab::Slab;
-use super::cq;
+use super::cq::{self, CqError};
 use super::domain::Domain;
 use super::endpoint::{Buffer, Endpoint, Target};
 use super::error::{CallError, Code};
@@ -122,7 +123,7 @@ pub struct FabricStats {
     pub strangers: u64,
     /// Error completions.
     pub errors: u64,
-    /// The last of those, or of a refused post: libfabric's code and the provider's.
+    /// The last of those, or of a refused post: libfabric's code and the provider's. [`FabricRail::last_error`] has the words.
     pub last_error: (i32, i32),
     /// Contexts that a provider has kept of posts whose end was reported for it.
     pub orphans: u32,
@@ -197,6 +198,7 @@ pub struct FabricRail {
     next_key: u64,
     key_bits: u32,
     stats: FabricStats,
+    last_error: CqError,
     config: FabricConfig,
     offer: Offer,
 }
@@ -216,17 +218,35 @@ impl FabricRail {
     /// The provider's.
     pub fn address(&self) -> Result<Vec<u8>, CallError> {
         let provider = self.endpoint.name()?;
-        let format = self.offer.info.raw().addr_format;
+        let format = self.endpoint.form().format();
         Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
     }
 
     /// Makes a rail with this address reachable as `peer`. Both ends must have attached each other before either posts: what
-    /// arrives from a stranger is dropped. A rail may attach itself. Slow path.
+    /// arrives from a stranger is dropped. Slow path.
     ///
     /// # Errors
-    /// The place is taken or out of range, the address is not one, or of a rail that differs; or the provider's code.
+    /// The place is taken or out of range, the address is not one, or of a rail that differs, or this rail's own, which a peer has
+    /// no business to send ([`attach_self`](Self::attach_self)); or the provider's code.
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
+        if theirs.provider == self.endpoint.form().own() {
+            return Err(AttachError::Config("the address is this rail's own"));
+        }
+        self.attach_to(peer, theirs)
+    }
+
+    /// Makes the rail reachable to itself, as `peer`. Slow path.
+    ///
+    /// # Errors
+    /// The place is taken or out of range; or the provider's code.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        let name = self.endpoint.form().own().to_vec();
+        let (notify, number, format) = (self.notify, self.number, self.endpoint.form().format());
+        self.attach_to(peer, Address { notify, number, format, provider: &name })
+    }
+
+    fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if !slot.attached => {}
             _ => return Err(AttachError::Full),
@@ -234,14 +254,17 @@ impl FabricRail {
         if theirs.notify != self.notify {
             return Err(AttachError::Config("the two rails notify in different ways"));
         }
-        if theirs.format != self.offer.info.raw().addr_format {
+        if theirs.format != self.endpoint.form().format() {
             return Err(AttachError::Config("the two rails have addresses of different formats"));
         }
         if self.peers.knows(theirs.number) {
             return Err(AttachError::Config("two peers have the same number"));
         }
-        let addr =
-            self.endpoint.av.insert(theirs.provider).map_err(|error| AttachError::System(error.code.0))?;
+        if !self.endpoint.form().allows(theirs.provider) {
+            return Err(AttachError::BadHandle);
+        }
+        let inserted = self.endpoint.insert(theirs.provider);
+        let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;
         self.peers.attach(peer.0, addr, theirs.number, self.short_below);
         Ok(())
     }
@@ -277,6 +300,29 @@ impl FabricRail {
     /// What it has seen.
     pub fn stats(&self) -> FabricStats {
         self.stats
+    }
+
+    /// The last error that a completion or a post brought, in the library's and the provider's words; `None`: there was none. Slow
+    /// path: allocates.
+    #[doc(alias = "fi_cq_strerror")]
+    pub fn last_error(&self) -> Option<String> {
+        let CqError { code, provider, .. } = self.last_error;
+        if code == Code(0) {
+            return None;
+        }
+        let mut text = alloc::format!("{}: {code}", self.offer.info.library().describe(code));
+        let words = self.endpoint.describe(&self.last_error);
+        if provider != 0 || self.last_error.has_data() {
+            text += &alloc::format!("; {} says {provider}: {words}", self.offer.info.provider());
+        }
+        Some(text)
+    }
+
+    /// A call was refused for good.
+    #[cold]
+    fn note_error(&mut self, code: Code) {
+        self.stats.last_error = (code.0, 0);
+        self.last_error = CqError::of_call(code);
     }
 
     /// Bytes of memory that the rail has taken of its own, and how many of them are there per peer at most.
@@ -330,6 +376,14 @@ impl FabricSetup<'_> {
     /// As of [`FabricRail::attach`].
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         self.0.attach(peer, address)
+    }
+
+    /// See [`FabricRail::attach_self`].
+    ///
+    /// # Errors
+    /// As of [`FabricRail::attach_self`].
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        self.0.attach_self(peer)
     }
 
     /// See [`FabricRail::before_arrivals`].

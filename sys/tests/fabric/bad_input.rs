@@ -2,15 +2,18 @@
 //! addresses that are none or of another kind of rail.
 
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
-use fishplate_core::rail::{Rail, RailKey};
+use fishplate_core::rail::{Local, Posted, Rail, RailKey, Remote};
 use fishplate_sys::fabric::negotiate::{self, NegotiateError, Progress, Why};
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::rail::SetupError;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate as choose};
 
+use crate::conformance::Seen;
+use crate::fence::Fence;
 use crate::support::{self, SMALL};
 
 macro_rules! needs_library {
@@ -163,6 +166,112 @@ fn addresses_that_are_none_attach_nobody() {
     assert!(matches!(a.attach(Peer(1), &good), Err(AttachError::Config(_))), "twice the same");
     a.detach(Peer(0));
     a.attach(Peer(1), &good).unwrap();
+
+    let mut own = a.address().unwrap();
+    own[8] ^= 1;
+    assert!(matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))), "our own, under another number");
+}
+
+/// The provider is not told how long an address is. What is cut off lies on a page that nobody may read.
+#[test]
+fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
+    needs_library!("addresses_are_as_long");
+    for provider in ["tcp", "tcp;ofi_rxm", "shm"] {
+        let [mut a, b] = [1, 2].map(|seed| support::open(&Ask::new(provider), SMALL, seed));
+        let good = b.address().unwrap();
+        for len in (0..good.len() + 40).filter(|len| *len != good.len()) {
+            let mut other = good.clone();
+            other.resize(len, 0);
+            let attached = a.attach(Peer(0), Fence::new(len).end(&other));
+            assert_eq!(attached, Err(AttachError::BadHandle), "{provider}: {len} bytes");
+        }
+        let mut strange = good.clone();
+        strange[17] ^= 1;
+        assert_eq!(a.attach(Peer(0), &strange), Err(AttachError::BadHandle), "{provider}: another family");
+        a.attach(Peer(0), Fence::new(good.len()).end(&good)).unwrap();
+    }
+}
+
+/// Memory, heads and bodies that end where a page begins that nobody may touch, on both sides.
+#[test]
+fn nothing_beyond_what_was_handed_over_is_touched() {
+    needs_library!("nothing_beyond");
+    for (provider, seed) in [("tcp", 5), ("tcp;ofi_rxm", 7), ("shm", 9)] {
+        for inject in [true, false] {
+            let config = FabricConfig { inject, deadline: None, ..SMALL };
+            let [mut a, mut b] = [0, 1].map(|side| support::open(&Ask::new(provider), config, seed + side));
+            a.attach(Peer(0), &b.address().unwrap()).unwrap();
+            b.attach(Peer(0), &a.address().unwrap()).unwrap();
+            let (mut here, mut there) = (Seen::default(), Seen::default());
+            for len in [1usize, 7, 8, 64, 65, 128, 129, 1000, 4096, 4097, 20_000] {
+                let (mut from, mut to) = (Fence::new(len), Fence::new(len));
+                // SAFETY: deregistered below, when nothing is outstanding.
+                let (ours, theirs) = unsafe { (from.region(), to.region()) };
+                let (mine, desc) = a.register(&ours).unwrap();
+                let (key, _) = b.register(&theirs).unwrap();
+                a.import(Peer(0), key, len as u64).unwrap();
+                from.bytes().fill(len as u8 | 1);
+                let local = Local { ptr: ours.ptr(), len, desc };
+                let remote = Remote { key, offset: 0 };
+                let mut both =
+                    |a: &mut FabricRail, b: &mut FabricRail, over: &dyn Fn(&Seen, &Seen) -> bool| {
+                        let end = Instant::now() + Duration::from_secs(20);
+                        while !over(&here, &there) {
+                            a.poll(8, &mut here);
+                            b.poll(8, &mut there);
+                            assert!(Instant::now() < end, "{provider}: {len} bytes do not arrive");
+                        }
+                        here.done.clear();
+                        there.landed.clear();
+                        there.messages.clear();
+                    };
+                // SAFETY: source and target stay until the write is over and has landed.
+                let posted =
+                    insist(&mut a, &mut b, |a| unsafe { a.post_write(Peer(0), local, remote, Some(3), 9) });
+                both(&mut a, &mut b, &|here, there| {
+                    !there.landed.is_empty() && (posted == Posted::Done || !here.done.is_empty())
+                });
+                assert!(to.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
+                from.bytes().fill(0);
+                // SAFETY: as above.
+                insist(&mut a, &mut b, |a| unsafe { a.post_read(Peer(0), local, remote, 9) });
+                both(&mut a, &mut b, &|here, _| !here.done.is_empty());
+                assert!(from.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
+                if len <= a.caps().max_message - 3 {
+                    let (mut head, body) = (Fence::new(3), Untrusted::from_slice(from.bytes()));
+                    let head = head.bytes();
+                    insist(&mut a, &mut b, |a| a.post_message(Peer(0), head, body, 9));
+                    both(&mut a, &mut b, &|_, there| {
+                        there.messages.iter().any(|(_, bytes)| bytes.len() == len + 3)
+                    });
+                }
+                a.release(Peer(0), key);
+                a.deregister(mine);
+                b.deregister(key);
+            }
+        }
+    }
+}
+
+/// Posts; where the two must connect first, both work on that.
+fn insist(
+    rail: &mut FabricRail,
+    other: &mut FabricRail,
+    mut post: impl FnMut(&mut FabricRail) -> Result<Posted, PostError>,
+) -> Posted {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        match post(rail) {
+            Err(PostError::Again) => {
+                let mut seen = Seen::default();
+                rail.poll(8, &mut seen);
+                other.poll(8, &mut seen);
+                assert!(seen.done.is_empty() && seen.landed.is_empty() && seen.messages.is_empty());
+            }
+            posted => return posted.unwrap(),
+        }
+        assert!(Instant::now() < end, "refused for ever");
+    }
 }
 
 #[test]
@@ -174,8 +283,7 @@ fn tables_fill_up_and_say_so() {
     assert_eq!(rail.post_message(nobody, &[1], empty, 0), Err(PostError::PeerDown));
     assert_eq!(rail.post_message(Peer(u16::MAX), &[1], empty, 0), Err(PostError::PeerDown));
     assert_eq!(rail.import(nobody, RailKey { key: 1, base: 0 }, 8), Err(AttachError::UnknownPeer));
-    let address = rail.address().unwrap();
-    rail.attach(Peer(0), &address).unwrap();
+    rail.attach_self(Peer(0)).unwrap();
     for key in 0..SMALL.max_imports as u64 {
         rail.import(Peer(0), RailKey { key, base: 0 }, 8).unwrap();
     }

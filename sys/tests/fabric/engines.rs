@@ -28,10 +28,14 @@ fn join<const RAILS: usize>(
         .collect();
     let addresses: Vec<[Vec<u8>; RAILS]> =
         rails.iter().map(|node| node.each_ref().map(|rail| rail.address().unwrap())).collect();
-    for node in &mut rails {
+    for (own, node) in rails.iter_mut().enumerate() {
         for (at, rail) in node.iter_mut().enumerate() {
             for (peer, theirs) in addresses.iter().enumerate() {
-                rail.attach(Peer(peer as u16), &theirs[at]).unwrap();
+                let number = Peer(peer as u16);
+                match peer == own {
+                    true => rail.attach_self(number).unwrap(),
+                    false => rail.attach(number, &theirs[at]).unwrap(),
+                }
             }
         }
     }

@@ -8,6 +8,8 @@ mod behaviour;
 #[path = "../../../core/tests/conformance/mod.rs"]
 mod conformance;
 mod engines;
+#[path = "../../../tests/fence/mod.rs"]
+mod fence;
 mod processes;
 mod support;
 

@@ -124,6 +124,12 @@ fn row_27_errors_are_decoded_with_the_providers_number() {
         }
     }
     assert_eq!(told, Some((libc::EIO, 4711)));
+    let words = [RailId(0), RailId(1)].map(|id| two.nodes[0].engine.rail(id).unwrap().last_error());
+    let words = words.into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!(
+        words,
+        ["fake: some error: 5 (FI_EIO); efa says 4711: fake provider error 4711: hardware says no"]
+    );
     let peer = two.nodes[0].peers[1];
     assert!(two.nodes[0].engine.peer_error(peer).unwrap().is_some(), "a hole in the stream fails the peer");
 }

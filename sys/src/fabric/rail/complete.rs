@@ -49,7 +49,7 @@ impl FabricRail {
             return 0;
         }
         let want = (budget as usize).min(BATCH);
-        match self.endpoint.cq.read(&mut self.entries[..want]) {
+        match self.endpoint.completions(&mut self.entries[..want]) {
             Ok(count) if count < want => {
                 self.complete_all(count, sink);
                 count as u32
@@ -94,8 +94,8 @@ impl FabricRail {
     fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
         let entries = &mut self.entries[..want];
         match self.notify {
-            Notify::Source => self.endpoint.cq.read_from(entries, &mut self.sources),
-            _ => self.endpoint.cq.read(entries),
+            Notify::Source => self.endpoint.completions_from(entries, &mut self.sources),
+            _ => self.endpoint.completions(entries),
         }
     }
 
@@ -340,7 +340,7 @@ impl FabricRail {
     fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
         let (mut code, mut count) = (code, 0);
         while code == Code::EAVAIL {
-            match self.endpoint.cq.read_error() {
+            match self.endpoint.error_completion() {
                 Ok(error) => self.failed(error, sink),
                 Err(Code::EAGAIN) => return count,
                 Err(other) => {
@@ -373,6 +373,7 @@ impl FabricRail {
     fn failed<S: Sink>(&mut self, error: CqError, sink: &mut S) {
         self.stats.errors += 1;
         self.stats.last_error = (error.code.0, error.provider);
+        self.last_error = error;
         let slot = error.op_context.cast::<Slot>();
         if slot.is_null() {
             return;

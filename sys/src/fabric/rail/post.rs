@@ -88,7 +88,7 @@ impl FabricRail {
             (place.refused, place.refused_at) = (true, place.accepted());
             return PostError::Again;
         }
-        self.stats.last_error = (code.0, 0);
+        self.note_error(code);
         if code.is_disconnect() {
             self.take_down(peer, fishplate_core::error::PeerError::Died);
             return PostError::PeerDown;
@@ -345,7 +345,8 @@ impl FabricRail {
         bytes[..4].copy_from_slice(&self.number.to_le_bytes());
         bytes[4..8].copy_from_slice(&WORD.to_le_bytes());
         bytes[8..].copy_from_slice(&data.to_le_bytes());
-        let result = self.endpoint.inject(&bytes, slot.addr);
+        // SAFETY: a peer that is up is in the vector under this number.
+        let result = unsafe { self.endpoint.inject(&bytes, slot.addr) };
         match self.over(Peer(peer), result) {
             Err(PostError::Again) => false,
             Err(PostError::Provider(_)) => {
@@ -403,7 +404,8 @@ impl FabricRail {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
             };
-            let result = self.endpoint.inject(bytes, addr);
+            // SAFETY: the peer is up, so it is in the vector under this number.
+            let result = unsafe { self.endpoint.inject(bytes, addr) };
             return self.over(peer, result);
         }
         self.long_message(peer, addr, head, body, cx)

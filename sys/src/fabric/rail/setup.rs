@@ -13,7 +13,7 @@ use super::pool::Pool;
 use super::slab::Slab;
 use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, MAX_RMA, SetupError, post};
 use crate::fabric::av::AddressVector;
-use crate::fabric::cq::{self, CompletionQueue};
+use crate::fabric::cq::{self, CompletionQueue, CqError};
 use crate::fabric::domain::Domain;
 use crate::fabric::endpoint::Endpoint;
 use crate::fabric::error::{CallError, Code};
@@ -129,6 +129,7 @@ impl FabricRail {
             next_key: mix(seed ^ 1) << 32,
             key_bits,
             stats: FabricStats::default(),
+            last_error: CqError::of_call(Code(0)),
             config,
             offer: offer.clone(),
             endpoint,

@@ -117,14 +117,15 @@ impl FabricRail {
         self.imports.forget(peer.0);
         let addr = self.peers.slots[peer.0 as usize].addr;
         // A provider that refuses keeps an address that nobody uses; there is nobody to tell.
-        let _ = self.endpoint.av.remove(addr);
+        // SAFETY: the peer's number since it was attached, and its place is freed below.
+        let _ = unsafe { self.endpoint.remove(addr) };
         self.peers.detach(peer.0);
     }
 
     /// The queue itself has failed: nothing can be known of any post.
     #[cold]
     pub(super) fn break_down(&mut self, code: Code) {
-        self.stats.last_error = (code.0, 0);
+        self.note_error(code);
         if mem::replace(&mut self.broken, true) {
             return;
         }

@@ -101,7 +101,9 @@ pub const FI_FORMAT_UNSPEC: u32 = 0;
 pub const FI_SOCKADDR: u32 = 1;
 pub const FI_SOCKADDR_IN: u32 = 2;
 pub const FI_SOCKADDR_IN6: u32 = 3;
+pub const FI_SOCKADDR_IB: u32 = 4;
 pub const FI_ADDR_STR: u32 = 9;
+pub const FI_ADDR_EFA: u32 = 12;
 
 pub const FI_ADDR_UNSPEC: u64 = u64::MAX;
 pub const FI_ADDR_NOTAVAIL: u64 = u64::MAX;
