@@ -6,13 +6,14 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fishplate_core::error::{PeerError, Violation};
 
+use crate::foreign::{self, Foreign};
 use crate::gpu::Handle;
 use crate::gpu::board::Board;
 use crate::handshake::{HandshakeError, Nonce};
@@ -36,7 +37,7 @@ const MAX_NOTICES: usize = 16 * 1024;
 #[derive(Debug)]
 struct Announced {
     number: u32,
-    fd: OwnedFd,
+    fd: Foreign,
     len: u64,
     mapping: Option<Mapping>,
     /// How many imports use the mapping.
@@ -274,13 +275,13 @@ impl Control {
         });
     }
 
-    fn file(&mut self, len: usize, fds: Vec<OwnedFd>) {
+    fn file(&mut self, len: usize, fds: Vec<Foreign>) {
         if let Err(error) = self.sort(len, fds) {
             self.end(error);
         }
     }
 
-    fn sort(&mut self, len: usize, fds: Vec<OwnedFd>) -> Result<(), HandshakeError> {
+    fn sort(&mut self, len: usize, fds: Vec<Foreign>) -> Result<(), HandshakeError> {
         let (kind, mut body) = Reader::open(&self.buffer[..len])?;
         let mut fds = fds.into_iter();
         match kind {
@@ -368,8 +369,10 @@ impl Control {
     pub(crate) fn release(&mut self, number: u32) {
         if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
             segment.users = segment.users.saturating_sub(1);
-            if segment.users == 0 {
-                segment.mapping = None;
+            if segment.users == 0
+                && let Some(mapping) = segment.mapping.take()
+            {
+                foreign::unmap(mapping);
             }
         }
         self.drop_withdrawn();

@@ -17,6 +17,7 @@ impl Display for SegmentError {
             SegmentError::Unsealed => {
                 f.write_str("the descriptor is not sealed against a change of its size")
             }
+            SegmentError::Pages => f.write_str("the descriptor is not memory of ordinary pages (tmpfs)"),
             SegmentError::Size { actual, expected } => {
                 write!(f, "the descriptor has {actual} bytes, not the {expected} agreed")
             }

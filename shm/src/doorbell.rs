@@ -11,6 +11,7 @@ use std::sync::Arc;
 use fishplate_core::sync::event::EventCount;
 use static_assertions::{assert_impl_all, const_assert};
 
+use crate::foreign::Foreign;
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
 
 /// Size of the page that travels, in bytes; the eventcount lies at its start.
@@ -38,9 +39,9 @@ impl Doorbell {
     }
 
     /// Maps a peer's.
-    pub(crate) fn attach(fd: OwnedFd) -> Result<Self, SegmentError> {
-        let len = segment::verify(fd.as_fd(), LEN as u64)?;
-        let page = Mapping::new(fd.as_fd(), len, Access::Write)?;
+    pub(crate) fn attach(fd: Foreign) -> Result<Self, SegmentError> {
+        let fd = fd.into_memory(LEN as u64)?;
+        let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;
         Ok(Doorbell { fd, page })
     }
 

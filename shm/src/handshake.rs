@@ -28,6 +28,7 @@ use crate::cma;
 use crate::config::{ShmConfig, Users};
 use crate::control::Control;
 use crate::doorbell::Doorbell;
+use crate::foreign::Foreign;
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::packet::{Kind, MAX_PACKET, Reader, Writer};
@@ -252,14 +253,14 @@ fn expect<const N: usize>(
     kind: Kind,
     buffer: &mut [u8],
     deadline: Instant,
-) -> Result<(usize, [OwnedFd; N], Sender), HandshakeError> {
+) -> Result<(usize, [Foreign; N], Sender), HandshakeError> {
     let Packet { len, fds, sender } = socket.recv(buffer, deadline)?;
     let (found, _) = Reader::open(&buffer[..len])?;
     if found != kind {
         return Err(HandshakeError::BadPacket);
     }
     // On a wrong number of descriptors they come back in the error and close.
-    let fds = <[OwnedFd; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)?;
+    let fds = <[Foreign; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)?;
     Ok((len, fds, sender))
 }
 
@@ -382,8 +383,8 @@ impl Link {
         let doorbell = Doorbell::attach(bell)?;
         let common = match offered {
             Some(fd) => {
-                let len = segment::verify(fd.as_fd(), config.common_len as u64)?;
-                Some(Mapping::new(fd.as_fd(), len, Access::Write)?)
+                let fd = fd.into_memory(config.common_len as u64)?;
+                Some(Mapping::new(fd.as_fd(), config.common_len, Access::Write)?)
             }
             None => made,
         };

@@ -52,6 +52,7 @@ use fishplate_core::mem::copy_message;
 use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
+use crate::foreign::Foreign;
 use crate::handshake::Nonce;
 use crate::packet::{MAGIC, VERSION};
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
@@ -135,9 +136,9 @@ impl LaneMemory {
     }
 
     /// Maps the segment of our incoming lane, read-only, after checking everything about it.
-    pub(crate) fn attach(fd: OwnedFd, cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
+    pub(crate) fn attach(fd: Foreign, cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
-        segment::verify(fd.as_fd(), (CELLS + ring) as u64)?;
+        let fd = fd.into_memory((CELLS + ring) as u64)?;
         let mapping = Mapping::twice(fd.as_fd(), CELLS, ring, Access::Read)?;
         let memory = LaneMemory { mapping, fd, cells };
         let header = memory.header();

@@ -6,6 +6,7 @@
 //! | `doorbell`  | the word on which a process sleeps                                                        |
 //! | `lane`      | records from one producer to one consumer, one line transfer for a short one              |
 //! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors                                |
+//! | `foreign`   | descriptors that peers have sent, closed without waiting                                  |
 //! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
 //! | `identity`  | which process is at the other end of a socket                                             |
 //! | `control`   | the socket after the handshake                                                            |
@@ -58,8 +59,9 @@
 //! # Ok::<(), fishplate_shm::HandshakeError>(())
 //! ```
 //!
-//! Nothing here starts a thread, reads the environment, sets a signal handler or leaves a name in the file system;
-//! the one exception to the last is a [`Listener`] on a path, which removes it again. A peer is not trusted: see `lane`
+//! Nothing here reads the environment, sets a signal handler or leaves a name in the file system; the one exception to the last is a
+//! [`Listener`] on a path, which removes it again. A thread is started only to close what a peer should not have sent, and to free
+//! large memory of a peer. A peer is not trusted: see `lane`
 //! and `staged` for what is checked where. Linux 5.3 and later.
 
 mod cma;
@@ -69,6 +71,7 @@ mod display;
 mod doorbell;
 mod due;
 mod fetch;
+mod foreign;
 pub mod gpu;
 mod handshake;
 mod identity;

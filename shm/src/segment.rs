@@ -5,7 +5,8 @@
 //! what was not handed to him. Its pages are allocated when it is made, so that lack of memory is an error here and
 //! not a signal later. Its size is sealed, so that no peer can cut a mapping short and have the next access end in
 //! SIGBUS. Whoever attaches checks all three before the first access: sealed against shrinking and growing, the size
-//! that was agreed, every page present.
+//! that was agreed, every page present. Only ordinary anonymous files are taken (tmpfs): of one with huge pages, a hole that its owner
+//! makes later ends an access in SIGBUS, where a hole of ordinary pages reads as zeros.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -24,8 +25,10 @@ pub enum SegmentError {
     Length,
     /// The range does not lie inside the segment.
     Range,
-    /// The descriptor is not sealed against shrinking and growing.
+    /// The descriptor is not sealed against shrinking and growing, or not memory at all.
     Unsealed,
+    /// The memory is not of ordinary pages.
+    Pages,
     /// The size, in bytes, is not the one agreed.
     Size {
         /// What the descriptor has, in bytes.
@@ -196,21 +199,47 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Checks that a descriptor from a peer can be mapped without danger: sealed, of the size agreed, all pages present.
-pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
+/// Seals of a descriptor. The kernel answers this by itself, whatever the descriptor is, and only memory has any.
+fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
     // SAFETY: a call on a borrowed descriptor with plain numbers.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    if seals < 0 || seals & needed != needed {
-        return Err(SegmentError::Unsealed);
-    }
-    // The size is looked at after the seals: from here on it cannot change.
+    if seals < 0 { Err(SegmentError::Unsealed) } else { Ok(seals) }
+}
+
+fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
     // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is ours and of the type that the call fills.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+    match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
+        0 => Ok(stat),
+        _ => Err(SegmentError::System(errno())),
+    }
+}
+
+/// Size in bytes of a descriptor that is memory, sealed or not. Nobody but the kernel is asked.
+pub(crate) fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
+    seals(fd)?;
+    u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
+}
+
+/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of the size agreed, all pages present.
+/// Waits for nobody, whatever the descriptor is.
+pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    if seals(fd)? & needed != needed {
+        return Err(SegmentError::Unsealed);
+    }
+    // SAFETY: all zeroes is a value of `statfs`, a structure of plain numbers.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `system` is ours and of the type that the call fills.
+    if unsafe { libc::fstatfs(fd.as_raw_fd(), &mut system) } != 0 {
         return Err(SegmentError::System(errno()));
     }
+    if system.f_type != libc::TMPFS_MAGIC {
+        return Err(SegmentError::Pages);
+    }
+    // The size is looked at after the seals: from here on it cannot change.
+    let stat = stat(fd)?;
     let actual = u64::try_from(stat.st_size).map_err(|_| SegmentError::Length)?;
     if actual != expected {
         return Err(SegmentError::Size { actual, expected });

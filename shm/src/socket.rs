@@ -1,6 +1,6 @@
 //! AF_UNIX SEQPACKET sockets: packets that keep their borders, in order, with descriptors attached. Slow path only.
-//! Every wait has a deadline; no call blocks otherwise. Descriptors that arrive are owned from the first moment and
-//! close on drop, whatever is wrong with the packet they came with; all are close-on-exec.
+//! Every wait has a deadline; no call blocks otherwise, nor does dropping a socket. Descriptors that arrive are [owned](Foreign)
+//! from the first moment and close on drop, whatever is wrong with the packet they came with; all are close-on-exec.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
+use crate::foreign::{Foreign, drop_elsewhere};
 use crate::handshake::HandshakeError;
 use crate::segment::errno;
 
@@ -58,6 +59,10 @@ pub(crate) struct Sender {
 impl Sender {
     /// Nobody has said. The user is the one that the kernel uses for those that have no number here.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
+
+    fn is_named(&self) -> bool {
+        self.uid != u32::MAX
+    }
 }
 
 /// What has arrived.
@@ -66,7 +71,7 @@ pub(crate) struct Packet {
     /// Its length, in bytes.
     pub(crate) len: usize,
     /// The descriptors that came with it.
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<Foreign>,
     pub(crate) sender: Sender,
 }
 
@@ -199,9 +204,23 @@ impl Socket {
     /// Receives one packet if there is one. `None`: there is none. With `EMFILE` a packet has come, and is lost, since this process
     /// may open no more descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
+        let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
+        if flags & libc::MSG_TRUNC != 0 {
+            return Err(HandshakeError::BadPacket);
+        }
+        // There was room for all that a packet can have: it is this process that cannot take more.
+        if flags & libc::MSG_CTRUNC != 0 {
+            return Err(HandshakeError::System(libc::EMFILE));
+        }
+        // Nobody sends empty packets: this is the end.
+        if packet.len == 0 { Err(HandshakeError::HungUp) } else { Ok(Some(packet)) }
+    }
+
+    /// Receives what there is, and the kernel's flags for it.
+    fn recv_now(&self, into: &mut [u8]) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        // SAFETY: as in `try_send`.
+        // SAFETY: as in `send_now`.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
@@ -219,18 +238,7 @@ impl Socket {
         }
         // Before anything can fail, every descriptor gets its owner.
         let (fds, sender) = control.take(&message);
-        if message.msg_flags & libc::MSG_TRUNC != 0 {
-            return Err(HandshakeError::BadPacket);
-        }
-        // There was room for all that a packet can have: it is this process that cannot take more.
-        if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            return Err(HandshakeError::System(libc::EMFILE));
-        }
-        match n {
-            // Nobody sends empty packets: this is the end.
-            0 => Err(HandshakeError::HungUp),
-            n => Ok(Some(Packet { len: n as usize, fds, sender })),
-        }
+        Ok(Some((Packet { len: n as usize, fds, sender }, message.msg_flags)))
     }
 
     /// Receives one packet, waiting for it until the deadline.
@@ -240,6 +248,30 @@ impl Socket {
                 return Ok(packet);
             }
             wait(self.fd(), libc::POLLIN, deadline)?;
+        }
+    }
+}
+
+/// Packets that are taken in before a socket closes; usually the kernel lets fewer wait.
+const LAST: usize = 64;
+
+impl Drop for Socket {
+    /// Takes in what has come, so that no descriptor in it is closed by the kernel while this thread waits.
+    fn drop(&mut self) {
+        // SAFETY: a call on our descriptor. Nothing more comes from here on.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+        // An empty packet is told from the end by its sender, who is named for every packet.
+        let named = self.name_senders(true).is_ok();
+        for _ in 0..LAST {
+            match self.recv_now(&mut [0; 1]) {
+                Ok(Some((packet, _))) if packet.len > 0 || packet.sender.is_named() => {}
+                Ok(_) if named => return,
+                // Another error may be that of one packet.
+                _ => {}
+            }
+        }
+        if let Ok(fd) = self.fd.try_clone() {
+            drop_elsewhere(fd);
         }
     }
 }
@@ -278,7 +310,7 @@ impl Control {
         taken as usize
     }
 
-    fn take(&self, message: &libc::msghdr) -> (Vec<OwnedFd>, Sender) {
+    fn take(&self, message: &libc::msghdr) -> (Vec<Foreign>, Sender) {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
         // SAFETY: the kernel filled the control buffer, which `message` still points to, and set its length; the
         // macros walk the headers inside it. Each number under SCM_RIGHTS or SCM_PIDFD is a descriptor made for us by this call,
@@ -291,7 +323,8 @@ impl Control {
                 let number = |i: usize| data.cast::<i32>().add(i).read_unaligned();
                 match ((*head).cmsg_level, (*head).cmsg_type) {
                     (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                        fds.extend((0..len / size_of::<i32>()).map(|i| OwnedFd::from_raw_fd(number(i))));
+                        let owned = |i| OwnedFd::from_raw_fd(number(i)).into();
+                        fds.extend((0..len / size_of::<i32>()).map(owned));
                     }
                     (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
                         let cred = data.cast::<libc::ucred>().read_unaligned();
@@ -440,6 +473,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        // What waits to be accepted may have sent descriptors: see `Socket`.
+        while self.accept_socket(Instant::now()).is_ok() {}
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)
         {

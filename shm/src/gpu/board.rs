@@ -6,12 +6,12 @@
 //! peer does ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::fd::OwnedFd;
 
 use super::MAX_SEGMENTS;
 use super::export::{AllocId, MAX_EXPORTS};
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, Offer, Said};
+use crate::foreign::Foreign;
 use crate::handshake::HandshakeError;
 use crate::packet::{Kind, Reader};
 
@@ -69,7 +69,7 @@ impl Board {
         &mut self,
         kind: Kind,
         body: Reader<'_>,
-        fds: &mut dyn Iterator<Item = OwnedFd>,
+        fds: &mut dyn Iterator<Item = Foreign>,
         home: bool,
     ) -> Result<(), HandshakeError> {
         match wire::read(kind, body, fds, home)? {

@@ -162,11 +162,11 @@ unsafe impl Device for HostDevice {
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
         let Handle::Descriptor(fd) = handle else { return Err(DeviceError::BadHandle) };
+        // Sealed, of that size, and with all its pages: no access through the mapping can fault.
+        let len = segment::verify(fd.as_fd(), size)?;
         if made().contains(&identity(fd.as_fd())?) {
             return Err(DeviceError::SameProcess);
         }
-        // Sealed, of that size, and with all its pages: no access through the mapping can fault.
-        let len = segment::verify(fd.as_fd(), size)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
         let base = DevicePtr(mapping.ptr().as_ptr() as u64);
         self.opened.insert(base, Opened { mapping, buffer: buffer() });

@@ -237,7 +237,7 @@ impl Imports {
         offset: u64,
         len: u64,
     ) -> Result<Imported, Fault> {
-        let Offer { alloc, size, uuid, handle } = offer;
+        let &Offer { alloc, size, uuid, ref handle } = &offer;
         within(offset, len, size)?;
         let key = (incarnation, alloc);
         // One mapping at a time under a key: the caller has looked, and this is what holds if it has not.
@@ -256,9 +256,9 @@ impl Imports {
                 self.make_room(device, size)?;
                 // SAFETY: the peer keeps what it exports until we have acknowledged its revocation, which is after the close; one that
                 // does not can harm only what is read there. A handle that names nothing is the device's to refuse.
-                let base = unsafe { device.open(&handle, size) }.map_err(Fault::Device)?;
+                let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
-                if let Err(why) = verify(device, base, &handle, size) {
+                if let Err(why) = verify(device, base, handle, size) {
                     self.stats.closes += 1;
                     // SAFETY: just opened, and known to nobody.
                     self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());

@@ -21,11 +21,10 @@
 //! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and lengths neither, and ends do not
 //! overflow.
 
-use std::os::fd::OwnedFd;
-
 use super::export::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
+use crate::foreign::Foreign;
 use crate::handshake::HandshakeError;
 use crate::packet::{Kind, Reader, Writer};
 
@@ -51,6 +50,19 @@ impl Offer {
             Some(Handle::Descriptor(_)) => 1,
             Some(Handle::Segments(segments)) => segments.len(),
             Some(Handle::Legacy(_)) | None => 0,
+        }
+    }
+}
+
+impl Drop for Offer {
+    /// What the descriptors are only the device knows, so closing them may wait for anybody.
+    fn drop(&mut self) {
+        match self.handle.take() {
+            Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),
+            Some(Handle::Segments(segments)) => {
+                segments.into_iter().for_each(|(fd, _)| drop(Foreign::from(fd)));
+            }
+            Some(Handle::Legacy(_)) | None => {}
         }
     }
 }
@@ -93,9 +105,9 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
 /// Segments that together have so many bytes.
 fn segments(
     body: &mut Reader<'_>,
-    fds: &mut dyn Iterator<Item = OwnedFd>,
+    fds: &mut dyn Iterator<Item = Foreign>,
     size: u64,
-) -> Result<Vec<(OwnedFd, u64)>, HandshakeError> {
+) -> Result<Vec<(Foreign, u64)>, HandshakeError> {
     let count = usize::try_from(word(body)?).ok().filter(|count| (2..=MAX_SEGMENTS).contains(count));
     let mut segments = Vec::new();
     let mut end = 0;
@@ -111,7 +123,7 @@ fn segments(
 pub(crate) fn read(
     kind: Kind,
     mut body: Reader<'_>,
-    fds: &mut dyn Iterator<Item = OwnedFd>,
+    fds: &mut dyn Iterator<Item = Foreign>,
     home: bool,
 ) -> Result<Said, HandshakeError> {
     let said = match kind {
@@ -121,8 +133,15 @@ pub(crate) fn read(
             let uuid = body.take()?;
             let handle = match word(&mut body)? {
                 LEGACY => Some(Handle::Legacy(body.take::<LEGACY_HANDLE>()?)),
-                DESCRIPTOR => Some(Handle::Descriptor(fds.next().ok_or(HandshakeError::BadPacket)?)),
-                SEGMENTS => Some(Handle::Segments(segments(&mut body, fds, size)?)),
+                DESCRIPTOR => {
+                    Some(Handle::Descriptor(fds.next().ok_or(HandshakeError::BadPacket)?.into_any()))
+                }
+                SEGMENTS => {
+                    let segments = segments(&mut body, fds, size)?;
+                    Some(Handle::Segments(
+                        segments.into_iter().map(|(fd, len)| (fd.into_any(), len)).collect(),
+                    ))
+                }
                 HOME if home => None,
                 _ => return Err(HandshakeError::BadPacket),
             };

@@ -301,7 +301,7 @@ fn b21_cursors_and_cells_share_no_line() {
 fn b10_an_unfinished_or_foreign_segment_is_refused() {
     let whole = LaneMemory::create(64, A, B).unwrap();
     let attach = |memory: &LaneMemory, cells, maker, guest| {
-        LaneMemory::attach(memory.fd.try_clone().unwrap(), cells, maker, guest).map(drop)
+        LaneMemory::attach(memory.fd.try_clone().unwrap().into(), cells, maker, guest).map(drop)
     };
     assert_eq!(attach(&whole, 64, A, B), Ok(()));
     let (actual, expected) = (PAGE as u64 + 64 * 64, PAGE as u64 + 128 * 64);

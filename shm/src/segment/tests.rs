@@ -37,6 +37,23 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     assert_eq!(verify(file.as_fd(), file.metadata().unwrap().len()), Err(SegmentError::Unsealed));
 }
 
+/// A hole in huge pages cannot be filled when there are none, which ends the access in SIGBUS. Kernels without them pass.
+#[test]
+fn memory_of_huge_pages_is_refused() {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
+    // SAFETY: the name is a C string.
+    let raw = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+    if raw < 0 {
+        return;
+    }
+    // SAFETY: just made.
+    let huge = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: a call on our descriptor with plain numbers.
+    assert_eq!(unsafe { libc::ftruncate(raw, 1 << 30) }, 0);
+    seal(huge.as_fd()).unwrap();
+    assert_eq!(verify(huge.as_fd(), 1 << 30), Err(SegmentError::Pages));
+}
+
 /// B19: there are no names to guess, squat or leave behind.
 #[test]
 fn b19_a_segment_has_no_name_in_the_file_system() {

@@ -80,12 +80,8 @@ impl Memory {
 
     /// Maps what another process has made. Nothing but the fake's own memory will do.
     pub fn attach(fd: OwnedFd) -> Result<Memory, DeviceError> {
-        // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `stat` is ours and of the type that the call fills.
-        let told = unsafe { libc::fstat(std::os::fd::AsRawFd::as_raw_fd(&fd), &raw mut stat) };
-        let actual = u64::try_from(stat.st_size).unwrap_or(0);
-        if told != 0 || actual <= PAGE as u64 {
+        let actual = segment::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
+        if actual <= PAGE as u64 {
             return Err(DeviceError::BadHandle);
         }
         let len = segment::verify(fd.as_fd(), actual).map_err(|_| DeviceError::BadHandle)?;

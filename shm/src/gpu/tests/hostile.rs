@@ -43,7 +43,7 @@ fn take(board: &mut Board, packet: &[u8], fds: usize) -> bool {
 /// The same, the descriptors being of this file.
 fn take_with(board: &mut Board, packet: &[u8], fds: usize, file: BorrowedFd<'_>) -> bool {
     let Ok((kind, body)) = Reader::open(packet) else { return false };
-    let mut fds = (0..fds).map(|_| file.try_clone_to_owned().unwrap()).collect::<Vec<_>>().into_iter();
+    let mut fds = (0..fds).map(|_| file.try_clone_to_owned().unwrap().into()).collect::<Vec<_>>().into_iter();
     board.take(kind, body, &mut fds, false).is_ok() && fds.next().is_none()
 }
 

@@ -1,0 +1,92 @@
+use std::io::{ErrorKind, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::socket::{Socket, socket_pair};
+
+/// How long a close takes that waits.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// A connection full of bytes that nobody reads, whose close waits; and what keeps it so.
+fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (held, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 65536]).is_ok() {}
+    assert_eq!(stream.write(&[0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let linger = libc::linger { l_onoff: 1, l_linger: LINGER.as_secs() as i32 };
+    // SAFETY: the kernel reads the structure, whose size is given.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+    (stream.into(), (listener, held))
+}
+
+/// Checks that something does not wait.
+#[track_caller]
+fn at_once(what: impl FnOnce()) {
+    let began = Instant::now();
+    what();
+    assert!(began.elapsed() < LINGER / 2, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_socket_that_lingers_is_not_waited_for() {
+    let (lingering, _held) = lingering();
+    at_once(|| drop(Foreign::from(lingering)));
+}
+
+#[test]
+fn a_socket_that_lingers_in_the_queue_of_another_is_not_waited_for() {
+    for packets in [&[&b"x"[..]][..], &[b"x", b"", b"y"], &[b"", b""]] {
+        let (lingering, _held) = lingering();
+        let (x, y) = socket_pair().unwrap();
+        let (x, y) = (Socket::new(x), Socket::new(y));
+        let (last, before) = packets.split_last().unwrap();
+        for packet in before {
+            x.try_send(packet, &[]).unwrap();
+        }
+        x.try_send(last, &[lingering.as_fd()]).unwrap();
+        // The last copy is the one in the queue.
+        drop(Foreign::from(lingering));
+        at_once(|| drop(y));
+    }
+}
+
+#[test]
+fn what_is_not_memory_is_told_without_asking_its_maker() {
+    let (lingering, _held) = lingering();
+    let foreign = Foreign::from(lingering);
+    assert_eq!(segment::memory_size(foreign.as_fd()), Err(SegmentError::Unsealed));
+    assert!(foreign.into_memory(4096).is_err());
+    let memory = Foreign::from(segment::create(4096).unwrap());
+    assert_eq!(segment::memory_size(memory.as_fd()), Ok(4096));
+    assert!(memory.into_memory(4096).is_err(), "not sealed");
+}
+
+#[test]
+fn what_is_dropped_elsewhere_is_closed_at_last() {
+    struct Told(std::sync::mpsc::Sender<thread::ThreadId>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).unwrap();
+        }
+    }
+    let (told, dropped) = std::sync::mpsc::channel();
+    for _ in 0..3 * THREADS {
+        drop_elsewhere(Told(told.clone()));
+    }
+    for _ in 0..3 * THREADS {
+        assert_ne!(dropped.recv_timeout(2 * LINGER).unwrap(), thread::current().id());
+    }
+}
