@@ -165,6 +165,10 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.deregister(key);
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        self.rail.touches(memory)
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.rail.import(peer, key, len)
     }

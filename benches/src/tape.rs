@@ -105,6 +105,11 @@ unsafe impl Rail for Tape {
 
     fn deregister(&mut self, _key: RailKey) {}
 
+    fn touches(&self, memory: Local) -> bool {
+        let _ = memory;
+        false
+    }
+
     fn import(&mut self, _peer: Peer, _key: RailKey, _len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         Ok(None)
     }

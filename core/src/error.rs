@@ -114,10 +114,29 @@ pub enum AttachError {
     UnknownRegion,
     /// The rail cannot serve such memory.
     Unsupported,
+    /// The region is in use, by this; it must end first.
+    InUse(Use),
     /// A configuration value out of range.
     Config(&'static str),
     /// The system's or the provider's own code.
     System(i32),
+}
+
+/// What still uses a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Use {
+    /// Operations that were issued and have not ended. They do after progress, or with their peer.
+    Operations,
+    /// Receives that are posted or under way. They end with a message, or are cancelled.
+    Receives,
+    /// Posts that this rail has not finished, or whose end it does not know. The former end after progress; the latter keep
+    /// their memory as long as the rail is there.
+    Posts(RailId),
+    /// An import of it by this process, which maps it at its own address. Release that.
+    Import,
+    /// It lies in the segment that this process and the peer to be removed have in common. Deregister it.
+    Common,
 }
 
 /// Why an operation was refused. Nothing was done and nothing changed.

@@ -86,6 +86,14 @@ pub struct Local {
     pub desc: u64,
 }
 
+impl Local {
+    /// Whether any of the `len` bytes from `ptr` on are among these.
+    pub fn overlaps(&self, ptr: *const u8, len: usize) -> bool {
+        let (start, other) = (self.ptr.as_ptr().addr(), ptr.addr());
+        start < other.saturating_add(len) && other < start.saturating_add(self.len)
+    }
+}
+
 /// Memory of a peer that a post reads or fills: the key that its registration gave, and an offset into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
@@ -133,7 +141,8 @@ pub trait Sink {
 /// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does one that returned an
 ///   error. A pending post leaves it alone once its [`Sink::done`] was reported, and that is reported once. An end
 ///   reported with [`CompleteError::Unknown`] is the exception: the rail may touch the memory until it is dropped.
-/// - Once [`deregister`](Rail::deregister) returns, the rail touches that memory only for posts that are still pending.
+/// - Once [`deregister`](Rail::deregister) returns, the rail touches that memory only for posts that
+///   [`touches`](Rail::touches) tells of. Once the rail is dropped, not even for those.
 /// - The bytes that a [`Sink`] is given are readable for as long as the call lasts.
 /// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the post returns.
 /// - Nothing that is done through `&self`, or through a [`Setup`](Rail::Setup), undoes any of this: neither ends an import,
@@ -160,6 +169,10 @@ pub unsafe trait Rail {
     /// Takes memory back. What peers post to it from now on is refused where this end carries it out; a peer that has the memory
     /// mapped, or has it copied by the kernel, asks nobody and must be done with it before. Slow path.
     fn deregister(&mut self, key: RailKey);
+
+    /// Whether a post may still read or fill any of these bytes: one that is pending, or that ended as
+    /// [`CompleteError::Unknown`]. It may say so of more posts than those. Slow path: may look at every post.
+    fn touches(&self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the
     /// rail maps memory; memory of a device never is. Slow path: may block for a bounded time.

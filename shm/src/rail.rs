@@ -380,6 +380,10 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         }
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        self.peers.iter().flatten().any(|attached| attached.staged.touches(memory))
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         let deadline = Instant::now() + self.config.timeout.min(FOREVER);
         let regions = &self.regions;

@@ -98,6 +98,11 @@ impl Staged {
         self.sending.is_some()
     }
 
+    /// Whether an operation that was begun here reads or fills any of these bytes.
+    pub(crate) fn touches(&self, memory: Local) -> bool {
+        self.posted.iter().flatten().any(|op| memory.overlaps(op.ptr.as_ptr(), op.len))
+    }
+
     /// Whether the peer waits for something of ours.
     #[inline(always)]
     pub(crate) fn owes(&self) -> bool {

@@ -155,6 +155,30 @@ impl PendingSlot {
             PendingSlot { generation, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
     }
 
+    /// Whether it holds a pointer into this registered region. What it has posted, the rails know.
+    #[cold]
+    pub(crate) fn uses_local(&self, region: u16) -> bool {
+        if self.state != State::Open || self.local_region != region || self.left == 0 {
+            return false;
+        }
+        match self.kind {
+            // Its receiver reads the payload, or has it sent, until the send has ended.
+            Kind::Send => !self.posted || self.fetch,
+            Kind::Write | Kind::Read | Kind::Message => !self.posted,
+        }
+    }
+
+    /// Whether something is still to be posted to this imported region.
+    #[cold]
+    pub(crate) fn uses_remote(&self, region: u16) -> bool {
+        let open = self.state == State::Open && !self.posted && self.remote == region;
+        open && match self.kind {
+            Kind::Write | Kind::Read => self.left != 0,
+            Kind::Message => matches!(self.message, Some(Body::Amo { .. })),
+            Kind::Send => false,
+        }
+    }
+
     /// Records the first thing that went wrong; what may still land outweighs what is over.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {

@@ -3,9 +3,9 @@
 
 use core::ptr::NonNull;
 
-use crate::error::AttachError;
-use crate::mem::{LocalAddr, LocalId, Peer, PeerId, Region, RegionKind, RemoteId};
-use crate::rail::Rail;
+use crate::error::{AttachError, Use};
+use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
+use crate::rail::{Local, Rail};
 
 use super::table::{self, Handle, LocalSlot, PeerState, RemoteSlot};
 use super::{Engine, State};
@@ -38,10 +38,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped, and
-    /// operations of this engine in flight, must be done with it. Slow path.
+    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped must be done with
+    /// it. Slow path: looks at every operation, receive and import.
+    ///
+    /// # Errors
+    /// [`AttachError::InUse`] says what of this engine still uses the memory.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
-        let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        let slot = *self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
+        while let Some(idle) =
+            self.state.remotes.iter().position(|remote| remote.is_idle() && slot.holds(remote))
+        {
+            self.release_slot(idle);
+        }
+        if let Some(by) = self.use_of(region.index as u16, &slot) {
+            return Err(AttachError::InUse(by));
+        }
         let (keys, device) = (slot.keys, slot.device != 0);
         self.state.devices -= device as u32;
         for (rail, key) in self.rails.iter_mut().zip(keys) {
@@ -59,19 +70,54 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }.encode(into)
     }
 
+    /// What still uses a registered region.
+    fn use_of(&self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
+        let State { pending, protocol, remotes, .. } = &self.state;
+        if pending.slots.iter().any(|op| op.uses_local(index)) {
+            return Some(Use::Operations);
+        }
+        if protocol.as_ref().is_some_and(|protocol| protocol.requests.slots.iter().any(|r| r.uses(index))) {
+            return Some(Use::Receives);
+        }
+        if remotes.iter().any(|remote| slot.holds(remote)) {
+            return Some(Use::Import);
+        }
+        let touches = |rail: &usize| {
+            let (ptr, len) = (NonNull::new(slot.ptr)?, (slot.len + slot.device) as usize);
+            let memory = Local { ptr, len, desc: slot.desc[*rail] };
+            self.rails[*rail].touches(memory).then_some(Use::Posts(RailId(*rail as u8)))
+        };
+        (0..RAILS).find_map(|rail| touches(&rail))
+    }
+
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are being read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let mut handle = Handle::<RAILS>::decode(handle)?;
         self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
-        self.import_handle(peer, handle)
+        self.import_evicting(peer, handle)
     }
 
-    pub(super) fn import_handle(
+    /// Imports; where a table is full, at the expense of imports that were made to read messages and can be made again.
+    pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,
         handle: Handle<RAILS>,
     ) -> Result<RemoteId, AttachError> {
+        loop {
+            match self.import_handle(peer, handle) {
+                Err(AttachError::Full) => {}
+                imported => return imported,
+            }
+            let idle = self.state.remotes.iter().position(RemoteSlot::is_idle);
+            self.release_slot(idle.ok_or(AttachError::Full)?);
+        }
+    }
+
+    fn import_handle(&mut self, peer: PeerId, handle: Handle<RAILS>) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Connected {
             return Err(AttachError::UnknownPeer);
@@ -111,12 +157,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Gives up an imported region. Operations to it must be over. Slow path.
+    /// Gives up an imported region. Slow path: looks at every operation.
+    ///
+    /// # Errors
+    /// [`AttachError::InUse`] while operations to it are still to be posted.
     pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
         match self.state.remotes.get(region.index as usize) {
             Some(slot)
                 if slot.generation as u32 == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
             _ => return Err(AttachError::UnknownRegion),
+        }
+        if self.state.pending.slots.iter().any(|op| op.uses_remote(region.index as u16)) {
+            return Err(AttachError::InUse(Use::Operations));
         }
         self.release_slot(region.index as usize);
         Ok(())

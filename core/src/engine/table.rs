@@ -121,6 +121,12 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
         desc: [0; RAILS],
     };
+
+    /// Whether that import is mapped where this region lies: it is this process's own.
+    pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
+        let (start, mapped) = (self.ptr.addr() as u64, remote.mapped.addr() as u64);
+        mapped != 0 && start < mapped.saturating_add(remote.len) && mapped < start.saturating_add(self.len)
+    }
 }
 
 /// One imported region. At least a cache line, so that the index is a shift.
@@ -165,6 +171,11 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         uses: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
+
+    /// Whether it was imported to read messages, and none is being read.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.auto && self.uses == 0
+    }
 }
 
 /// Whether `len` bytes from `offset` lie inside `size` bytes.

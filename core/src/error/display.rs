@@ -3,7 +3,7 @@
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
 
-use super::{AttachError, CompleteError, OpError, PeerError, PostError, Stuck, Violation, WaitError};
+use super::{AttachError, CompleteError, OpError, PeerError, PostError, Stuck, Use, Violation, WaitError};
 
 impl Display for PostError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -76,8 +76,23 @@ impl Display for AttachError {
             AttachError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
             AttachError::UnknownRegion => f.write_str("the region is not known, or no longer"),
             AttachError::Unsupported => f.write_str("the rail cannot serve such memory"),
+            AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "a setting out of range: {what}"),
             AttachError::System(code) => write!(f, "the system or the provider refused (its code {code})"),
+        }
+    }
+}
+
+impl Display for Use {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Use::Operations => f.write_str("by operations that have not ended; wait for them"),
+            Use::Receives => f.write_str("by receives that have not ended; cancel them or wait for them"),
+            Use::Posts(rail) => {
+                write!(f, "by posts that rail {} has not finished; make progress, then try again", rail.0)
+            }
+            Use::Import => f.write_str("by an import in this process; release that"),
+            Use::Common => f.write_str("it lies in the peer's common segment; deregister it first"),
         }
     }
 }

@@ -54,6 +54,10 @@ unsafe impl<A: Rail, B: Rail> Rail for Either<A, B> {
         each!(self, rail => rail.deregister(key))
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        each!(self, rail => rail.touches(memory))
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         each!(self, rail => rail.import(peer, key, len))
     }

@@ -211,6 +211,16 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     /// Never maps: what is mapped would go past this rail.
+    fn touches(&self, memory: Local) -> bool {
+        let held = self.held.iter().flatten().any(|held| match held.post {
+            Post::Write { local, .. } | Post::Read { local, .. } => {
+                memory.overlaps(local.ptr.as_ptr(), local.len)
+            }
+            Post::Message { .. } | Post::Fail | Post::Over(_) => false,
+        });
+        held || self.inner.touches(memory)
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.inner.import(peer, key, len).map(|_| None)
     }

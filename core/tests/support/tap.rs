@@ -179,6 +179,10 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.inner.deregister(key);
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        self.inner.touches(memory)
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         if self.control.borrow().unreadable {
             return Err(AttachError::Full);

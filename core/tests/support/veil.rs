@@ -97,6 +97,10 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.deregister(key);
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        self.inner.touches(clear(memory))
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         let mapped = self.inner.import(peer, key, len)?;
         Ok(mapped.filter(|_| !self.devices.contains(&key)))

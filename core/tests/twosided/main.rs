@@ -9,6 +9,7 @@ mod churn;
 mod device;
 mod flood;
 mod hostile;
+mod in_use;
 mod lost;
 mod order;
 mod posting;

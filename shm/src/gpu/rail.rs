@@ -461,6 +461,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.deregister_key(key);
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        self.touches_memory(memory)
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         if memory::is_device(key) {
             return self.import_device(peer, key, len).map(|()| None);

@@ -440,6 +440,12 @@ unsafe impl Rail for FabricRail {
         }
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        // A context does not say which memory its post is about.
+        let _ = memory;
+        self.pool.has_rma()
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         if !self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.attached) {
             return Err(AttachError::UnknownPeer);

@@ -289,19 +289,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let theirs = (offer.region, offer.generation);
         // What the peer had under this number before is gone.
         let stale = |slot: &RemoteSlot<RAILS>| {
-            slot.auto && slot.uses == 0 && slot.peer == source.index && slot.theirs.0 == offer.region
+            slot.is_idle() && slot.peer == source.index && slot.theirs.0 == offer.region
         };
         while let Some(index) = self.state.remotes.iter().position(stale) {
             self.release_slot(index);
         }
-        if self.state.remotes.iter().all(|slot| slot.peer != RemoteSlot::<RAILS>::FREE) {
-            // One that can be imported again when it is needed.
-            let idle = self.state.remotes.iter().position(|slot| slot.auto && slot.uses == 0)?;
-            self.release_slot(idle);
-        }
         // A device's memory too: it is not mapped, and nothing but these reads names it.
         let handle = Handle { theirs, len: offer.size, device: false, keys: offer.keys };
-        let id = self.import_handle(source, handle).ok()?;
+        let id = self.import_evicting(source, handle).ok()?;
         self.state.remotes[id.index as usize].auto = true;
         Some(id.index as u16)
     }

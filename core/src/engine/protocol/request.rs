@@ -213,6 +213,13 @@ impl RecvSlot {
         outcome: Received::Ok,
     };
 
+    /// Whether it fills this registered region.
+    #[cold]
+    pub(crate) fn uses(&self, region: u16) -> bool {
+        let over = matches!(self.stage, Stage::Free | Stage::Ended);
+        !over && self.capacity != 0 && self.region == region
+    }
+
     /// How a message of `len` bytes fits.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {

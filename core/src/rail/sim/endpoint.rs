@@ -229,6 +229,16 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         }
     }
 
+    fn touches(&self, memory: Local) -> bool {
+        let world = self.sim.world.borrow();
+        let own = self.node * world.rails + self.rail;
+        world.packets.iter().filter(|packet| packet.from == own).any(|packet| match packet.kind {
+            Kind::Write { from: Some(from), len, .. } => memory.overlaps(from.as_ptr(), len),
+            Kind::Read { into, len, .. } => memory.overlaps(into, len),
+            _ => false,
+        })
+    }
+
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
         let world = self.sim.world.borrow();

@@ -16,6 +16,7 @@ use fishplate_core::mem::{Peer, Region, RegionKind};
 use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 use fishplate_core::sync::host::Host;
 
+use super::queue::{Kind, Op};
 use super::{GpuRail, Refused, Shared};
 use crate::gpu::{
     AllocId, Device, DeviceError, DevicePtr, ExportError, Fault, ImportError, ImportId, Registration, Wanted,
@@ -242,6 +243,20 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
         self.unpin_local(slot);
+    }
+
+    /// Whether something under way reads or fills any of these bytes.
+    pub(super) fn touches_memory(&self, memory: Local) -> bool {
+        let used = |local: &Registered| {
+            let ptr = std::ptr::without_provenance(local.ptr as usize);
+            local.uses > 0 && memory.overlaps(ptr, local.len as usize)
+        };
+        // Operations that no registration and no import counts: on host memory that is not pinned, or to memory of our own.
+        let uncounted = |op: &Op| match op.kind {
+            Kind::Direct => op.import.is_none(),
+            _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
+        };
+        self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)
     }
 
     /// Forgets a region. What the device may still be copying stays pinned.

@@ -227,6 +227,10 @@ impl Ops {
         self.free.len() == self.slots.len()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Op> {
+        self.slots.iter().filter_map(|(_, op)| op.as_ref())
+    }
+
     pub(super) fn insert(&mut self, op: Op) -> Option<u32> {
         let index = self.free.pop()?;
         self.slots[index as usize].1 = Some(op);

@@ -114,6 +114,15 @@ impl Pool {
         self.len
     }
 
+    /// Whether the provider has a post that reads or fills memory of the user.
+    pub fn has_rma(&self) -> bool {
+        (0..self.len).any(|index| {
+            // SAFETY: one of ours. The fields behind the provider's part are written by this thread alone.
+            let (kind, _) = unsafe { (*self.at(index)).used_for() };
+            matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read)
+        })
+    }
+
     /// The context at a position below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {
