@@ -92,7 +92,7 @@ impl<R> Guard<R> {
     }
 }
 
-/// Hands reports on. A peer that the rail has lost while its process still lives was lost by the rail.
+/// Passes reports on. The lifeline of a peer that the rail has lost tells whether its process died or the rail failed.
 struct Judge<'a, S> {
     sink: &'a mut S,
     id: RailId,
@@ -118,9 +118,12 @@ impl<S: Sink> Sink for Judge<'_, S> {
     #[cold]
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         let known = self.peers.iter().position(|(other, _)| *other == peer);
-        let lives =
-            known.and_then(|at| self.peers.swap_remove(at).1).is_some_and(|lifeline| lifeline.holds());
-        let why = if why == PeerError::Died && lives { PeerError::Rail(self.id) } else { why };
+        let lifeline = known.and_then(|at| self.peers.swap_remove(at).1);
+        let why = match (why, lifeline.map(|lifeline| lifeline.holds())) {
+            (PeerError::Lost | PeerError::Died, Some(true)) => PeerError::Rail(self.id),
+            (PeerError::Lost, Some(false)) => PeerError::Died,
+            _ => why,
+        };
         self.sink.peer_down(peer, why);
     }
 }

@@ -36,7 +36,8 @@ pub enum PostError {
 pub enum CompleteError {
     /// It failed and is over: nothing of it will land later. The provider's own code.
     Failed(i32),
-    /// The peer failed, and with it the operation: nothing of it will land later.
+    /// The peer failed or was detached, and with it the operation. The local memory may be reused. Whether
+    /// something that was sent can still land depends on the peer: see [`PeerError::is_gone`].
     PeerDown,
     /// It failed and may still land: the buffer must not be reused. The provider's own code.
     Unknown(i32),
@@ -54,6 +55,17 @@ pub enum PeerError {
     Protocol(Violation),
     /// A rail reported an error that leaves a hole in the stream.
     Rail(RailId),
+    /// The connection to it broke, or it did not answer before the deadline. Its process may live.
+    Lost,
+    /// It was removed here. Its process may live.
+    Removed,
+}
+
+impl PeerError {
+    /// Whether the peer applies nothing any more, so that nothing sent to it can land later.
+    pub const fn is_gone(self) -> bool {
+        matches!(self, PeerError::Died | PeerError::Closed)
+    }
 }
 
 /// What a peer did that no correct peer does.

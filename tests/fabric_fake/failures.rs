@@ -55,7 +55,7 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "{name}: no end of waiting");
     }
-    assert_eq!(seen.down, [(Peer(0), PeerError::Died)], "{name}");
+    assert_eq!(seen.down, [(Peer(0), PeerError::Lost)], "{name}");
     assert!(seen.done.len() == 1 && seen.done[0].is_err(), "{name}: {:?}", seen.done);
     let late = origin.post_message(Peer(0), b"x", Untrusted::from_slice(&[]), 5);
     assert_eq!(late, Err(PostError::PeerDown), "{name}");

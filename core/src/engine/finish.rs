@@ -157,7 +157,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let rail = RailId(rail as u8);
         self.stats.failed += 1;
         let slot = &mut self.pending.slots[index as usize];
-        slot.fail(Fault::Rail(rail, error), !matches!(error, CompleteError::Unknown(_)));
+        let gone = || match self.streams.get(slot.stream as usize).map(|s| self.peers[s.peer as usize].state)
+        {
+            Some(PeerState::Failed(why)) => why.is_gone(),
+            _ => false,
+        };
+        let quiescent = match error {
+            CompleteError::Failed(_) => true,
+            CompleteError::PeerDown => slot.kind == Kind::Read || gone(),
+            CompleteError::Unknown(_) => false,
+        };
+        slot.fail(Fault::Rail(rail, error), quiescent);
         // A number that never arrives is a hole that nothing fills: the stream, and with it the peer, is broken.
         let (stream, numbered) = (slot.stream, slot.numbered);
         if numbered && stream != NONE {
@@ -207,7 +217,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
             remote.mapped = core::ptr::null_mut();
         }
-        let over = matches!(why, PeerError::Died | PeerError::Closed);
+        let gone = why.is_gone();
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             let s = &mut self.streams[stream];
@@ -226,7 +236,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     let next = slot.links.next;
                     // What was acknowledged is done, even if its last post is yet to be reported.
                     if !slot.acked || slot.fetch || !slot.numbered {
-                        slot.fail(Fault::Peer(why), over || !slot.numbered);
+                        // A rail that executes an atomic itself may have it under way without a number.
+                        let sent = slot.numbered || (slot.kind == Kind::Message && slot.posts != 0);
+                        slot.fail(Fault::Peer(why), gone || !sent);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
                     self.streams[stream].open -= 1;

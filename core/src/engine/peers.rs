@@ -57,13 +57,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Forgets a peer, alive or failed. Operations to it end as failed, its regions are released, its number is stale.
+    /// Forgets a peer, alive or failed. Operations to it end as failed, and as unknown where something was sent that a living peer
+    /// may still apply; its regions are released, its number is stale.
     /// Slow path.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         // One that was never connected may be attached to any rail.
         let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
-        self.state.fail_peer(peer.index, PeerError::Closed);
+        self.state.fail_peer(peer.index, PeerError::Removed);
         for index in 0..self.state.remotes.len() {
             if self.state.remotes[index].peer == peer.index {
                 self.release_slot(index);

@@ -24,7 +24,7 @@ impl Display for CompleteError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             CompleteError::Failed(code) => write!(f, "failed, and is over (the provider's code {code})"),
-            CompleteError::PeerDown => f.write_str("failed with its peer, and is over"),
+            CompleteError::PeerDown => f.write_str("failed with its peer"),
             CompleteError::Unknown(code) => {
                 write!(f, "failed, and may still land: do not reuse the buffer (the provider's code {code})")
             }
@@ -39,6 +39,8 @@ impl Display for PeerError {
             PeerError::Closed => f.write_str("it closed the connection"),
             PeerError::Protocol(violation) => write!(f, "it broke the protocol: {violation}"),
             PeerError::Rail(rail) => write!(f, "rail {} failed and left a hole in its stream", rail.0),
+            PeerError::Lost => f.write_str("it does not answer any more"),
+            PeerError::Removed => f.write_str("it was removed here"),
         }
     }
 }

@@ -105,7 +105,7 @@ fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
         let left = pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Report(3)));
         own.engine.remove_peer(old).unwrap();
         let done = own.engine.wait(left, &mut own.waiter, SOON).unwrap();
-        assert_eq!(done.outcome, Outcome::Failed(Fault::Peer(PeerError::Closed)));
+        assert_eq!(done.outcome, Outcome::Unknown(Fault::Peer(PeerError::Removed)));
         assert_eq!(own.engine.remove_peer(old), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.peer_error(old), Err(AttachError::UnknownPeer));
         assert_eq!(own.engine.fence(CX, old), Err(OpError::UnknownPeer));
@@ -122,6 +122,41 @@ fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
         own.engine.signal(CX, set(next, 0, round), Notice::Silent).unwrap();
         own.engine.quiet(CX, fresh, &mut own.waiter, SOON).unwrap();
         assert_eq!(word(&own.engine, own.target.at(0)), round);
+    }
+}
+
+/// The peer is this engine, which lives: what lay in the rail when it was removed is seen to land.
+#[test]
+fn what_was_sent_to_a_peer_that_lives_when_it_is_removed_is_not_reported_as_over() {
+    for (why, numbered) in [
+        (None, true),
+        (Some(PeerError::Lost), true),
+        (Some(PeerError::Rail(RailId(0))), true),
+        (Some(PeerError::Died), false),
+        (Some(PeerError::Closed), false),
+    ] {
+        let control = shared();
+        let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
+        control.borrow_mut().mute = true;
+        let (signal, from) = (set(own.remote, 0, 1), own.source.at(0));
+        let sent = pending(own.engine.put_signal(CX, from, 8, own.remote.at(64), signal, Notice::Report(0)));
+        let waiting = pending(own.engine.signal(CX, set(own.remote, 8, 1), Notice::Report(1)));
+        let read = pending(own.engine.get(CX, from, 8, own.remote.at(64), Notice::Report(2)));
+        match why {
+            None => own.engine.remove_peer(own.peer).unwrap(),
+            Some(why) => control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), why)),
+        }
+        control.borrow_mut().mute = false;
+        passes(&mut own.engine, 3);
+        let fault = Fault::Peer(why.unwrap_or(PeerError::Removed));
+        let mut outcome = |token| own.engine.test(token).unwrap().unwrap().outcome;
+        let want = if numbered { Outcome::Unknown(fault) } else { Outcome::Failed(fault) };
+        assert_eq!(outcome(sent), want);
+        assert_eq!(
+            [outcome(waiting), outcome(read)],
+            [Outcome::Failed(fault); 2],
+            "of these nothing was sent"
+        );
     }
 }
 

@@ -169,7 +169,7 @@ fn a_receive_into_a_device_fails_with_its_peer_and_frees_what_it_held() {
     for request in [open, placing] {
         let status = own.engine.test_recv(request).unwrap().expect("ended");
         assert!(
-            matches!(status.outcome, Received::Failed(fishplate_core::op::Fault::Peer(PeerError::Closed))),
+            matches!(status.outcome, Received::Failed(fishplate_core::op::Fault::Peer(PeerError::Removed))),
             "{status:?}"
         );
     }

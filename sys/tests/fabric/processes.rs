@@ -229,7 +229,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     until(&mut rail, &mut seen, |seen| !seen.down.is_empty() && seen.done.len() == ends + posts as usize);
     // Two deadlines: one until it is seen, one more for what it still owes.
     assert!(began.elapsed() < 20 * DEADLINE, "{name}: after {:?}", began.elapsed());
-    assert_eq!(seen.down, [(PEER, PeerError::Died)], "{name}");
+    assert_eq!(seen.down, [(PEER, PeerError::Lost)], "{name}");
     for (_, result) in &seen.done[ends..] {
         assert!(
             matches!(result, Err(CompleteError::PeerDown | CompleteError::Unknown(_))),

@@ -286,7 +286,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 true => protocol.outgoing.free(block),
                 false => self.give_back(Kept::Block(block), false),
             }
-            self.fail_receive(index, Received::Failed(Fault::Peer(crate::error::PeerError::Closed)));
+            self.fail_receive(index, Received::Failed(Fault::Peer(crate::error::PeerError::Removed)));
         }
     }
 }

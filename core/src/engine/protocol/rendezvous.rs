@@ -343,9 +343,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Some(slot) if slot.generation == peer.generation => match slot.state {
                 PeerState::Connected => None,
                 PeerState::Failed(why) => Some(Fault::Peer(why)),
-                _ => Some(Fault::Peer(crate::error::PeerError::Closed)),
+                _ => Some(Fault::Peer(crate::error::PeerError::Removed)),
             },
-            _ => Some(Fault::Peer(crate::error::PeerError::Closed)),
+            _ => Some(Fault::Peer(crate::error::PeerError::Removed)),
         }
     }
 

@@ -399,7 +399,7 @@ impl FabricRail {
             || !self.peers.slots[peer as usize].up;
         let end = if lost { CompleteError::PeerDown } else { CompleteError::Failed(error.code.0) };
         if lost {
-            self.take_down(Peer(peer), PeerError::Died);
+            self.take_down(Peer(peer), PeerError::Lost);
         }
         sink.done(cx, Err(end));
     }

@@ -90,7 +90,7 @@ impl FabricRail {
         }
         self.note_error(code);
         if code.is_disconnect() {
-            self.take_down(peer, fishplate_core::error::PeerError::Died);
+            self.take_down(peer, fishplate_core::error::PeerError::Lost);
             return PostError::PeerDown;
         }
         PostError::Provider(code.0)
@@ -351,7 +351,7 @@ impl FabricRail {
             Err(PostError::Again) => false,
             Err(PostError::Provider(_)) => {
                 // The word is lost, and with it what the peer waits for.
-                self.take_down(Peer(peer), fishplate_core::error::PeerError::Died);
+                self.take_down(Peer(peer), fishplate_core::error::PeerError::Lost);
                 true
             }
             _ => true,

@@ -2,8 +2,9 @@
 //!
 //! Providers do not agree on what happens when a peer's process dies. Some end what was posted with errors, some retry for ever
 //! and some answer `FI_EAGAIN` to every post. So what counts is whether anything comes back: a peer that owes an end, or to which no
-//! post is accepted although others are, and from which nothing has come since a deadline, is held to be dead. That we were not
-//! running ourselves is not held against it: the rail must have been polled meanwhile.
+//! post is accepted although others are, and from which nothing has come since a deadline, is given up. That we were not
+//! running ourselves is not held against it: the rail must have been polled meanwhile. Whether its process lives the rail cannot
+//! know: it reports [`PeerError::Lost`], never that a peer died.
 
 use core::mem;
 
@@ -59,7 +60,7 @@ impl FabricRail {
             if deadline.is_some_and(|deadline| now - slot.since >= deadline) {
                 slot.since = now;
                 let peer = Peer(peer as u16);
-                self.take_down(peer, PeerError::Died);
+                self.take_down(peer, PeerError::Lost);
                 self.abandon(peer, Code(libc::ETIMEDOUT));
             }
         }
@@ -131,7 +132,7 @@ impl FabricRail {
         }
         for peer in 0..self.peers.slots.len() as u16 {
             if self.peers.slots[peer as usize].attached {
-                self.take_down(Peer(peer), PeerError::Died);
+                self.take_down(Peer(peer), PeerError::Lost);
                 self.abandon(Peer(peer), code);
             }
         }
