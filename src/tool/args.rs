@@ -1,7 +1,9 @@
 //! The command line, and its translation into a [`Plan`] that is known to be possible.
 //!
-//! Here are the options and what may not be asked for together; `choices` has what they choose from, and `plan` what comes of them.
+//! Here are the options and what may not be asked for together; `choices` has what they choose from, `bounds` what one measurement may
+//! ask for, and `plan` what comes of them.
 
+pub mod bounds;
 mod choices;
 mod plan;
 #[cfg(test)]
@@ -211,37 +213,15 @@ impl PerfArgs {
         let sizes = if ranged {
             let begin = self.begin.unwrap_or(8);
             let end = self.end.unwrap_or(begin.max(4 << 20));
-            if begin == 0 {
-                return Err(zero_size());
-            }
+            bounds::size(begin, self.test, self.region.max(begin))?;
             sizes::range(begin, end, self.factor.unwrap_or(2)).map_err(Failure::usage)?
         } else if self.size.is_empty() {
             vec![8]
         } else {
             self.size.clone()
         };
-        for &size in &sizes {
-            if size == 0 {
-                return Err(zero_size());
-            }
-            if size > self.region {
-                return Err(Failure::usage(format!(
-                    "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
-                    sizes::show(size),
-                    sizes::show(self.region)
-                )));
-            }
-        }
-        match self.test {
-            Test::Amo | Test::SignalRate if sizes != [8] => Err(Failure::usage(format!(
-                "{} works on one word of 8 bytes: leave --size out",
-                name(self.test)
-            ))),
-            Test::Ring if sizes.iter().any(|s| ![8, 16, 32, 64].contains(s)) => {
-                Err(Failure::usage("ring: slots are of 8, 16, 32 or 64 bytes; choose --size among these"))
-            }
-            _ => Ok(sizes),
-        }
+        sizes.iter().try_for_each(|&size| bounds::size(size, self.test, self.region))?;
+        Ok(sizes)
     }
 
     fn check_numbers(&self) -> Outcome {
@@ -251,9 +231,9 @@ impl PerfArgs {
                 sizes::show(REGION_MAX)
             )));
         }
-        if self.iters == Some(0) {
-            return Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration"));
-        }
+        bounds::iterations(self.iters.unwrap_or(1), self.warmup.unwrap_or(0))?;
+        bounds::window(self.window.into())?;
+        bounds::seconds(self.timeout)?;
         if self.rails == 0 {
             return Err(Failure::usage("--rails 0: there must be a way to the other side; use at least 1"));
         }
@@ -262,15 +242,6 @@ impl PerfArgs {
                 "--rails {}: this build knows at most {RAILS_MAX}",
                 self.rails
             )));
-        }
-        if self.window == 0 || !self.window.is_power_of_two() || self.window > 1 << 16 {
-            return Err(Failure::usage(format!(
-                "--window {}: use a power of two from 1 to 65536",
-                self.window
-            )));
-        }
-        if self.timeout == 0 || self.timeout > 1_000_000 {
-            return Err(Failure::usage("--timeout must be from 1 to 1000000 seconds"));
         }
         if self.streams.iter().any(|streams| !(1..=1024).contains(streams)) {
             return Err(Failure::usage("--streams: numbers from 1 to 1024"));
@@ -304,25 +275,14 @@ impl PerfArgs {
                 "--seeds checks order: use it with put-signal or tag and --transport sim",
             ));
         }
-        if self.test == Test::Ring && self.transport != Transport::Shm {
-            return Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"));
-        }
-        let driven = matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Amo | Test::Tag)
-            && matches!(self.transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
+        bounds::test(self.test, self.transport)?;
         if self.transport != Transport::Fabric && !(self.provider.is_empty() && self.interface.is_empty()) {
             return Err(Failure::usage(format!(
                 "--provider and --interface choose libfabric rails, and {} has none: use --transport fabric",
                 name(self.transport)
             )));
         }
-        if self.mode == Mode::Worker && !driven {
-            return Err(Failure::usage(format!(
-                "--mode worker runs put-signal, put, get, amo and tag over shm, fabric or loopback: use --mode inline for {} over {}",
-                name(self.test),
-                name(self.transport)
-            )));
-        }
-        Ok(())
+        bounds::mode(self.mode, self.test, self.transport)
     }
 }
 
@@ -343,25 +303,10 @@ impl PerfArgs {
         if self.meeting_is_given() && self.device.len() > 1 {
             return Err(Failure::usage("--device: with --listen or --connect, each side names its own"));
         }
-        if !matches!(self.test, Test::PutSignal | Test::Put | Test::Get | Test::Tag) {
-            return Err(Failure::usage(format!(
-                "--transport gpu measures put-signal, put, get and tag: use --transport shm for {}",
-                name(self.test)
-            )));
-        }
-        if self.layout == Some(Layout::Adjacent) {
-            return Err(Failure::usage(
-                "--layout adjacent: signals are in memory of the processor, never behind a payload on a device",
-            ));
-        }
-        Ok(())
+        self.layout.map_or(Ok(()), |layout| bounds::layout(layout, self.transport))
     }
 
     fn meeting_is_given(&self) -> bool {
         self.listen.is_some() || self.connect.is_some()
     }
-}
-
-fn zero_size() -> Failure {
-    Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte")
 }

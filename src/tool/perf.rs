@@ -21,6 +21,7 @@ mod solo;
 mod table;
 mod tag;
 mod tag_bw;
+mod watch;
 mod who;
 mod worker;
 
@@ -109,6 +110,7 @@ fn start_leg<R: Rail + Send, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
+    seat.watch.set(leg.timeout_ns);
     let before = seat.engine.stats().arrivals_out_of_order;
     let mut tally = match leg.test {
         _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Starts], histogram),
@@ -131,6 +133,7 @@ fn answer_leg<R: Rail + Send, const RAILS: usize>(
     seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
 ) -> Outcome<Tally> {
+    seat.watch.set(leg.timeout_ns);
     let before = seat.engine.stats().arrivals_out_of_order;
     let mut tally = match leg.test {
         _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Answers], &mut Histogram::new()),

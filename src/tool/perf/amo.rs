@@ -26,14 +26,13 @@ pub fn start<R: Rail, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut tally = Tally::default();
-    adds(seat, 0, leg.warmup, &mut Histogram::new(), &mut tally, deadline_ns)?;
+    adds(seat, 0, leg.warmup, &mut Histogram::new(), &mut tally)?;
     tally = Tally { errors: tally.errors, ..Tally::default() };
-    tally.ticks = adds(seat, leg.warmup, leg.iters, histogram, &mut tally, deadline_ns)?;
+    tally.ticks = adds(seat, leg.warmup, leg.iters, histogram, &mut tally)?;
     tally.ops = leg.iters;
-    put::signal(seat, Side::Starts, 1, deadline_ns)?;
-    seat.quiet(deadline_ns)?;
+    put::signal(seat, Side::Starts, 1)?;
+    seat.quiet()?;
     Ok(tally)
 }
 
@@ -44,7 +43,6 @@ fn adds<R: Rail, const RAILS: usize>(
     count: u64,
     histogram: &mut Histogram,
     tally: &mut Tally,
-    deadline_ns: u64,
 ) -> Outcome<u64> {
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     let at = seat.theirs.at(SLOTS_AT as u64);
@@ -52,13 +50,11 @@ fn adds<R: Rail, const RAILS: usize>(
     let begun = clock.now();
     let mut last = begun;
     for expected in first..first + count {
-        let value = match issue!(seat, deadline_ns, engine => engine.fetch(CONTEXT, at, amo, 0)) {
+        let value = match issue!(seat, engine => engine.fetch(CONTEXT, at, amo, 0)) {
             Issued::Done { value } => value,
-            Issued::Pending(token) => finish(seat, token, deadline_ns)?,
+            Issued::Pending(token) => finish(seat, token)?,
         };
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
+        seat.lap(histogram, &mut last)?;
         tally.checked += u64::from(value == expected);
         tally.errors += u64::from(value != expected);
     }
@@ -67,7 +63,7 @@ fn adds<R: Rail, const RAILS: usize>(
 
 /// The side whose word it is: looks at the sum.
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    seat.wait(put::SIGNALS[0], Cmp::Eq, 1, leg.deadline_ns())?;
+    seat.wait(put::SIGNALS[0], Cmp::Eq, 1)?;
     let sum = seat.word(SLOTS_AT).load(std::sync::atomic::Ordering::Acquire);
     Ok(Tally { errors: u64::from(sum != leg.warmup + leg.iters), ..Tally::default() })
 }

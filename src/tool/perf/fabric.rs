@@ -19,8 +19,9 @@ use super::leg::Leg;
 use super::meet::{self, Second};
 use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
 use super::table::{self, Talk};
+use super::watch::Watch;
 use super::who::Who;
-use crate::tool::args::{Meeting, PeerArgs, Plan, name};
+use crate::tool::args::{Meeting, PeerArgs, Plan, Transport, name};
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::cpu;
 use crate::tool::failure::{Failure, Outcome};
@@ -183,6 +184,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         let theirs = engine
             .import(peer, &theirs)
             .map_err(|error| Failure::run(format!("{who}: {}", handle_refused(error))))?;
+        let clock = Clock::calibrate();
         Ok(table::Table {
             seat: Seat {
                 engine,
@@ -198,11 +200,12 @@ impl<const RAILS: usize> Ground<RAILS> {
                 mirror: None,
                 buffer,
                 bytes: self.buffer.ptr(),
-                clock: Clock::calibrate(),
-                looked_ns: 0,
+                clock,
+                watch: Watch::new(clock),
                 crowded: false,
                 name,
             },
+            transport: Transport::Fabric,
             talk: Aside { wire },
             pad: None,
             timeout: Duration::from_secs(timeout),

@@ -7,7 +7,7 @@ use fishplate_core::rail::Rail;
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::put;
 use super::seat::{CONTEXT, Memory, Seat, issue};
-use crate::tool::failure::{Failure, Outcome};
+use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
 
@@ -33,14 +33,13 @@ pub fn start<R: Rail, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut tally = Tally::default();
-    gets(seat, leg, leg.warmup, &mut Histogram::new(), &mut tally, deadline_ns)?;
+    gets(seat, leg, leg.warmup, &mut Histogram::new(), &mut tally)?;
     tally = Tally { errors: tally.errors, ..Tally::default() };
-    tally.ticks = gets(seat, leg, leg.iters, histogram, &mut tally, deadline_ns)?;
+    tally.ticks = gets(seat, leg, leg.iters, histogram, &mut tally)?;
     tally.ops = leg.iters;
-    put::signal(seat, Side::Starts, 1, deadline_ns)?;
-    seat.quiet(deadline_ns)?;
+    put::signal(seat, Side::Starts, 1)?;
+    seat.quiet()?;
     Ok(tally)
 }
 
@@ -51,7 +50,6 @@ fn gets<R: Rail, const RAILS: usize>(
     count: u64,
     histogram: &mut Histogram,
     tally: &mut Tally,
-    deadline_ns: u64,
 ) -> Outcome<u64> {
     let (len, stride, slots) = (leg.size, leg.stride(), leg.slots());
     let clock = seat.clock;
@@ -61,14 +59,11 @@ fn gets<R: Rail, const RAILS: usize>(
     for _ in 0..count {
         let offset = slot as usize * stride;
         let (into, from) = (seat.buffer.at(offset as u64), seat.there.at((SLOTS_AT + offset) as u64));
-        let issued =
-            issue!(seat, deadline_ns, engine => engine.get(CONTEXT, into, len, from, Notice::Report(0)));
+        let issued = issue!(seat, engine => engine.get(CONTEXT, into, len, from, Notice::Report(0)));
         if let Issued::Pending(token) = issued {
-            finish(seat, token, deadline_ns)?;
+            finish(seat, token)?;
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
+        seat.lap(histogram, &mut last)?;
         if leg.check {
             seat.take(Memory::Buffer, offset, len)?;
             // SAFETY: the slot lies inside the buffer, and the get that filled it is over.
@@ -92,19 +87,17 @@ fn gets<R: Rail, const RAILS: usize>(
 pub fn finish<R: Rail, const RAILS: usize>(
     seat: &mut Seat<'_, R, RAILS>,
     token: fishplate_core::op::Token,
-    deadline_ns: u64,
 ) -> Outcome<u64> {
+    let deadline_ns = seat.watch.deadline_ns();
     match seat.engine.wait(token, &mut seat.waiter, deadline_ns) {
         Ok(completion) if completion.outcome == fishplate_core::op::Outcome::Done => Ok(completion.value),
-        Ok(completion) => {
-            Err(Failure::run(format!("an operation to {} ended: {}", seat.name, completion.outcome)))
-        }
+        Ok(completion) => Err(seat.name.ended("an operation", completion.outcome)),
         Err(error) => Err(seat.wait_failed(error)),
     }
 }
 
 /// The side that holds still.
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    seat.wait(put::SIGNALS[0], Cmp::Eq, 1, leg.deadline_ns())?;
+pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, _leg: &Leg) -> Outcome<Tally> {
+    seat.wait(put::SIGNALS[0], Cmp::Eq, 1)?;
     Ok(Tally::default())
 }

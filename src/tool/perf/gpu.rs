@@ -19,9 +19,10 @@ use super::leg::Leg;
 use super::meet::{self, Second};
 use super::seat::{MATCHING, RECEIVES, Seat};
 use super::table::{self, Talk};
+use super::watch::Watch;
 use super::who::Who;
-use crate::tool::args::{DeviceName, IpcPath, Meeting, PeerArgs, Plan, name};
-use crate::tool::clock::{Clock, monotonic_ns};
+use crate::tool::args::{DeviceName, IpcPath, Meeting, PeerArgs, Plan, Transport, name};
+use crate::tool::clock::Clock;
 use crate::tool::cpu::{self, Pinned};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::report::{Moved, Row};
@@ -220,6 +221,7 @@ impl Ground {
             (IpcPath::Relay, false) => return Err(Failure::run("both sides must have bounce slots")),
         };
         let words = if told_by_words { "done words" } else { "records" };
+        let clock = Clock::calibrate();
         Ok(Table {
             seat: Seat {
                 engine,
@@ -235,11 +237,12 @@ impl Ground {
                 mirror: mirror.map(|mirror| Box::new(mirror) as Box<_>),
                 buffer: from,
                 bytes: buffer,
-                clock: Clock::calibrate(),
+                clock,
+                watch: Watch::new(clock),
                 crowded: false,
                 name: Who::new(who, vec![]),
-                looked_ns: 0,
             },
+            transport: Transport::Gpu,
             talk: Aside { memory, stats, leads: side.leads, words: 0 },
             // What two processors need for each other says nothing of what a device needs.
             pad: None,
@@ -306,15 +309,15 @@ impl Talk<Rail, 1> for Aside {
     /// Before either waits for the other's word, which makes no progress, both have seen all of each other's operations end.
     fn exchange(&mut self, seat: &mut Seat<'_, Rail, 1>, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let left = deadline.saturating_duration_since(Instant::now()).as_nanos();
-        let deadline_ns = monotonic_ns().saturating_add(u64::try_from(left).unwrap_or(u64::MAX));
+        seat.watch.set(u64::try_from(left).unwrap_or(u64::MAX));
         self.words += 1;
-        seat.quiet(deadline_ns)?;
+        seat.quiet()?;
         let [ours, theirs] = if self.leads { TALK } else { [TALK[1], TALK[0]] };
         // Both sides have these words in common, and nobody else uses them.
         seat.set_word(ours, self.words);
         while seat.word(theirs).load(Ordering::Acquire) < self.words {
             if seat.engine.progress() == 0 {
-                seat.check(deadline_ns)?;
+                seat.idle()?;
             }
         }
         let peer = seat.peer.peer();

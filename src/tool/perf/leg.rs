@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tool::args::{Layout, Mode, Plan, SignalKind, Test};
-use crate::tool::clock::monotonic_ns;
+use crate::tool::args::{Layout, Mode, Plan, SignalKind, Test, Transport, bounds};
+use crate::tool::failure::{Failure, Outcome};
 use crate::tool::layout::{self, Placement};
 
 /// One measurement.
@@ -66,10 +66,13 @@ impl Tally {
         Tally {
             ticks: self.ticks,
             ops: self.ops,
-            checked: if two_way { self.checked.min(answer.checked) } else { self.checked + answer.checked },
-            errors: self.errors + answer.errors,
-            misordered: self.misordered + answer.misordered,
-            out_of_order: self.out_of_order + answer.out_of_order,
+            checked: match two_way {
+                true => self.checked.min(answer.checked),
+                false => self.checked.saturating_add(answer.checked),
+            },
+            errors: self.errors.saturating_add(answer.errors),
+            misordered: self.misordered.saturating_add(answer.misordered),
+            out_of_order: self.out_of_order.saturating_add(answer.out_of_order),
         }
     }
 
@@ -78,10 +81,11 @@ impl Tally {
         Tally {
             ticks: self.ticks + other.ticks,
             ops: self.ops + other.ops,
-            checked: self.checked + other.checked,
-            errors: self.errors + other.errors,
-            misordered: self.misordered + other.misordered,
-            out_of_order: self.out_of_order + other.out_of_order,
+            // These may contain what another process told.
+            checked: self.checked.saturating_add(other.checked),
+            errors: self.errors.saturating_add(other.errors),
+            misordered: self.misordered.saturating_add(other.misordered),
+            out_of_order: self.out_of_order.saturating_add(other.out_of_order),
         }
     }
 }
@@ -115,6 +119,20 @@ impl Leg {
             timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
         };
         leg.with_iters(iters.div_ceil(2), warmup)
+    }
+
+    /// Checks what another process orders, or this one is about to, as the command line is checked.
+    pub fn check_bounds(&self, transport: Transport, region: usize) -> Outcome {
+        if self.test == Test::Pool {
+            return Err(Failure::usage("pool has no sides"));
+        }
+        bounds::test(self.test, transport)?;
+        bounds::mode(self.mode, self.test, transport)?;
+        bounds::size(self.size, self.test, region)?;
+        bounds::iterations(self.iters, self.warmup)?;
+        bounds::window(self.window)?;
+        bounds::seconds(self.timeout_ns.div_ceil(1_000_000_000))?;
+        bounds::layout(self.layout, transport)
     }
 
     /// The same with so many iterations, and so many before them: whole windows, where there are windows.
@@ -163,11 +181,6 @@ impl Leg {
     /// Where payload and signal lie.
     pub fn placement(&self) -> Placement {
         Placement::of(self.layout, self.size)
-    }
-
-    /// When to give up, as the monotonic clock counts.
-    pub fn deadline_ns(&self) -> u64 {
-        monotonic_ns().saturating_add(self.timeout_ns)
     }
 
     /// What one sample of the histogram has to be divided by.

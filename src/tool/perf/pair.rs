@@ -12,8 +12,9 @@ use super::leg::Leg;
 use super::meet::{self, Second};
 use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
 use super::table::{self, Talk};
+use super::watch::Watch;
 use super::who::Who;
-use crate::tool::args::{Meeting, PeerArgs, Plan, Test};
+use crate::tool::args::{Meeting, PeerArgs, Plan, Test, Transport};
 use crate::tool::clock::Clock;
 use crate::tool::cpu::{self, Pinned};
 use crate::tool::failure::{Failure, Outcome};
@@ -133,6 +134,7 @@ impl Ground {
         let pad = unsafe { Pad::new(base) };
         // SAFETY: the segment is longer than ARENA_AT.
         let arena = unsafe { base.add(ARENA_AT) };
+        let clock = Clock::calibrate();
         Ok(Table {
             seat: Seat {
                 engine,
@@ -148,11 +150,12 @@ impl Ground {
                 mirror: None,
                 buffer,
                 bytes: self.buffer.ptr(),
-                clock: Clock::calibrate(),
+                clock,
+                watch: Watch::new(clock),
                 crowded: false,
                 name: Who::new(format!("the other process (pid {pid})"), vec![]),
-                looked_ns: 0,
             },
+            transport: Transport::Shm,
             talk: Socket,
             pad: Some(pad),
             timeout: Duration::from_secs(timeout),

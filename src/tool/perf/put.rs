@@ -6,7 +6,7 @@ use fishplate_core::op::{Cmp, SignalOp};
 use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
-use super::seat::{CONTEXT, LOOK_TICKS, Memory, Seat, issue};
+use super::seat::{CONTEXT, Memory, Seat, issue};
 use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -25,14 +25,9 @@ pub fn prepare<R: Rail, const RAILS: usize>(
 }
 
 /// Sends one of the two signals.
-pub fn signal<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    side: Side,
-    value: u64,
-    deadline_ns: u64,
-) -> Outcome {
+pub fn signal<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, side: Side, value: u64) -> Outcome {
     let signal = Signal { at: seat.theirs.at(SIGNALS[side as usize] as u64), op: SignalOp::Set, value };
-    issue!(seat, deadline_ns, engine => engine.signal(CONTEXT, signal, Notice::Silent));
+    issue!(seat, engine => engine.signal(CONTEXT, signal, Notice::Silent));
     Ok(())
 }
 
@@ -42,16 +37,15 @@ pub fn start<R: Rail, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut discarded = Histogram::new();
     let warm = leg.warmup / leg.per_window();
     let windows = leg.iters / leg.per_window();
-    windows_of(seat, leg, 1, warm, &mut discarded, deadline_ns)?;
-    let ticks = windows_of(seat, leg, warm + 1, windows, histogram, deadline_ns)?;
+    windows_of(seat, leg, 1, warm, &mut discarded)?;
+    let ticks = windows_of(seat, leg, warm + 1, windows, histogram)?;
     // Ends the other side's wait when nothing is checked.
     if !leg.check {
-        signal(seat, Side::Starts, 1, deadline_ns)?;
-        seat.wait(SIGNALS[1], Cmp::Eq, 1, deadline_ns)?;
+        signal(seat, Side::Starts, 1)?;
+        seat.wait(SIGNALS[1], Cmp::Eq, 1)?;
     }
     Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
 }
@@ -64,13 +58,12 @@ fn windows_of<R: Rail, const RAILS: usize>(
     first: u64,
     count: u64,
     histogram: &mut Histogram,
-    deadline_ns: u64,
 ) -> Outcome<u64> {
     let (len, stride, slots, per_window) =
         (leg.size, leg.stride(), leg.slots() as usize, leg.per_window() as usize);
     let clock = seat.clock;
     let begun = clock.now();
-    let (mut last, mut looked) = (begun, begun);
+    let mut last = begun;
     for window in first..first + count {
         if leg.check {
             fill(seat, leg, window)?;
@@ -80,22 +73,16 @@ fn windows_of<R: Rail, const RAILS: usize>(
             let offset = slot * stride;
             slot = if slot + 1 == slots { 0 } else { slot + 1 };
             let (from, to) = (seat.buffer.at(offset as u64), seat.there.at((SLOTS_AT + offset) as u64));
-            issue!(seat, deadline_ns, engine => engine.put(CONTEXT, from, len, to, Notice::Silent));
+            issue!(seat, engine => engine.put(CONTEXT, from, len, to, Notice::Silent));
         }
         if leg.check {
-            signal(seat, Side::Starts, window, deadline_ns)?;
-            seat.wait(SIGNALS[1], Cmp::Eq, window, deadline_ns)?;
+            signal(seat, Side::Starts, window)?;
+            seat.wait(SIGNALS[1], Cmp::Eq, window)?;
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
-        // Memory of a peer that is gone takes what is written to it without complaint.
-        if now.wrapping_sub(looked) >= LOOK_TICKS {
-            looked = now;
-            seat.check(deadline_ns)?;
-        }
+        // Memory of a peer that is gone takes what is written to it without complaint: this looks.
+        seat.lap(histogram, &mut last)?;
     }
-    seat.quiet(deadline_ns)?;
+    seat.quiet()?;
     Ok(clock.now().wrapping_sub(begun))
 }
 
@@ -119,17 +106,16 @@ fn fill<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, w
 
 /// The side that receives.
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut tally = Tally::default();
     if !leg.check {
-        seat.wait(SIGNALS[0], Cmp::Eq, 1, deadline_ns)?;
-        signal(seat, Side::Answers, 1, deadline_ns)?;
-        seat.quiet(deadline_ns)?;
+        seat.wait(SIGNALS[0], Cmp::Eq, 1)?;
+        signal(seat, Side::Answers, 1)?;
+        seat.quiet()?;
         return Ok(tally);
     }
     let warm = leg.warmup / leg.per_window();
     for window in 1..=warm + leg.iters / leg.per_window() {
-        seat.wait(SIGNALS[0], Cmp::Eq, window, deadline_ns)?;
+        seat.wait(SIGNALS[0], Cmp::Eq, window)?;
         for slot in 0..leg.slots() {
             seat.take(Memory::Landing, SLOTS_AT + slot as usize * leg.stride(), leg.size)?;
             // SAFETY: the slots lie inside the memory where payloads land.
@@ -140,8 +126,9 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
             tally.checked += u64::from(whole && window > warm);
             tally.errors += u64::from(!whole);
         }
-        signal(seat, Side::Answers, window, deadline_ns)?;
+        signal(seat, Side::Answers, window)?;
+        seat.turn()?;
     }
-    seat.quiet(deadline_ns)?;
+    seat.quiet()?;
     Ok(tally)
 }

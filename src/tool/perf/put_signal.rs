@@ -64,7 +64,6 @@ struct Play {
     /// is mispredicted half of the time.
     from: usize,
     stride: usize,
-    deadline_ns: u64,
     tally: Tally,
 }
 
@@ -80,7 +79,6 @@ impl Play {
             directions: (mine as u64, theirs as u64),
             from: 0,
             stride: if leg.check { leg.size.next_multiple_of(64) } else { 0 },
-            deadline_ns: leg.deadline_ns(),
             tally: Tally::default(),
         }
     }
@@ -98,7 +96,7 @@ impl Play {
         self.run::<R, RAILS, CHECK>(seat, leg.warmup + 1, leg.iters, histogram)?;
         // One message each way.
         self.tally.ops = 2 * leg.iters;
-        seat.quiet(self.deadline_ns)
+        seat.quiet()
     }
 
     /// Iterations from `first` on. The payload of the first is ready.
@@ -120,20 +118,17 @@ impl Play {
         for seq in first..first + count {
             if seq != first {
                 self.post(seat, seq)?;
-                let now = clock.now();
-                histogram.record(now.wrapping_sub(last));
-                last = now;
+                seat.lap(histogram, &mut last)?;
             }
             // In flight.
             self.fill::<R, RAILS, CHECK>(seat, seq + 1)?;
             // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
-            seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
+            seat.wait(self.inward.1, Cmp::Eq, seq)?;
             self.verify::<R, RAILS, CHECK>(seat, expected)?;
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        self.tally.ticks = now.wrapping_sub(begun);
+        seat.lap(histogram, &mut last)?;
+        self.tally.ticks = last.wrapping_sub(begun);
         Ok(())
     }
 
@@ -147,19 +142,20 @@ impl Play {
             self.fill::<R, RAILS, CHECK>(seat, seq)?;
             // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
-            seat.wait(self.inward.1, Cmp::Eq, seq, self.deadline_ns)?;
+            seat.wait(self.inward.1, Cmp::Eq, seq)?;
             self.verify::<R, RAILS, CHECK>(seat, expected)?;
             self.post(seat, seq)?;
+            seat.turn()?;
         }
         self.tally.checked = self.tally.checked.saturating_sub(leg.warmup);
-        seat.quiet(self.deadline_ns)
+        seat.quiet()
     }
 
     #[inline(always)]
     fn post<R: Rail, const RAILS: usize>(&mut self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
         let signal = Signal { at: seat.theirs.at(self.out.1), op: SignalOp::Set, value: seq };
         let (from, to) = (seat.buffer.at(self.from as u64), seat.there.at(self.out.0));
-        issue!(seat, self.deadline_ns, engine =>
+        issue!(seat, engine =>
             engine.put_signal(CONTEXT, from, self.len, to, signal, Notice::Silent));
         self.from ^= self.stride;
         Ok(())

@@ -8,21 +8,19 @@ use fishplate_core::sync::ring::{Consumer, Header, Producer, Shared};
 
 use super::leg::{Leg, RING_ARENA, Side, Tally};
 use super::seat::Seat;
-use crate::tool::clock::Clock;
 use crate::tool::failure::{Failure, Outcome};
-use crate::tool::floor::Alive;
 use crate::tool::histogram::Histogram;
 
 const CAPACITY: usize = 1024;
+
+/// Looks at a ring that count as one fruitless turn: a look is a few nanoseconds, too little to give the processor up after
+/// some of them. Where both sides share one processor, every look counts.
+const LOOKS: u32 = 64;
+
 /// Headers and slots of both rings in the arena, in bytes. Index 0: towards the answering side.
 const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
-
-/// Looks between two questions whether the other side lives, which also let it run: when it has a processor of its own, and
-/// when it waits for this one.
-const PATIENCE: u32 = 1 << 16;
-const NO_PATIENCE: u32 = 64;
 
 /// Empties both rings, which only one side does.
 pub fn prepare<R: Rail, const RAILS: usize>(
@@ -46,40 +44,37 @@ pub fn start<R: Rail, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    let (arena, clock, deadline_ns) = (seat.arena, seat.clock, leg.deadline_ns());
-    let patience = if seat.crowded { NO_PATIENCE } else { PATIENCE };
-    let mut alive = || seat.check(deadline_ns);
     match leg.size / 8 {
-        1 => Ends::<1>::attach(arena, Side::Starts, patience, &mut alive)?.start(leg, histogram, clock),
-        2 => Ends::<2>::attach(arena, Side::Starts, patience, &mut alive)?.start(leg, histogram, clock),
-        4 => Ends::<4>::attach(arena, Side::Starts, patience, &mut alive)?.start(leg, histogram, clock),
-        _ => Ends::<8>::attach(arena, Side::Starts, patience, &mut alive)?.start(leg, histogram, clock),
+        1 => Ends::<_, _, 1>::attach(seat, Side::Starts)?.start(leg, histogram),
+        2 => Ends::<_, _, 2>::attach(seat, Side::Starts)?.start(leg, histogram),
+        4 => Ends::<_, _, 4>::attach(seat, Side::Starts)?.start(leg, histogram),
+        _ => Ends::<_, _, 8>::attach(seat, Side::Starts)?.start(leg, histogram),
     }
 }
 
 /// The side that answers.
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let (arena, deadline_ns) = (seat.arena, leg.deadline_ns());
-    let patience = if seat.crowded { NO_PATIENCE } else { PATIENCE };
-    let mut alive = || seat.check(deadline_ns);
     match leg.size / 8 {
-        1 => Ends::<1>::attach(arena, Side::Answers, patience, &mut alive)?.answer(leg),
-        2 => Ends::<2>::attach(arena, Side::Answers, patience, &mut alive)?.answer(leg),
-        4 => Ends::<4>::attach(arena, Side::Answers, patience, &mut alive)?.answer(leg),
-        _ => Ends::<8>::attach(arena, Side::Answers, patience, &mut alive)?.answer(leg),
+        1 => Ends::<_, _, 1>::attach(seat, Side::Answers)?.answer(leg),
+        2 => Ends::<_, _, 2>::attach(seat, Side::Answers)?.answer(leg),
+        4 => Ends::<_, _, 4>::attach(seat, Side::Answers)?.answer(leg),
+        _ => Ends::<_, _, 8>::attach(seat, Side::Answers)?.answer(leg),
     }
 }
 
 /// One side's ends of both rings; slots of `N` words.
-struct Ends<'m, const N: usize> {
-    tx: Producer<'m, [u64; N], Shared>,
-    rx: Consumer<'m, [u64; N], Shared>,
-    patience: u32,
-    alive: Alive<'m>,
+struct Ends<'s, 'm, R: Rail, const RAILS: usize, const N: usize> {
+    tx: Producer<'s, [u64; N], Shared>,
+    rx: Consumer<'s, [u64; N], Shared>,
+    seat: &'s mut Seat<'m, R, RAILS>,
+    /// Looks that count as one turn.
+    looks: u32,
 }
 
-impl<'m, const N: usize> Ends<'m, N> {
-    fn attach(arena: NonNull<u8>, side: Side, patience: u32, alive: Alive<'m>) -> Outcome<Self> {
+impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS, N> {
+    fn attach(seat: &'s mut Seat<'m, R, RAILS>, side: Side) -> Outcome<Self> {
+        let arena: NonNull<u8> = seat.arena;
+        let looks = if seat.crowded { 1 } else { LOOKS };
         let (out, inward) = (side as usize, 1 - side as usize);
         // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the leg; both rings lie inside it and do
         // not overlap. Each side makes one end of each, once per leg, and the ends of the leg before are gone. Words
@@ -95,7 +90,7 @@ impl<'m, const N: usize> Ends<'m, N> {
             )
         };
         match ends {
-            (Ok(tx), Ok(rx)) => Ok(Ends { tx, rx, patience, alive }),
+            (Ok(tx), Ok(rx)) => Ok(Ends { tx, rx, seat, looks }),
             (Err(error), _) | (_, Err(error)) => {
                 Err(Failure::run(format!("the ring cannot be laid out: {error}")))
             }
@@ -107,9 +102,9 @@ impl<'m, const N: usize> Ends<'m, N> {
         let slot = [value; N];
         let mut looks = 0;
         while self.tx.push(slot).is_err() {
-            self.patience(&mut looks)?;
+            self.fruitless(&mut looks)?;
         }
-        Ok(())
+        self.seat.turn()
     }
 
     #[inline(always)]
@@ -119,21 +114,26 @@ impl<'m, const N: usize> Ends<'m, N> {
             if let Some(slot) = self.rx.pop() {
                 return Ok(slot);
             }
-            self.patience(&mut looks)?;
+            self.fruitless(&mut looks)?;
         }
     }
 
     #[inline(always)]
-    fn patience(&mut self, looks: &mut u32) -> Outcome {
+    fn fruitless(&mut self, looks: &mut u32) -> Outcome {
         *looks += 1;
-        if (*looks).is_multiple_of(self.patience) { (self.alive)() } else { Ok(()) }
+        if *looks < self.looks {
+            return Ok(());
+        }
+        *looks = 0;
+        self.seat.idle()
     }
 
-    fn start(mut self, leg: &Leg, histogram: &mut Histogram, clock: Clock) -> Outcome<Tally> {
+    fn start(mut self, leg: &Leg, histogram: &mut Histogram) -> Outcome<Tally> {
+        let clock = self.seat.clock;
         let mut tally = Tally::default();
         let mut discarded = Histogram::new();
-        self.bounce(1, leg.warmup, &mut discarded, clock, &mut Tally::default())?;
-        self.bounce(leg.warmup + 1, leg.iters, histogram, clock, &mut tally)?;
+        self.bounce(1, leg.warmup, &mut discarded, &mut Tally::default())?;
+        self.bounce(leg.warmup + 1, leg.iters, histogram, &mut tally)?;
         self.stream(leg.warmup)?;
         let begun = clock.now();
         self.stream(leg.iters)?;
@@ -143,22 +143,15 @@ impl<'m, const N: usize> Ends<'m, N> {
     }
 
     #[inline(never)]
-    fn bounce(
-        &mut self,
-        first: u64,
-        count: u64,
-        histogram: &mut Histogram,
-        clock: Clock,
-        tally: &mut Tally,
-    ) -> Outcome {
+    fn bounce(&mut self, first: u64, count: u64, histogram: &mut Histogram, tally: &mut Tally) -> Outcome {
+        let clock = self.seat.clock;
         let mut last = clock.now();
         for value in first..first + count {
             self.send(value)?;
-            let now = clock.now();
-            if value != first {
-                histogram.record(now.wrapping_sub(last));
+            match value == first {
+                true => last = clock.now(),
+                false => self.seat.lap(histogram, &mut last)?,
             }
-            last = now;
             let right = self.receive()? == [value; N];
             tally.checked += u64::from(right);
             tally.errors += u64::from(!right);

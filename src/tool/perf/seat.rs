@@ -18,12 +18,11 @@ use fishplate_core::rail::Rail;
 use fishplate_shm::Bell;
 use fishplate_sys::LinuxHost;
 
+use super::watch::Watch;
 use super::who::Who;
-use crate::tool::clock::{Clock, monotonic_ns};
+use crate::tool::clock::Clock;
 use crate::tool::failure::{Failure, Outcome};
-
-/// Ticks of the clock after which a stream of direct operations looks whether its peer lives: some 10 to 30 ms.
-pub const LOOK_TICKS: u64 = 1 << 25;
+use crate::tool::histogram::Histogram;
 
 /// Two-sided messages in the tests: twice as many credits as numbers may be in flight, so that a receiver that posts its receives in
 /// time never makes its sender wait for more than the window.
@@ -31,8 +30,6 @@ pub const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..Ma
 
 /// Receives that a test has open at once.
 pub const RECEIVES: usize = 1024;
-/// As long, by the other clock.
-const LOOK_NS: u64 = 10_000_000;
 
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
@@ -85,8 +82,8 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     pub bytes: NonNull<u8>,
     /// What time is measured with.
     pub clock: Clock,
-    /// When a refused operation last made this side look whether its peer lives.
-    pub looked_ns: u64,
+    /// How long this side goes on.
+    pub watch: Watch,
     /// Both sides share one processor.
     pub crowded: bool,
     /// How to name the other side in messages.
@@ -115,7 +112,8 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
     /// Waits until a word of the arena here has a value.
     #[inline(always)]
-    pub fn wait(&mut self, offset: usize, cmp: Cmp, value: u64, deadline_ns: u64) -> Outcome<u64> {
+    pub fn wait(&mut self, offset: usize, cmp: Cmp, value: u64) -> Outcome<u64> {
+        let deadline_ns = self.watch.deadline_ns();
         let at = self.ours.at(offset as u64);
         match self.engine.wait_signal(at, cmp, value, Some(self.peer), &mut self.waiter, deadline_ns) {
             Ok(word) => Ok(word),
@@ -125,7 +123,8 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
     /// Waits until everything sent is applied.
     #[inline(always)]
-    pub fn quiet(&mut self, deadline_ns: u64) -> Outcome {
+    pub fn quiet(&mut self) -> Outcome {
+        let deadline_ns = self.watch.deadline_ns();
         match self.engine.quiet(CONTEXT, self.peer, &mut self.waiter, deadline_ns) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.wait_failed(error)),
@@ -169,7 +168,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
     /// Sends `len` bytes of the buffer, making progress while there is no room. Returns whether its end will be reported.
     #[inline(always)]
-    pub fn send(&mut self, tag: u64, offset: usize, len: usize, deadline_ns: u64) -> Outcome<bool> {
+    pub fn send(&mut self, tag: u64, offset: usize, len: usize) -> Outcome<bool> {
         loop {
             let payload: Payload<'static> = match self.payload(offset, len) {
                 // SAFETY: the buffer is not freed before the engine is, and the call below is over before anything writes there.
@@ -178,7 +177,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
             };
             match self.engine.send(CONTEXT, self.peer, Tag::from(tag), payload, Notice::Report(tag)) {
                 Ok(issued) => return Ok(matches!(issued, fishplate_core::engine::Issued::Pending(_))),
-                Err(error) => self.refused(error, deadline_ns)?,
+                Err(error) => self.refused(error)?,
             }
         }
     }
@@ -193,26 +192,25 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
     /// Waits for a receive.
     #[inline(always)]
-    pub fn received(&mut self, request: Request, deadline_ns: u64) -> Outcome<Status> {
+    pub fn received(&mut self, request: Request) -> Outcome<Status> {
+        let deadline_ns = self.watch.deadline_ns();
         match self.engine.wait_recv(request, &mut self.waiter, deadline_ns) {
             Ok(status) if status.outcome == Received::Ok => Ok(status),
-            Ok(status) => Err(Failure::run(format!("a receive ended: {}", status.outcome))),
+            Ok(status) => Err(self.name.receive_ended(status.outcome)),
             Err(error) => Err(self.wait_failed(error)),
         }
     }
 
     /// Makes progress until so many sends have ended.
-    pub fn sent(&mut self, mut count: u64, deadline_ns: u64) -> Outcome {
-        let mut looks = 0u32;
+    pub fn sent(&mut self, mut count: u64) -> Outcome {
         while count != 0 {
             match self.engine.next_completion() {
                 Some(end) if end.outcome == fishplate_core::op::Outcome::Done => count -= 1,
-                Some(end) => return Err(Failure::run(format!("a send ended: {}", end.outcome))),
-                None => drop(self.engine.progress()),
-            }
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1 << 16) {
-                self.check(deadline_ns)?;
+                Some(end) => return Err(self.name.ended("a send", end.outcome)),
+                None => {
+                    self.engine.progress();
+                    self.idle()?;
+                }
             }
         }
         Ok(())
@@ -224,35 +222,53 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         self.name.wait_failed(error)
     }
 
+    /// The time is up.
+    #[cold]
+    pub fn expired(&self) -> Failure {
+        self.wait_failed(WaitError::Deadline(Stuck::default()))
+    }
+
     /// After a refused operation: makes progress if that may help, and otherwise says what is wrong.
     #[cold]
     #[inline(never)]
-    pub fn refused(&mut self, error: OpError, deadline_ns: u64) -> Outcome {
+    pub fn refused(&mut self, error: OpError) -> Outcome {
         match error {
-            OpError::Again => {
-                let (now, moved) = (monotonic_ns(), self.engine.progress());
-                if moved == 0 && now.wrapping_sub(self.looked_ns) >= LOOK_NS {
-                    self.looked_ns = now;
-                    self.engine.check_peers();
-                }
-                if now > deadline_ns {
-                    return Err(Failure::run(format!("{} takes no more operations", self.name)));
-                }
-                Ok(())
-            }
+            OpError::Again => match self.engine.progress() {
+                0 => self.idle(),
+                _ => self.turn(),
+            },
             OpError::PeerFailed(why) => Err(self.name.lost(why)),
             error => Err(Failure::run(format!("an operation to {} was refused: {error}", self.name))),
         }
     }
 
-    /// While waiting outside of the engine: lets another thread run, and sees whether there is still somebody to wait for.
+    /// Records a sample that ends now, where the next begins. Now and then looks whether to go on.
+    #[inline(always)]
+    pub fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
+        if self.watch.lap(histogram, last) { self.check() } else { Ok(()) }
+    }
+
+    /// A turn of a loop that records nothing. Now and then looks whether to go on.
+    #[inline(always)]
+    pub fn turn(&mut self) -> Outcome {
+        if self.watch.turn() { self.check() } else { Ok(()) }
+    }
+
+    /// A turn of a loop that found nothing to do. Now and then lets another thread run, and looks whether to go on.
+    #[inline(always)]
+    pub fn idle(&mut self) -> Outcome {
+        if self.watch.fruitless() { self.check() } else { Ok(()) }
+    }
+
+    /// Looks whether to go on: whether the peer lives, and the time is not up. Lets another thread run.
     #[cold]
-    pub fn check(&mut self, deadline_ns: u64) -> Outcome {
+    #[inline(never)]
+    pub fn check(&mut self) -> Outcome {
         std::thread::yield_now();
         self.engine.check_peers();
         match self.engine.peer_error(self.peer) {
-            Ok(None) if monotonic_ns() <= deadline_ns => Ok(()),
-            Ok(None) => Err(self.wait_failed(WaitError::Deadline(Stuck::default()))),
+            Ok(None) if !self.watch.is_up() => Ok(()),
+            Ok(None) => Err(self.expired()),
             Ok(Some(why)) => Err(self.name.lost(why)),
             Err(error) => Err(Failure::run(format!("{} is not known: {error}", self.name))),
         }
@@ -261,12 +277,12 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
 /// Issues an operation on a seat, making progress while there is no room for it.
 macro_rules! issue {
-    ($seat:expr, $deadline:expr, $engine:ident => $call:expr) => {
+    ($seat:expr, $engine:ident => $call:expr) => {
         loop {
             let $engine = &mut $seat.engine;
             match $call {
                 Ok(issued) => break issued,
-                Err(error) => $seat.refused(error, $deadline)?,
+                Err(error) => $seat.refused(error)?,
             }
         }
     };

@@ -7,7 +7,7 @@ use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::put;
-use super::seat::{CONTEXT, LOOK_TICKS, Seat, issue};
+use super::seat::{CONTEXT, Seat, issue};
 use crate::tool::args::SignalKind;
 use crate::tool::failure::Outcome;
 use crate::tool::histogram::Histogram;
@@ -26,10 +26,9 @@ pub fn start<R: Rail, const RAILS: usize>(
     leg: &Leg,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
-    stream(seat, leg, 0, leg.warmup, &mut Histogram::new(), deadline_ns)?;
-    let ticks = stream(seat, leg, leg.warmup, leg.iters, histogram, deadline_ns)?;
-    seat.quiet(deadline_ns)?;
+    stream(seat, leg, 0, leg.warmup, &mut Histogram::new())?;
+    let ticks = stream(seat, leg, leg.warmup, leg.iters, histogram)?;
+    seat.quiet()?;
     Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
 }
 
@@ -41,7 +40,6 @@ fn stream<R: Rail, const RAILS: usize>(
     first: u64,
     count: u64,
     histogram: &mut Histogram,
-    deadline_ns: u64,
 ) -> Outcome<u64> {
     if count == 0 {
         return Ok(0);
@@ -49,7 +47,7 @@ fn stream<R: Rail, const RAILS: usize>(
     let at = seat.theirs.at(SLOTS_AT as u64);
     let clock = seat.clock;
     let begun = clock.now();
-    let (mut last, mut looked) = (begun, begun);
+    let mut last = begun;
     let mut sent = first;
     while sent < first + count {
         for _ in 0..leg.per_window() {
@@ -58,24 +56,17 @@ fn stream<R: Rail, const RAILS: usize>(
                 SignalKind::Add => Signal { at, op: SignalOp::Add, value: 1 },
                 SignalKind::Set => Signal { at, op: SignalOp::Set, value: sent },
             };
-            issue!(seat, deadline_ns, engine => engine.signal(CONTEXT, signal, Notice::Silent));
+            issue!(seat, engine => engine.signal(CONTEXT, signal, Notice::Silent));
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
-        // Memory of a peer that is gone takes what is written to it without complaint.
-        if now.wrapping_sub(looked) >= LOOK_TICKS {
-            looked = now;
-            seat.check(deadline_ns)?;
-        }
+        // Memory of a peer that is gone takes what is written to it without complaint: this looks.
+        seat.lap(histogram, &mut last)?;
     }
-    seat.wait(put::SIGNALS[1], Cmp::Eq, sent, deadline_ns)?;
+    seat.wait(put::SIGNALS[1], Cmp::Eq, sent)?;
     Ok(clock.now().wrapping_sub(begun))
 }
 
 /// The side that is signalled.
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut tally = Tally::default();
     let mut seen = 0;
     for last in [leg.warmup, leg.warmup + leg.iters] {
@@ -83,14 +74,15 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
             // A window's worth at a time, as a consumer would: one that looks as fast as it can takes the line away from the
             // sender at every look, and measures its own polling.
             let next = last.min(seen + leg.per_window());
-            let word = seat.wait(SLOTS_AT, Cmp::Ge, next, deadline_ns)?;
+            let word = seat.wait(SLOTS_AT, Cmp::Ge, next)?;
             tally.misordered += u64::from(word < seen);
             tally.errors += u64::from(word > last);
             seen = word;
+            seat.turn()?;
         }
-        put::signal(seat, Side::Answers, last, deadline_ns)?;
+        put::signal(seat, Side::Answers, last)?;
     }
-    seat.quiet(deadline_ns)?;
+    seat.quiet()?;
     if tally.errors == 0 && tally.misordered == 0 {
         tally.checked = leg.iters;
     }

@@ -31,6 +31,8 @@ use crate::tool::sizes;
 
 mod ground;
 mod one_sided;
+#[cfg(test)]
+mod orders;
 mod tag;
 
 use ground::{Ground, sit};
@@ -148,6 +150,7 @@ fn loop_back<const RAILS: usize>(
         for side in [Side::Starts, Side::Answers] {
             prepare_leg(&mut seat, leg, side)?;
         }
+        seat.watch.set(leg.timeout_ns);
         let tally = worker::run(&mut seat, leg, &[Side::Starts, Side::Answers], histogram)?;
         return Ok(Tally { out_of_order: seat.engine.stats().arrivals_out_of_order, ..tally });
     }
@@ -204,6 +207,7 @@ struct Solo<'m, R: Rail, const RAILS: usize> {
 
 impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
     fn run(mut self, leg: &Leg, histogram: &mut Histogram, simulated: bool) -> Outcome<Tally> {
+        self.seats[0].watch.set(leg.timeout_ns);
         let clock = self.seats[0].clock;
         let mut first = 1;
         for (count, measured) in [(leg.warmup, false), (leg.iters, true)] {
@@ -244,12 +248,19 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         (side + 1) % self.seats.len()
     }
 
+    /// Records a sample that ends now, where the next begins. Now and then looks whether the time is up.
+    #[inline(always)]
+    fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
+        self.seats[0].lap(histogram, last)
+    }
+
     /// One pass of every engine.
     #[inline(always)]
     fn pass(&mut self) -> Outcome {
         for seat in &mut self.seats {
             seat.engine.progress();
         }
+        self.seats[0].turn()?;
         self.passes += 1;
         if self.passes > PATIENCE {
             Err(Failure::run("nothing happens any more: an operation hangs"))

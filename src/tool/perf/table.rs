@@ -15,8 +15,7 @@ use super::leg::{Leg, SLOTS_AT, Side, Tally};
 use super::meet::Second;
 use super::seat::Seat;
 use super::{always_checks, answer_leg, finish_row, headline, prepare_leg, start_leg};
-use crate::tool::args::{Plan, Test, name};
-use crate::tool::clock::monotonic_ns;
+use crate::tool::args::{Plan, Test, Transport, name};
 use crate::tool::cpu::{self, Pinned, Places};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::floor::{AMPLE, Floors, Pad};
@@ -34,6 +33,9 @@ const COPY_BYTES: usize = 64 << 20;
 /// Time for a second process that gives up to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How much longer than its leader a second process waits, so that the leader says what went wrong.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Iterations that tell how many there is time for.
 const TRIAL: u64 = 1024;
 
@@ -42,7 +44,7 @@ const LONG: u64 = 20_000_000;
 
 /// What the leader asks of the follower.
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
+pub enum Order {
     /// Who follows, and where it shall run.
     Hello { version: String, test: Test, places: Places },
     /// Measure the floor.
@@ -85,6 +87,8 @@ pub struct Table<'m, R: Rail, const RAILS: usize, T> {
     pub seat: Seat<'m, R, RAILS>,
     /// How it talks.
     pub talk: T,
+    /// What it is reached by.
+    pub transport: Transport,
     /// Memory for the floor, if both have some in common.
     pub pad: Option<Pad>,
     /// Time for a leg.
@@ -103,14 +107,11 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         let answer = self.talk.exchange(&mut self.seat, &text, deadline)?;
         serde_json::from_slice(&answer).map_err(|error| {
             Failure::run(format!(
-                "{} said what was not understood ({error}): run the same build on both sides",
-                self.seat.name
+                "{} said what was not understood ({}): run the same build on both sides",
+                self.seat.name,
+                plain(&error.to_string())
             ))
         })
-    }
-
-    fn deadline_ns(&self) -> u64 {
-        monotonic_ns().saturating_add(self.timeout.as_nanos() as u64)
     }
 
     fn order(&mut self, order: Order) -> Outcome {
@@ -128,9 +129,10 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             return Ok(None);
         };
         self.order(Order::Floor)?;
-        let (clock, deadline) = (self.seat.clock, self.deadline_ns());
+        let clock = self.seat.clock;
+        self.seat.watch.set(self.timeout.as_nanos() as u64);
         let limit = AMPLE.min(self.timeout / 2);
-        pad.measure(limit, &clock, &mut || self.seat.check(deadline))
+        pad.measure(limit, &clock, &mut || self.seat.check())
     }
 
     /// As [`floor`](Self::floor), after another, without which there is no use in it.
@@ -139,6 +141,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
     }
 
     fn leg(&mut self, leg: &Leg, histogram: &mut Histogram) -> Outcome<Tally> {
+        leg.check_bounds(self.transport, leg.size)?;
         self.order(Order::Leg(*leg))?;
         prepare_leg(&mut self.seat, leg, Side::Starts)?;
         self.ready()?;
@@ -175,7 +178,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         self.order(hello)?;
         let greeting: Greeting = self.exchange(&())?;
         if let Some(refusal) = greeting.refusal {
-            return Err(Failure::run(refusal));
+            return Err(Failure::run(plain(&refusal)));
         }
         let mut report = Report::new(plan.format);
         headline(&mut report, plan, &self.seat.clock)?;
@@ -287,17 +290,20 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             match self.exchange::<(), Order>(&())? {
                 Order::Hello { .. } => return Err(Failure::run("the other process greeted twice")),
                 Order::Floor => {
-                    let deadline = self.deadline_ns();
+                    self.seat.watch.set(self.timeout.as_nanos() as u64);
                     let Table { pad, seat, .. } = self;
                     let pad = pad.ok_or_else(|| {
                         Failure::run("the other process asks for a floor, and there is no memory for it")
                     })?;
-                    pad.answer(&mut || seat.check(deadline))?;
+                    pad.answer(&mut || seat.check())?;
                 }
                 Order::Leg(leg) => {
-                    if leg.size > region || leg.window == 0 {
-                        return Err(Failure::run("the other process asks for more than the region holds"));
-                    }
+                    leg.check_bounds(self.transport, region).map_err(|failure| {
+                        Failure::run(format!("{} orders what cannot be done: {failure}", self.seat.name))
+                    })?;
+                    // This side gives up when its own user said. One that was started by the other leaves that to it.
+                    let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
+                    let leg = Leg { timeout_ns: own.as_nanos() as u64, ..leg };
                     prepare_leg(&mut self.seat, &leg, Side::Answers)?;
                     self.ready()?;
                     let tally =
@@ -324,7 +330,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         let ours = env!("CARGO_PKG_VERSION");
         let refusal = match expected {
             _ if version != ours => Some(format!(
-                "one side is version {version}, the other {ours}: run the same build on both sides"
+                "one side is version {}, the other {ours}: run the same build on both sides",
+                plain(&version)
             )),
             Some(expected) if expected != test => Some(format!(
                 "one side was started for {}, the other for {}: give both the same test",
@@ -340,6 +347,11 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         self.seat.set_crowded(places.crowded());
         places.cpus.map(|(_, second)| cpu::pin(second)).transpose()
     }
+}
+
+/// What another process said, fit to be shown: not long, and nothing that a terminal obeys.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
 /// Leads, at a table that `set` lays; and sees the second process off, if this one started it.

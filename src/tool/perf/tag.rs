@@ -43,35 +43,31 @@ fn rounds<R: Rail, const RAILS: usize>(
     histogram: &mut Histogram,
     tally: &mut Tally,
 ) -> Outcome<u64> {
-    let (clock, deadline_ns) = (seat.clock, leg.deadline_ns());
+    let clock = seat.clock;
     let begun = clock.now();
     let mut last = begun;
     let mut from = 0;
     for seq in first..first + count {
         fill(seat, leg, Side::Starts, seq, from)?;
-        let pending = seat.send(seq, from, leg.size, deadline_ns)?;
+        let pending = seat.send(seq, from, leg.size)?;
         from ^= stride(leg.size);
         if seq != first {
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            last = now;
+            seat.lap(histogram, &mut last)?;
         }
         let request = seat.recv(seq, inward_of(leg), leg.size)?;
         // Made before the wait, not between the message and the answer to it.
         let expected = black_box(Pattern::new(leg.seed, Side::Answers as u64, seq));
-        seat.received(request, deadline_ns)?;
+        seat.received(request)?;
         verify(seat, leg, expected, tally)?;
-        seat.sent(pending as u64, deadline_ns)?;
+        seat.sent(pending as u64)?;
     }
-    let now = clock.now();
-    histogram.record(now.wrapping_sub(last));
-    Ok(now.wrapping_sub(begun))
+    seat.lap(histogram, &mut last)?;
+    Ok(last.wrapping_sub(begun))
 }
 
 /// The side that answers.
 #[inline(never)]
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let mut tally = Tally::default();
     let mut from = 0;
     let last = leg.warmup + leg.iters;
@@ -79,14 +75,15 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
     for seq in 1..=last {
         fill(seat, leg, Side::Answers, seq, from)?;
         let expected = black_box(Pattern::new(leg.seed, Side::Starts as u64, seq));
-        seat.received(request, deadline_ns)?;
+        seat.received(request)?;
         verify(seat, leg, expected, &mut tally)?;
-        let pending = seat.send(seq, from, leg.size, deadline_ns)?;
+        let pending = seat.send(seq, from, leg.size)?;
         from ^= stride(leg.size);
         if seq != last {
             request = seat.recv(seq + 1, inward_of(leg), leg.size)?;
         }
-        seat.sent(pending as u64, deadline_ns)?;
+        seat.sent(pending as u64)?;
+        seat.turn()?;
     }
     tally.checked = tally.checked.saturating_sub(leg.warmup);
     Ok(tally)

@@ -7,7 +7,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::rail::Rail;
 
 use super::leg::{Leg, SLOTS_AT, Tally};
-use super::seat::{LOOK_TICKS, Seat};
+use super::seat::Seat;
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -29,15 +29,15 @@ pub fn start<R: Rail, const RAILS: usize>(
 ) -> Outcome<Tally> {
     let mut discarded = Histogram::new();
     // The other side has its receives posted.
-    answered(seat, leg)?;
+    answered(seat)?;
     stream(seat, leg, 0, leg.warmup, &mut discarded)?;
     let ticks = stream(seat, leg, leg.warmup, leg.iters, histogram)?;
     Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
 }
 
-fn answered<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome {
+fn answered<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>) -> Outcome {
     let request = seat.recv(ANSWER, 0, 0)?;
-    seat.received(request, leg.deadline_ns()).map(drop)
+    seat.received(request).map(drop)
 }
 
 /// Sends `count` messages, and waits until the other side has the last.
@@ -49,13 +49,13 @@ fn stream<R: Rail, const RAILS: usize>(
     count: u64,
     histogram: &mut Histogram,
 ) -> Outcome<u64> {
-    let (clock, deadline_ns) = (seat.clock, leg.deadline_ns());
+    let clock = seat.clock;
     let (stride, per_window) = (stride(leg), leg.per_window());
     if count == 0 {
         return Ok(0);
     }
     let begun = clock.now();
-    let (mut last, mut looked) = (begun, begun);
+    let mut last = begun;
     let mut pending = 0;
     for window in 0..count / per_window {
         for k in 0..per_window {
@@ -66,28 +66,22 @@ fn stream<R: Rail, const RAILS: usize>(
                 // SAFETY: the slots lie inside the buffer; the window before was answered, so nothing reads them now.
                 unsafe { pattern.fill(seat.bytes.as_ptr().add(at), leg.size) };
             }
-            pending += u64::from(seat.send(STREAM, at, leg.size, deadline_ns)?);
+            pending += u64::from(seat.send(STREAM, at, leg.size)?);
             // As many as the window are under way.
             if pending >= leg.window {
-                seat.sent(1, deadline_ns)?;
+                seat.sent(1)?;
                 pending -= 1;
             }
         }
         if leg.check {
-            seat.sent(std::mem::take(&mut pending), deadline_ns)?;
-            answered(seat, leg)?;
+            seat.sent(std::mem::take(&mut pending))?;
+            answered(seat)?;
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
-        if now.wrapping_sub(looked) >= LOOK_TICKS {
-            looked = now;
-            seat.check(deadline_ns)?;
-        }
+        seat.lap(histogram, &mut last)?;
     }
-    seat.sent(pending, deadline_ns)?;
+    seat.sent(pending)?;
     if !leg.check {
-        answered(seat, leg)?;
+        answered(seat)?;
     }
     Ok(clock.now().wrapping_sub(begun))
 }
@@ -95,32 +89,29 @@ fn stream<R: Rail, const RAILS: usize>(
 /// The side that receives.
 #[inline(never)]
 pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let deadline_ns = leg.deadline_ns();
     let (stride, slots, per_window) = (stride(leg) as u64, leg.slots(), leg.per_window());
     let mut tally = Tally::default();
     let total = leg.warmup + leg.iters;
     // Where the next receive goes: the slots in turn, without a division for each message.
     let mut next = 0;
     let behind = |at: u64| if at + stride == slots * stride { 0 } else { at + stride };
-    let (mut posted, mut got, mut idle) = (0, 0, 0u32);
+    let (mut posted, mut got) = (0, 0);
     while posted < total.min(leg.window.min(super::seat::RECEIVES as u64 / 2)) {
         post(seat, leg, posted, next)?;
         posted += 1;
         next = behind(next);
     }
-    seat.send(ANSWER, 0, 0, deadline_ns)?;
+    seat.send(ANSWER, 0, 0)?;
     while got < total {
         let Some(Status { outcome, word: number, .. }) = seat.engine.next_recv() else {
             seat.engine.progress();
-            idle += 1;
-            if idle.is_multiple_of(1 << 20) {
-                seat.check(deadline_ns)?;
-            }
+            seat.idle()?;
             continue;
         };
         if outcome != Received::Ok {
-            return Err(Failure::run(format!("a receive ended: {outcome}")));
+            return Err(seat.name.receive_ended(outcome));
         }
+        seat.turn()?;
         if leg.check {
             // Messages match in the order sent: the receive posted as this number got this number.
             let at = SLOTS_AT + (number % slots * stride) as usize;
@@ -141,7 +132,7 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
             false => got == leg.warmup || got == total,
         };
         if answers {
-            seat.send(ANSWER, 0, 0, deadline_ns)?;
+            seat.send(ANSWER, 0, 0)?;
         }
     }
     Ok(tally)

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-use fishplate_core::error::{PeerError, Stuck, WaitError};
+use fishplate_core::engine::command::Reply;
+use fishplate_core::engine::protocol::Received;
+use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
 use fishplate_core::mem::RailId;
+use fishplate_core::op::{Fault, Outcome as Ended};
 
 use crate::tool::failure::Failure;
 
@@ -55,6 +58,48 @@ impl Who {
                 self.stuck(stuck)
             )),
             error => Failure::run(format!("waiting for {self} failed: {error}")),
+        }
+    }
+
+    /// The run failed because an operation with it did not end well.
+    #[cold]
+    pub fn ended(&self, what: &str, outcome: Ended) -> Failure {
+        match outcome {
+            Ended::Failed(fault) | Ended::Unknown(fault) => self.fault(what, outcome, fault),
+            Ended::Done => Failure::run(format!("{what} with {self} ended: {outcome}")),
+        }
+    }
+
+    /// The run failed because a receive did not end well.
+    #[cold]
+    pub fn receive_ended(&self, outcome: Received) -> Failure {
+        match outcome {
+            Received::Failed(fault) | Received::Unknown(fault) => self.fault("a receive", outcome, fault),
+            _ => Failure::run(format!("a receive from {self} ended: {outcome}")),
+        }
+    }
+
+    /// The run failed because of how the engine's thread answered.
+    #[cold]
+    pub fn replied(&self, what: &str, reply: Reply) -> Failure {
+        match reply {
+            Reply::Failed(outcome) => self.ended(what, outcome),
+            Reply::Received(status) => self.receive_ended(status.outcome),
+            Reply::Refused(OpError::PeerFailed(why)) => self.lost(why),
+            Reply::Refused(error) => Failure::run(format!("{what} with {self} was refused: {error}")),
+            Reply::Wait(error) => self.wait_failed(error),
+            Reply::Abandoned => Failure::run(format!("{what} with {self} was left by the engine's thread")),
+            _ => Failure::run(format!("{what} with {self} got the answer of another operation")),
+        }
+    }
+
+    fn fault(&self, what: &str, outcome: impl fmt::Display, fault: Fault) -> Failure {
+        match fault {
+            Fault::Peer(why) => self.lost(why),
+            Fault::Rail(rail, CompleteError::PeerDown) | Fault::Post(rail, PostError::PeerDown) => {
+                self.lost(PeerError::Rail(rail))
+            }
+            _ => Failure::run(format!("{what} with {self} ended: {outcome}")),
         }
     }
 

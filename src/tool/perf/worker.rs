@@ -15,7 +15,7 @@ use fishplate_core::engine::command::{Command, Reply};
 use fishplate_core::engine::protocol::Received;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
-use fishplate_core::error::OpError;
+use fishplate_core::error::{OpError, Stuck, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
 use fishplate_core::queue::Room;
@@ -28,9 +28,10 @@ use super::put::SIGNALS;
 use super::put_signal::comes_late;
 use super::seat::{CONTEXT, Seat};
 use super::tag;
+use super::watch::Watch;
 use super::who::Who;
 use crate::tool::args::Test;
-use crate::tool::clock::{Clock, monotonic_ns};
+use crate::tool::clock::Clock;
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
@@ -51,7 +52,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     let (context, desk) = Context::new(CONTEXT, host, channels.queue(0), room.memory(), Policy::BALANCED)
         .map_err(|error| Failure::run(format!("cannot set up a context: {error}")))?;
     let mut desks = [desk];
-    let deadline_ns = leg.deadline_ns();
+    let deadline_ns = seat.watch.deadline_ns();
     let user = User {
         context,
         sides,
@@ -62,7 +63,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
         theirs: seat.theirs,
         arena: (seat.ours, seat.arena),
         buffer: (seat.buffer, seat.bytes),
-        deadline_ns,
+        watch: seat.watch,
         tally: Tally::default(),
     };
     let arrivals = seat.bell.as_deref();
@@ -100,7 +101,7 @@ struct User<'c> {
     theirs: RemoteId,
     arena: (LocalId, NonNull<u8>),
     buffer: (LocalId, NonNull<u8>),
-    deadline_ns: u64,
+    watch: Watch,
     tally: Tally,
 }
 
@@ -154,7 +155,7 @@ impl User<'_> {
                     whole &= self.leg.check && self.arrived(place.payload[way], pattern);
                 }
             }
-            last = self.record(histogram, last);
+            self.record(histogram, &mut last)?;
             self.tally.checked += u64::from(whole);
         }
         Ok(())
@@ -180,31 +181,26 @@ impl User<'_> {
                     self.fill(0, pattern);
                     let from = self.buffer.0.at(0);
                     let sent = self.ask(|context| context.send(peer, number, Some((from, len))))?;
-                    match self.answer(sent)? {
-                        Reply::Done(_) => {}
-                        reply => return Err(Failure::run(format!("a send ended with {reply:?}"))),
-                    }
+                    self.done("a send", sent)?;
                 }
                 let Some(receive) = receive else { continue };
-                match self.answer(receive)? {
-                    Reply::Received(status) if status.outcome == Received::Ok => {}
-                    reply => return Err(Failure::run(format!("a receive ended with {reply:?}"))),
-                }
+                self.done("a receive", receive)?;
                 if self.leg.check && !self.is_there(self.buffer.1, inward, pattern) {
                     (whole, self.tally.errors) = (false, self.tally.errors + 1);
                 }
             }
-            last = self.record(histogram, last);
+            self.record(histogram, &mut last)?;
             self.tally.checked += u64::from(whole && self.leg.check);
         }
         Ok(())
     }
 
-    /// Waits for the answer of a request.
-    fn answer(&mut self, ticket: Ticket) -> Outcome<Reply> {
-        match self.context.wait(ticket, self.deadline_ns) {
-            Ok(Reply::Refused(OpError::PeerFailed(why))) => Err(self.name.lost(why)),
-            Ok(reply) => Ok(reply),
+    /// Waits until a request is done. Returns the value that it fetched, or 0.
+    fn done(&mut self, what: &str, ticket: Ticket) -> Outcome<u64> {
+        match self.context.wait(ticket, self.watch.deadline_ns()) {
+            Ok(Reply::Done(value)) => Ok(value),
+            Ok(Reply::Received(status)) if status.outcome == Received::Ok => Ok(0),
+            Ok(reply) => Err(self.name.replied(what, reply)),
             Err(error) => Err(self.name.wait_failed(error)),
         }
     }
@@ -233,7 +229,7 @@ impl User<'_> {
                     }
                 })?;
             }
-            last = self.record(histogram, last);
+            self.record(histogram, &mut last)?;
         }
         Ok(())
     }
@@ -242,20 +238,20 @@ impl User<'_> {
     fn one_by_one(&mut self, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
         let Leg { test, size: len, seed, check, .. } = *self.leg;
         let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
-        for k in (first..first + count).filter(|_| self.sides.contains(&Side::Starts)) {
+        if !self.plays(Side::Starts) {
+            return Ok(());
+        }
+        for k in first..first + count {
             let slot = if test == Test::Amo { 0 } else { k % self.leg.slots() };
             let offset = slot as usize * self.leg.stride();
             let (into, from) = (self.buffer.0.at(offset as u64), self.theirs.at((SLOTS_AT + offset) as u64));
-            let begun = self.clock.now();
+            let mut last = self.clock.now();
             let ticket = self.ask(|context| match test {
                 Test::Amo => context.fetch(from, amo),
                 _ => context.get(into, len, from),
             })?;
-            let value = match self.answer(ticket)? {
-                Reply::Done(value) => value,
-                reply => return Err(Failure::run(format!("{} failed: {reply:?}", self.name))),
-            };
-            self.record(histogram, begun);
+            let value = self.done("an operation", ticket)?;
+            self.record(histogram, &mut last)?;
             if test == Test::Amo {
                 self.verified(value == k);
             } else if check {
@@ -294,7 +290,7 @@ impl User<'_> {
         loop {
             match ask(&mut self.context) {
                 Ok(asked) => return Ok(asked),
-                Err(OpError::Again) if monotonic_ns() <= self.deadline_ns => thread::yield_now(),
+                Err(OpError::Again) if !self.watch.is_up() => thread::yield_now(),
                 Err(_) => return Err(Failure::run("the worker takes no more operations")),
             }
         }
@@ -307,19 +303,21 @@ impl User<'_> {
 
     fn wait(&mut self, word: usize, value: u64) -> Outcome<u64> {
         let (at, from) = (self.arena.0.at(word as u64), Some(self.peer));
-        let waited = self.context.wait_signal(at, Cmp::Eq, value, from, self.deadline_ns);
+        let waited = self.context.wait_signal(at, Cmp::Eq, value, from, self.watch.deadline_ns());
         waited.map_err(|error| self.name.wait_failed(error))
     }
 
     fn quiet(&mut self) -> Outcome {
-        self.context.quiet(self.peer, self.deadline_ns).map_err(|error| self.name.wait_failed(error))
+        self.context.quiet(self.peer, self.watch.deadline_ns()).map_err(|error| self.name.wait_failed(error))
     }
 
-    /// Records a sample that ends now, where the next one begins.
-    fn record(&self, histogram: &mut Histogram, last: u64) -> u64 {
-        let now = self.clock.now();
-        histogram.record(now.wrapping_sub(last));
-        now
+    /// Records a sample that ends now, where the next one begins. Now and then looks whether the time is up; the engine's thread looks
+    /// whether the peer lives.
+    fn record(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
+        match self.watch.lap(histogram, last) && self.watch.is_up() {
+            true => Err(self.name.wait_failed(WaitError::Deadline(Stuck::default()))),
+            false => Ok(()),
+        }
     }
 
     /// Writes a source, which no operation reads any more, if anybody will look.

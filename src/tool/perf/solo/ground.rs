@@ -12,6 +12,7 @@ use fishplate_sys::LinuxHost;
 
 use super::super::leg::{Leg, SLOTS_AT};
 use super::super::seat::{Buffer, RECEIVES, Seat};
+use super::super::watch::Watch;
 use super::super::who::Who;
 use crate::tool::clock::Clock;
 use crate::tool::failure::Outcome;
@@ -99,9 +100,9 @@ impl<'m, R: Rail, const RAILS: usize> Halfway<'m, R, RAILS> {
             buffer: self.buffer,
             bytes: self.bytes,
             clock: self.clock,
+            watch: Watch::new(self.clock),
             crowded: false,
             name: Who::new("this process", vec![]),
-            looked_ns: 0,
         })
     }
 }

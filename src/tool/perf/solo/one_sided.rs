@@ -55,9 +55,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                 self.until(to, place.signal[way], seq)?;
                 whole &= !leg.check || self.arrived(to, place.payload[way], pattern, leg.size);
             }
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            last = now;
+            self.lap(histogram, &mut last)?;
             self.tally.checked += u64::from(leg.check && whole);
             self.tally.errors += u64::from(!whole);
         }
@@ -127,8 +125,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                 })?;
             }
             self.quiet(0)?;
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
+            self.lap(histogram, &mut last)?;
             for slot in (0..slots).filter(|_| leg.check) {
                 let there = self.arrived(to, SLOTS_AT + slot as usize * stride, pattern(slot), leg.size);
                 self.tally.checked += u64::from(there);
@@ -145,7 +142,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         // SAFETY: as in `arrived`; nobody reads the arena now.
         unsafe { pattern.fill(self.seats[to].arena.as_ptr().add(SLOTS_AT), leg.size) };
         for _ in 0..count {
-            let begun = clock.now();
+            let mut begun = clock.now();
             let issued = self.issue(0, |seat| {
                 let (into, from) = (seat.buffer.at(0), seat.theirs.at(SLOTS_AT as u64));
                 seat.engine.get(CONTEXT, into, leg.size, from, Notice::Report(0))
@@ -153,7 +150,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
             if let Issued::Pending(token) = issued {
                 self.finish(token)?;
             }
-            histogram.record(clock.now().wrapping_sub(begun));
+            self.lap(histogram, &mut begun)?;
             if leg.check {
                 let at = self.seats[0].bytes.as_ptr();
                 // SAFETY: the payload lies at the start of the buffer, and the get is over. Its first byte is spoilt so
@@ -172,14 +169,14 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         let clock = self.seats[0].clock;
         let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
         for expected in first..first + count {
-            let begun = clock.now();
+            let mut begun = clock.now();
             let issued =
                 self.issue(0, |seat| seat.engine.fetch(CONTEXT, seat.theirs.at(WORD as u64), amo, 0))?;
             let value = match issued {
                 Issued::Done { value } => value,
                 Issued::Pending(token) => self.finish(token)?,
             };
-            histogram.record(clock.now().wrapping_sub(begun));
+            self.lap(histogram, &mut begun)?;
             self.tally.checked += u64::from(value == expected);
             self.tally.errors += u64::from(value != expected);
         }
@@ -218,9 +215,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                 seen = word;
             }
             self.passes = 0;
-            let now = clock.now();
-            histogram.record(now.wrapping_sub(last));
-            last = now;
+            self.lap(histogram, &mut last)?;
         }
         self.tally.checked = count;
         Ok(())

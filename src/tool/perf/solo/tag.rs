@@ -90,9 +90,7 @@ pub fn ping_pong<R: Rail, const RAILS: usize>(
             solo.received(to, request)?;
             whole &= !leg.check || solo.arrived(to, SLOTS_AT, pattern, leg.size);
         }
-        let now = clock.now();
-        histogram.record(now.wrapping_sub(last));
-        last = now;
+        solo.lap(histogram, &mut last)?;
         solo.tally.checked += u64::from(leg.check && whole);
         solo.tally.errors += u64::from(!whole);
     }
@@ -114,7 +112,7 @@ pub fn stream<R: Rail, const RAILS: usize>(
     let mut done = 0;
     let mut requests = Vec::with_capacity(batch as usize);
     while done < count {
-        let begun = clock.now();
+        let mut begun = clock.now();
         let round = batch.min(count - done);
         let pattern = |k: u64| Pattern::new(leg.seed, 0, first + done + k);
         for k in 0..round {
@@ -135,7 +133,7 @@ pub fn stream<R: Rail, const RAILS: usize>(
             }
         }
         solo.quiet(0)?;
-        histogram.record(clock.now().wrapping_sub(begun));
+        solo.lap(histogram, &mut begun)?;
         done += round;
     }
     Ok(())

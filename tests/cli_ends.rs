@@ -1,0 +1,261 @@
+//! How a measurement ends that cannot go on: every command over every transport, when either side is killed, and when either side's
+//! time is up. The two sides are started apart, so that neither ends because the other started it.
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+#[allow(dead_code, reason = "not every program of tests reads rows")]
+mod command;
+use command::{fishplate, run, text};
+
+/// Within which a side must end once it can know that it has to. The machine may have more to do than this test.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Pairs of processes at once.
+const AT_ONCE: usize = 8;
+
+/// How often two sides are started that do not meet in the time they have, because the machine is busy.
+const STARTS: u32 = 5;
+
+/// The tests of this program run one after the other: each keeps all processors busy.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The side whose process is killed, or whose time is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Listens,
+    Connects,
+}
+
+/// One command over one transport.
+#[derive(Clone, Debug)]
+struct Case {
+    words: String,
+    /// Whether the sides meet at a port, or else at a path.
+    port: bool,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = vec![];
+    let mut add = |tests: &[&str], how: &str, port: bool| {
+        cases.extend(tests.iter().map(|test| Case { words: format!("{test} {how}"), port }));
+    };
+    let worker = ["put-signal", "put", "put --check", "get", "amo", "tag"];
+    let inline = ["put-signal", "put", "put --check", "get", "amo", "tag", "signal-rate", "tag-bw"];
+    add(&inline, "", false);
+    add(&["ring"], "", false);
+    add(&worker, "--mode worker", false);
+    add(&["put-signal", "put", "get", "tag"], "--transport gpu --device host", false);
+    let info: Value = serde_json::from_slice(&run("info --json").stdout).expect("info is JSON");
+    if info["fabric"]["usable"] == "usable" {
+        let tcp = "--transport fabric --provider tcp --interface lo";
+        add(&inline, tcp, true);
+        add(&worker, &format!("{tcp} --mode worker"), true);
+    } else {
+        println!("SKIPPED cases over libfabric: {}", info["fabric"]["usable"]);
+    }
+    cases
+}
+
+/// Two sides that measure something which takes for ever.
+struct Pair {
+    listens: Child,
+    connects: Child,
+    /// How each names the other.
+    names: [String; 2],
+}
+
+impl Pair {
+    /// Starts both, and waits until they have met.
+    fn start(case: &Case, timeouts: [u32; 2]) -> Result<Self, String> {
+        let mut told = String::new();
+        for _ in 0..STARTS {
+            match Self::try_start(case, timeouts) {
+                Ok(pair) => return Ok(pair),
+                Err(why) => told = why,
+            }
+        }
+        Err(format!("the two do not meet: {told}"))
+    }
+
+    fn try_start(case: &Case, timeouts: [u32; 2]) -> Result<Self, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let at = match case.port {
+            true => format!("127.0.0.1:{}", free_port()),
+            false => path(number).display().to_string(),
+        };
+        let [theirs, ours] = timeouts;
+        let side = |line: String| {
+            fishplate(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+        };
+        let listens = side(format!("perf {} --listen {at} -T {theirs}", case.words));
+        let mut connects = side(format!("perf {} -n 1e11 --connect {at} -T {ours}", case.words));
+        // What is measured is announced once the two have met.
+        let met = connects.stdout.as_mut().unwrap().read_exact(&mut [0]);
+        let names = match case.port {
+            // The port that the connecting side has is for the system to choose.
+            true => ["the process at 127.0.0.1:".into(), format!("the process at {at}")],
+            false => [&connects, &listens].map(|child| format!("(pid {})", child.id())),
+        };
+        let mut pair = Pair { listens, connects, names };
+        match met {
+            Ok(()) => Ok(pair),
+            Err(_) => Err(pair.both()),
+        }
+    }
+
+    fn side(&mut self, side: Side) -> &mut Child {
+        match side {
+            Side::Listens => &mut self.listens,
+            Side::Connects => &mut self.connects,
+        }
+    }
+
+    fn name(&self, of: Side) -> &str {
+        &self.names[usize::from(of == Side::Listens)]
+    }
+
+    fn both(&mut self) -> String {
+        let mut told = String::new();
+        for side in [Side::Listens, Side::Connects] {
+            let output = end(self.side(side)).map_err(|error| text(&error.stderr));
+            let _ = write!(told, "{side:?}: {output:?}; ");
+        }
+        told
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A path in the target's own temporary folder that nobody else uses.
+fn path(number: u32) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends-{}-{number}", std::process::id()))
+}
+
+/// What a side said once it has ended, which must be soon; it is killed if it has not.
+fn end(child: &mut Child) -> Result<Output, Output> {
+    let deadline = Instant::now() + SOON;
+    let status = loop {
+        match child.try_wait().expect("a child of this process") {
+            Some(status) => break Ok(status),
+            None if Instant::now() > deadline => {
+                child.kill().expect("a child of this process");
+                break Err(child.wait().expect("a child of this process"));
+            }
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut stderr = vec![];
+    child.stderr.as_mut().unwrap().read_to_end(&mut stderr).expect("what it said can be read");
+    match status {
+        Ok(status) => Ok(Output { status, stdout: vec![], stderr }),
+        Err(status) => Err(Output { status, stdout: vec![], stderr }),
+    }
+}
+
+/// Whether a process has used as much more of a processor as only a measurement uses, or has ended.
+fn until_it_measures(pid: u32) {
+    let used = || -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat[stat.rfind(')')? + 2..].split(' ').collect();
+        Some(fields[11..13].iter().filter_map(|ticks| ticks.parse::<u64>().ok()).sum())
+    };
+    let (Some(before), deadline) = (used(), Instant::now() + SOON) else { return };
+    while used().is_some_and(|now| now < before + 10) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs all cases, some at once, and tells all that went wrong.
+fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut left: Vec<(Case, Side)> = cases()
+        .into_iter()
+        .flat_map(|case| [Side::Listens, Side::Connects].map(|side| (case.clone(), side)))
+        .collect();
+    println!("{} cases", left.len());
+    left.reverse();
+    let (left, wrong) = (Mutex::new(left), Mutex::new(String::new()));
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some((case, side)) = left.lock().unwrap().pop() else { break };
+                    if let Err(what) = check(&case, side) {
+                        let _ = writeln!(wrong.lock().unwrap(), "{} ({side:?}): {what}", case.words);
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// The other side must end with an error that says all of `says`.
+fn failed(child: &mut Child, says: &[&str]) -> Result<(), String> {
+    let output = end(child).map_err(|late| format!("does not end: {}", text(&late.stderr)))?;
+    let told = text(&output.stderr);
+    let right = output.status.code() == Some(1)
+        && says.iter().all(|part| told.contains(part))
+        && !told.contains("panicked");
+    if right { Ok(()) } else { Err(format!("{:?}, where {says:?} is due: {told}", output.status)) }
+}
+
+#[test]
+fn a_killed_side_ends_the_other_which_names_it() {
+    each(|case, side| {
+        let mut pair = Pair::start(case, [600, 600])?;
+        until_it_measures(pair.connects.id());
+        pair.side(side).kill().expect("a child of this process");
+        pair.side(side).wait().expect("a child of this process");
+        let name = pair.name(side).to_owned();
+        let other = if side == Side::Listens { Side::Connects } else { Side::Listens };
+        failed(pair.side(other), &["lost ", &name])
+    });
+}
+
+#[test]
+fn a_side_whose_time_is_up_ends_and_so_does_the_other() {
+    each(|case, side| {
+        let timeouts = if side == Side::Listens { [2, 600] } else { [600, 2] };
+        let mut pair = Pair::start(case, timeouts)?;
+        let other = if side == Side::Listens { Side::Connects } else { Side::Listens };
+        let names = [side, other].map(|side| pair.name(side).to_owned());
+        failed(pair.side(side), &["did not answer in time", "--timeout", &names[1]])
+            .and_then(|()| failed(pair.side(other), &["lost ", &names[0]]))
+            .inspect_err(|_| drop(pair.both()))
+    });
+}
+
+#[test]
+fn one_process_alone_ends_when_its_time_is_up() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runs = vec![];
+    for transport in ["loopback", "sim", "loopback --mode worker"] {
+        for test in ["put-signal", "put", "get", "amo", "tag", "signal-rate", "tag-bw"] {
+            if !transport.contains("worker") || !["signal-rate", "tag-bw"].contains(&test) {
+                let line = format!("perf {test} --transport {transport} -n 1e11 -T 1");
+                let child = fishplate(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+                runs.push((line, child.expect("the binary starts")));
+            }
+        }
+    }
+    // All are ended before anything is asserted.
+    let ends: Vec<_> =
+        runs.iter_mut().map(|(line, child)| (line, failed(child, &["in time", "--timeout"]))).collect();
+    for (line, end) in ends {
+        assert_eq!(end, Ok(()), "{line}");
+    }
+}
