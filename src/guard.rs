@@ -176,6 +176,10 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.import(peer, key, len)
     }
 
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.rail.try_import(peer, key, len)
+    }
+
     fn release(&mut self, peer: Peer, key: RailKey) {
         self.rail.release(peer, key);
     }

@@ -178,7 +178,13 @@ pub unsafe trait Rail {
     /// rail maps memory; memory of a device never is. Slow path: may block for a bounded time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
-    /// Gives up what [`import`](Rail::import) prepared; a mapped pointer dies here. Slow path.
+    /// As [`import`](Rail::import), but refuses what would have to be waited for: the engine imports so what a peer names in a
+    /// message. A rail whose `import` waits for a peer says otherwise than this, and one that wraps another hands the call on.
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.import(peer, key, len)
+    }
+
+    /// Gives up what [`import`](Rail::import) or [`try_import`](Rail::try_import) prepared; a mapped pointer dies here. Slow path.
     fn release(&mut self, peer: Peer, key: RailKey);
 
     /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing but those ends is

@@ -42,7 +42,7 @@ pub struct ShmConfig {
     pub force_staging: bool,
     /// Whose processes may be peers.
     pub users: Users,
-    /// How long an import waits for its segment to be announced.
+    /// How long an import that the user asks for waits for its segment to be announced. One that a message asks for never waits.
     pub timeout: Duration,
 }
 

@@ -341,14 +341,36 @@ impl Control {
         deadline: Instant,
     ) -> Result<NonNull<u8>, HandshakeError> {
         self.pump();
-        let i = loop {
-            let found = self.segments.iter().position(|known| known.number == number && !known.withdrawn);
-            match found {
-                Some(i) => break i,
-                None => self.wait(deadline)?,
-            }
-        };
-        let segment = &mut self.segments[i];
+        while self.announced(number).is_none() {
+            self.wait(deadline)?;
+        }
+        self.map(number, offset, len, Mapping::new)
+    }
+
+    /// As [`import`](Control::import), if the segment has been announced. Waits for nobody, and takes no longer for a longer segment.
+    pub(crate) fn try_import(
+        &mut self,
+        number: u32,
+        offset: u64,
+        len: u64,
+    ) -> Result<NonNull<u8>, HandshakeError> {
+        self.pump();
+        self.map(number, offset, len, Mapping::quickly)
+    }
+
+    /// A segment that may be imported.
+    fn announced(&mut self, number: u32) -> Option<&mut Announced> {
+        self.segments.iter_mut().find(|known| known.number == number && !known.withdrawn)
+    }
+
+    fn map(
+        &mut self,
+        number: u32,
+        offset: u64,
+        len: u64,
+        map: impl Fn(BorrowedFd<'_>, usize, Access) -> Result<Mapping, SegmentError>,
+    ) -> Result<NonNull<u8>, HandshakeError> {
+        let segment = self.announced(number).ok_or(HandshakeError::Deadline)?;
         match offset.checked_add(len) {
             Some(end) if end <= segment.len => {}
             _ => return Err(SegmentError::Range.into()),
@@ -356,7 +378,7 @@ impl Control {
         let mapping = match segment.mapping.take() {
             Some(mapping) => mapping,
             // Its size was verified, and sealed, when it was announced.
-            None => Mapping::new(segment.fd.as_fd(), segment.len as usize, Access::Write)?,
+            None => map(segment.fd.as_fd(), segment.len as usize, Access::Write)?,
         };
         // SAFETY: `offset <= segment.len`, the size of the mapping.
         let ptr = unsafe { mapping.ptr().add(offset as usize) };

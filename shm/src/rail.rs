@@ -14,6 +14,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use crate::cma::Way;
 use crate::config::ShmConfig;
+use crate::control::Control;
 use crate::doorbell::{Bell, Doorbell};
 use crate::due::Due;
 use crate::handshake::{HandshakeError, Link, Profile};
@@ -230,6 +231,28 @@ impl<H: Host> ShmRail<H> {
         self.regions.find(key, peer)
     }
 
+    /// Imports memory; what lies in a segment of the peer by `map`.
+    fn import_by(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+        map: impl FnOnce(&mut Control, u32) -> Result<NonNull<u8>, HandshakeError>,
+    ) -> Result<Option<NonNull<u8>>, AttachError> {
+        let regions = &self.regions;
+        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
+        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| match (remote, kind) {
+            (None, _) => match regions.find(key.key, peer) {
+                Some((ptr, size)) if len <= size => Ok(Some(ptr)),
+                Some(_) => Err(AttachError::BadRange),
+                None => Err(AttachError::UnknownRegion),
+            },
+            (Some(_), Kind::Private) => Ok(None),
+            (Some(remote), Kind::Shared(number)) => Ok(Some(map(&mut remote.control, number)?)),
+            (Some(remote), Kind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
+        })
+    }
+
     /// Reports the ends that came up outside of a poll.
     #[cold]
     fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
@@ -386,20 +409,11 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         let deadline = Instant::now() + self.config.timeout.min(FOREVER);
-        let regions = &self.regions;
-        let attached = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut);
-        attached.ok_or(AttachError::UnknownPeer)?.import(key, len, |remote, kind| match (remote, kind) {
-            (None, _) => match regions.find(key.key, peer) {
-                Some((ptr, size)) if len <= size => Ok(Some(ptr)),
-                Some(_) => Err(AttachError::BadRange),
-                None => Err(AttachError::UnknownRegion),
-            },
-            (Some(_), Kind::Private) => Ok(None),
-            (Some(remote), Kind::Shared(number)) => {
-                Ok(Some(remote.control.import(number, key.base, len, deadline)?))
-            }
-            (Some(remote), Kind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
-        })
+        self.import_by(peer, key, len, |control, number| control.import(number, key.base, len, deadline))
+    }
+
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.import_by(peer, key, len, |control, number| control.try_import(number, key.base, len))
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {

@@ -80,6 +80,9 @@ impl Access {
     }
 }
 
+/// Memory up to this size is mapped at once by [`Mapping::quickly`], in bytes.
+const POPULATED: usize = 1 << 20;
+
 /// Pages of a descriptor in this address space, unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -99,6 +102,19 @@ impl Mapping {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0) };
+        Self::own(at, len)
+    }
+
+    /// As [`new`](Mapping::new), but each page of much memory only when it is touched: to map all at once takes half a millisecond for
+    /// each MiB.
+    pub(crate) fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
+        if len <= POPULATED {
+            return Self::new(fd, len, access);
+        }
+        // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
+        let at = unsafe {
+            libc::mmap(ptr::null_mut(), len, access.protection(), libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        };
         Self::own(at, len)
     }
 

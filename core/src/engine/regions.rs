@@ -5,10 +5,13 @@ use core::ptr::NonNull;
 
 use crate::error::{AttachError, Use};
 use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
-use crate::rail::{Local, Rail};
+use crate::rail::{Local, Rail, RailKey};
 
 use super::table::{self, Handle, LocalSlot, PeerState, RemoteSlot};
 use super::{Engine, State};
+
+/// [`Rail::import`] or [`Rail::try_import`].
+pub(super) type Import<R> = fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
@@ -98,7 +101,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut handle = Handle::<RAILS>::decode(handle)?;
         self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
-        self.import_evicting(peer, handle)
+        self.import_evicting(peer, handle, R::import)
     }
 
     /// Imports; where a table is full, at the expense of imports that were made to read messages and can be made again.
@@ -106,9 +109,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         &mut self,
         peer: PeerId,
         handle: Handle<RAILS>,
+        import: Import<R>,
     ) -> Result<RemoteId, AttachError> {
         loop {
-            match self.import_handle(peer, handle) {
+            match self.import_handle(peer, handle, import) {
                 Err(AttachError::Full) => {}
                 imported => return imported,
             }
@@ -117,7 +121,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    fn import_handle(&mut self, peer: PeerId, handle: Handle<RAILS>) -> Result<RemoteId, AttachError> {
+    fn import_handle(
+        &mut self,
+        peer: PeerId,
+        handle: Handle<RAILS>,
+        import: Import<R>,
+    ) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Connected {
             return Err(AttachError::UnknownPeer);
@@ -136,7 +145,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ..RemoteSlot::EMPTY
         };
         for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
-            let (imported, error) = match self.rails[i].import(peer.peer(), handle.keys[i], handle.len) {
+            let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
+            {
                 // Where it begins is what the peer says, and words are found by their offset.
                 Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && !handle.device => {
                     (i + 1, AttachError::Misaligned)

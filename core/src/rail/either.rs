@@ -62,6 +62,10 @@ unsafe impl<A: Rail, B: Rail> Rail for Either<A, B> {
         each!(self, rail => rail.import(peer, key, len))
     }
 
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        each!(self, rail => rail.try_import(peer, key, len))
+    }
+
     fn release(&mut self, peer: Peer, key: RailKey) {
         each!(self, rail => rail.release(peer, key))
     }

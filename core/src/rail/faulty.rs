@@ -225,6 +225,10 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.import(peer, key, len).map(|_| None)
     }
 
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        self.inner.try_import(peer, key, len).map(|_| None)
+    }
+
     fn release(&mut self, peer: Peer, key: RailKey) {
         self.inner.release(peer, key);
     }

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fishplate_core::mem::copy_bytes;
 
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
+use crate::foreign;
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
 
 /// Names the memory of the processors of this machine: no handle of another gets here.
@@ -167,14 +168,16 @@ unsafe impl Device for HostDevice {
         if made().contains(&identity(fd.as_fd())?) {
             return Err(DeviceError::SameProcess);
         }
-        let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
+        let mapping = Mapping::quickly(fd.as_fd(), len, Access::Write)?;
         let base = DevicePtr(mapping.ptr().as_ptr() as u64);
         self.opened.insert(base, Opened { mapping, buffer: buffer() });
         Ok(base)
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        self.opened.remove(&base).map(drop).ok_or(DeviceError::NotDeviceMemory)
+        let opened = self.opened.remove(&base).ok_or(DeviceError::NotDeviceMemory)?;
+        foreign::unmap(opened.mapping);
+        Ok(())
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {

@@ -467,9 +467,17 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         if memory::is_device(key) {
-            return self.import_device(peer, key, len).map(|()| None);
+            let deadline = Instant::now() + self.config.timeout;
+            return self.import_device(peer, key, len, Some(deadline)).map(|()| None);
         }
         self.inner.import(peer, key, len)
+    }
+
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if memory::is_device(key) {
+            return self.import_device(peer, key, len, None).map(|()| None);
+        }
+        self.inner.try_import(peer, key, len)
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {

@@ -200,3 +200,23 @@ impl Raw {
         self.record(1, bytes.len() as u32, bytes);
     }
 }
+
+/// A request to send, as the engine reads it: number `seq` in its stream, tag 1, with a payload of `len` bytes at the start of a region
+/// of `size` bytes that this key and base name.
+pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Vec<u8> {
+    let mut message = vec![18u8, 0, 0, 0];
+    message.extend(seq.to_le_bytes());
+    // Nothing acknowledged, no credit freed.
+    message.extend([0; 8]);
+    // The tag, our token, length, offset; then the region by its number here, generation 0, with one key.
+    let last = u64::from(seq) | 1 << 32;
+    for word in [1, 0, 77 + u64::from(seq), len, 0, size, last, key, base] {
+        message.extend(word.to_le_bytes());
+    }
+    message
+}
+
+/// The key of a region in a segment, in slot `slot` and generation 1.
+pub fn shared_key(slot: u16, segment: u32) -> u64 {
+    2 << 60 | 1 << 48 | u64::from(slot) << 32 | u64::from(segment)
+}

@@ -274,7 +274,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         local.generation = local.generation.wrapping_add(1);
     }
 
-    pub(super) fn import_device(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<(), AttachError> {
+    /// Imports a region of a device. What the peer has not said yet is waited for until the deadline, if there is one.
+    pub(super) fn import_device(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+        deadline: Option<Instant>,
+    ) -> Result<(), AttachError> {
         let alloc = AllocId::from_key(key.key & u64::from(u32::MAX)).ok_or(AttachError::BadHandle)?;
         if len == 0 || key.base.checked_add(len).is_none() {
             return Err(AttachError::BadRange);
@@ -305,9 +312,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         } else if self.config.force_relay && relays {
             Reach::Relay
         } else {
-            let deadline = Instant::now() + self.config.timeout;
             // The peer has said, under the key, where the region is and how long: no more of its allocation is imported.
-            match self.sharing.prefetch(&mut self.inner, peer, key.key, Wanted::Latest, deadline) {
+            let (links, wanted) = (&mut self.inner, Wanted::Latest);
+            let found = match deadline {
+                Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),
+                None => self.sharing.try_prefetch(links, peer, key.key, wanted),
+            };
+            let late = ImportError { peer, alloc: Some(alloc), why: Fault::Deadline };
+            match found.and_then(|found| found.ok_or(late)) {
                 Ok((token, imported)) => {
                     let known = token.binding();
                     if (known.alloc, known.offset) != (alloc, key.base) || len > known.len {

@@ -91,6 +91,21 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
+    /// As [`prefetch`](Sharing::prefetch), without waiting: `None` until the peer has said what is needed, which it is asked for.
+    pub fn try_prefetch<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+    ) -> Result<Option<(DirectToken, Imported)>, ImportError> {
+        let Some(token) = self.fetch(links, peer, buffer, wanted)? else { return Ok(None) };
+        let Binding { alloc, offset, len, .. } = token.binding;
+        // Found in this life of the peer: nothing was heard since.
+        let imported = self.try_import(links, peer, alloc, offset, len)?;
+        Ok(imported.map(|imported| (token, imported)))
+    }
+
     /// Imports what a token names, which must be of this life of the peer.
     pub fn open_direct<L: Links + ?Sized>(
         &mut self,
