@@ -97,7 +97,8 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
 }
 
 impl<'w, H: Host> Waiter<'w, H, Asleep> {
-    /// Never sleeps: for rails that cannot wake anybody, and for threads that own their processor.
+    /// Never sleeps: for rails that cannot wake anybody. Yields when a wait gets long, which `Waiter::new` with [`Policy::EXCLUSIVE`]
+    /// does not: for threads that own their processor.
     pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
         Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
     }

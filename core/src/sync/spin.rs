@@ -11,6 +11,9 @@
 //! | yield   | `sched_yield`             | each time                 | [`Policy::yields`], if oversubscribed        |
 //! | park    | sleep on an eventcount    | each time                 | notified, or [`Policy::park_ns`]             |
 //!
+//! A wait that may not sleep, because the policy does not park or because nothing would wake it, spins on instead. Once it has done so
+//! for [`Policy::yield_after_ns`], each batch of pauses ends with a `sched_yield`: the thread waited for may need this processor.
+//!
 //! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when fewer than
 //! [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth wait spins all the same, to
 //! notice when that changes. It is also left out when there are more threads than processors, since the thread waited
@@ -47,10 +50,15 @@ pub struct Policy {
     pub park_ns: u64,
     /// Whether to park at all. If not, the last phase goes on until work turns up.
     pub parks: bool,
+    /// How long a wait that may not sleep spins before it yields between batches, in nanoseconds. `u32::MAX`: for ever.
+    pub yield_after_ns: u32,
 }
 
 impl Policy {
-    /// Never parks: for a thread that owns its processor.
+    /// Never parks and never yields: for a thread that owns its processor.
+    pub const EXCLUSIVE: Self = Self { yield_after_ns: u32::MAX, ..Self::LOW_LATENCY };
+
+    /// Never parks. Yields once it has spun for 20 microseconds.
     pub const LOW_LATENCY: Self = Self { parks: false, ..Self::BALANCED };
 
     /// Spins for 2 to 20 microseconds, then parks.
@@ -63,6 +71,7 @@ impl Policy {
         yields: 8,
         park_ns: 50_000_000,
         parks: true,
+        yield_after_ns: 20_000,
     };
 
     /// Parks at once.
@@ -180,7 +189,7 @@ impl Idle {
                 self.counts.yields += 1;
                 Step::Yield
             }
-            Step::Park => self.pause(),
+            Step::Park => self.spin_on(),
             step => step,
         }
     }
@@ -259,7 +268,10 @@ impl Idle {
             self.phase = if self.oversubscribed || !self.spin_pays() { Phase::Yield } else { Phase::Spin };
         }
         if self.phase == Phase::Spin {
-            if now < self.spin_until_ns || !self.policy.parks {
+            if !self.policy.parks {
+                return self.spin_on();
+            }
+            if now < self.spin_until_ns {
                 return self.pause();
             }
             self.phase = Phase::Yield;
@@ -271,7 +283,7 @@ impl Idle {
                 return Step::Yield;
             }
             if !self.policy.parks {
-                return self.pause();
+                return self.spin_on();
             }
             self.phase = Phase::Park;
         }
@@ -283,6 +295,17 @@ impl Idle {
         self.pauses = self.policy.batch.saturating_sub(1);
         self.counts.spins += 1;
         Step::Pause
+    }
+
+    /// Pauses, or yields if this wait has spun for long. The clock has just been read.
+    fn spin_on(&mut self) -> Step {
+        let spun_ns = self.seen_ns.wrapping_sub(self.since_ns);
+        if self.policy.yield_after_ns == u32::MAX || spun_ns < self.policy.yield_after_ns.into() {
+            return self.pause();
+        }
+        self.pauses = self.policy.batch.saturating_sub(1);
+        self.counts.yields += 1;
+        Step::Yield
     }
 
     /// Twice the usual wait, within the bounds.

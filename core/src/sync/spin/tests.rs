@@ -143,7 +143,7 @@ fn threads_without_a_processor_each_yield_before_they_park() {
 fn low_latency_never_parks() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::LOW_LATENCY));
     host.tick_ns.set(1_000_000);
-    assert!((0..10_000).all(|_| idle.step(&host) == Step::Pause));
+    assert!((0..10_000).all(|_| idle.step(&host) != Step::Park));
     idle.found();
     idle.set_oversubscribed(true);
     assert!((0..10_000).all(|_| idle.step(&host) != Step::Park));
@@ -159,11 +159,51 @@ fn efficient_parks_at_once_and_goes_on_parking() {
     assert_eq!(idle.counts().spins, 0);
 }
 
+/// The pauses before each of the first yields of a wait that may not sleep.
+fn pauses_before_yields<const N: usize>(policy: Policy, tick_ns: u64) -> [u32; N] {
+    let (host, mut idle) = (Scripted::default(), Idle::new(policy));
+    host.tick_ns.set(tick_ns);
+    core::array::from_fn(|_| {
+        let mut pauses = 0;
+        while idle.step_awake(&host) == Step::Pause {
+            pauses += 1;
+            assert!(pauses < 1_000_000, "no yield");
+        }
+        pauses
+    })
+}
+
+#[test]
+fn a_wait_that_may_not_sleep_yields_after_a_bounded_time_and_then_once_a_batch() {
+    let Policy { probes, batch, yield_after_ns, .. } = Policy::LOW_LATENCY;
+    // A batch takes 1 µs: the first reading of the clock begins the time.
+    let first = probes + batch * (yield_after_ns / 1_000);
+    for policy in [Policy::LOW_LATENCY, Policy::BALANCED] {
+        assert_eq!(pauses_before_yields(policy, 1_000), [first, batch - 1, batch - 1], "{policy:?}");
+    }
+}
+
+#[test]
+fn a_wait_that_is_short_or_told_not_to_never_yields() {
+    let (host, mut idle) = (Scripted::default(), Idle::new(Policy::LOW_LATENCY));
+    host.tick_ns.set(1_000);
+    let Policy { probes, batch, yield_after_ns, .. } = Policy::LOW_LATENCY;
+    for _ in 0..100 {
+        let steps = probes + batch * (yield_after_ns / 1_000);
+        assert!((0..steps).all(|_| idle.step(&host) == Step::Pause));
+        idle.found();
+    }
+    let mut idle = Idle::new(Policy::EXCLUSIVE);
+    host.tick_ns.set(10_000_000);
+    assert!((0..10_000).all(|_| idle.step_awake(&host) == Step::Pause));
+    assert_eq!(idle.counts().yields, 0);
+}
+
 #[test]
 fn what_gives_no_wake_up_is_never_slept_on() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(1_000_000);
-    assert!((0..10_000).all(|_| idle.step_awake(&host) == Step::Pause));
+    assert!((0..10_000).all(|_| idle.step_awake(&host) != Step::Park));
     // The clock is read no more often for it.
     assert!(host.clock_reads.get() < 10_000 / 15);
 }
@@ -235,7 +275,7 @@ fn every_kind_of_waking_is_counted() {
 #[test]
 fn a_wait_on_a_machine_without_a_clock_comes_to_its_end() {
     let host = SpinHost::new(1_000);
-    for policy in [Policy::LOW_LATENCY, Policy::BALANCED, Policy::EFFICIENT] {
+    for policy in [Policy::EXCLUSIVE, Policy::LOW_LATENCY, Policy::BALANCED, Policy::EFFICIENT] {
         let mut idle = Idle::new(policy);
         let deadline_ns = host.now_ns() + 1_000_000;
         assert_eq!(
