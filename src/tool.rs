@@ -21,8 +21,6 @@ mod variables;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command};
 
 /// Runs the command line and says how it went.
@@ -31,12 +29,15 @@ pub fn main() -> ExitCode {
     if perf::matching::is_asked_for(&words) {
         return say("fishplate", perf::matching::run(&words));
     }
-    let command = Cli::parse().command;
+    let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
     let speaker =
         if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };
     let outcome = match command {
         None => demo::run(),
-        Some(Command::Perf(args)) => args.plan().and_then(|plan| perf::run(&plan)),
+        Some(Command::Perf(args)) => args.plan().and_then(|plan| {
+            plan.notes.iter().for_each(|note| eprintln!("# {note}"));
+            perf::run(&plan)
+        }),
         Some(Command::Info(args)) => info::run(&args),
         Some(Command::Peer(args)) => perf::answer(&args),
     };

@@ -148,6 +148,8 @@ fn bad_input_is_told_with_a_remedy() {
         ("fly", 2, "fly"),
         ("perf ring --mode worker", 2, "put-signal, put, get, amo and tag"),
         ("perf put-signal --mode worker --transport sim", 2, "shm, fabric or loopback"),
+        ("perf pool --listen @fishplate-nobody", 2, "--listen means nothing to pool"),
+        ("perf put-signal --transport sim --seed 18446744073709551615 --seeds 3", 2, "smaller --seed"),
         ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
         ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),

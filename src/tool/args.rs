@@ -5,11 +5,13 @@
 
 pub mod bounds;
 mod choices;
+mod given;
 mod plan;
 #[cfg(test)]
 mod tests;
 
 pub use choices::{DeviceName, Format, IpcPath, Layout, Mode, SignalKind, Test, Transport, name};
+use given::Given;
 pub use plan::{Effort, Meeting, Plan};
 
 use std::ffi::OsString;
@@ -95,6 +97,9 @@ pub struct PerfArgs {
     /// What to measure.
     #[arg(value_enum)]
     pub test: Test,
+    /// Which of the options were written.
+    #[arg(skip)]
+    pub given: Given,
 
     /// Payload sizes in bytes, with K, M, G for powers of 1024 [default: 8].
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["begin", "end", "factor"])]
@@ -144,7 +149,7 @@ pub struct PerfArgs {
     /// Verify the payload of every iteration.
     #[arg(long)]
     pub check: bool,
-    /// Operations in flight (put, signal-rate, tag-bw, ring); receives posted at once (tag-bw).
+    /// Operations in flight (put, signal-rate, tag-bw); receives posted at once (tag-bw).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
     /// Processors: auto (none with --mode worker or --transport fabric), none, or A,B for this side and the other.
@@ -246,8 +251,16 @@ impl PerfArgs {
         if self.streams.iter().any(|streams| !(1..=1024).contains(streams)) {
             return Err(Failure::usage("--streams: numbers from 1 to 1024"));
         }
-        if self.seeds == Some(0) {
-            return Err(Failure::usage("--seeds 0: nothing would be run; use at least 1"));
+        match self.seeds {
+            Some(0) => return Err(Failure::usage("--seeds 0: nothing would be run; use at least 1")),
+            Some(seeds) if self.seed.checked_add(seeds - 1).is_none() => {
+                return Err(Failure::usage(format!(
+                    "--seed {} --seeds {seeds}: seeds end at {}; use a smaller --seed, or fewer",
+                    self.seed,
+                    u64::MAX
+                )));
+            }
+            _ => {}
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ fn gather() -> Outcome<Value> {
             "eager_bytes": config.eager,
             "stripe_threshold_bytes": config.stripe_threshold,
             "stripe_chunk_bytes": config.stripe_chunk,
-            "rail_policy": format!("{:?}", config.policy),
+            "rail_policy": variables::policy_name(config.policy),
             "ack_age_passes": config.ack_age,
         },
         "settings": settings(&now),

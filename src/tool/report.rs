@@ -329,6 +329,7 @@ mod tests {
             region: 4096,
             timeout: 1,
             settings: Default::default(),
+            notes: vec![],
         };
         let mut row = Row::new(&plan, 8);
         row.rate(1000, 0.001);

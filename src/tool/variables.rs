@@ -37,6 +37,11 @@ const POLICIES: [(&str, RailPolicy); 3] = [
     ("least-outstanding", RailPolicy::LeastOutstanding),
 ];
 
+/// A policy as users write it.
+pub fn policy_name(policy: RailPolicy) -> &'static str {
+    POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
+}
+
 /// All of them, in the order in which they are told.
 pub const VARIABLES: [Variable; 13] = [
     Variable {
@@ -76,10 +81,7 @@ pub const VARIABLES: [Variable; 13] = [
             }
             None => Err("fixed, round-robin or least-outstanding".into()),
         },
-        show: |s| {
-            let name = POLICIES.iter().find(|(_, policy)| *policy == s.policy);
-            name.map_or_else(String::new, |(name, _)| (*name).into())
-        },
+        show: |s| policy_name(s.policy).into(),
     },
     Variable {
         name: "WINDOW",

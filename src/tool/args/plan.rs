@@ -58,6 +58,8 @@ pub struct Plan {
     pub timeout: u64,
     /// What the environment and the command line say of rails.
     pub settings: Settings,
+    /// What the user should know before anything runs.
+    pub notes: Vec<String>,
 }
 
 /// Bounds of one row: whichever comes first.
@@ -94,6 +96,8 @@ pub enum Meeting {
 impl PerfArgs {
     /// Checks everything that can be checked before anything is started.
     pub fn plan(self) -> Outcome<Plan> {
+        self.check_given()?;
+        let notes = self.notes();
         let sizes = self.sizes()?;
         self.check_numbers()?;
         self.check_roles()?;
@@ -142,6 +146,7 @@ impl PerfArgs {
             region: self.region,
             timeout: self.timeout,
             settings,
+            notes,
         })
     }
 }

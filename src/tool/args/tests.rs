@@ -5,7 +5,7 @@ use clap::CommandFactory;
 
 fn plan(line: &str) -> Outcome<Plan> {
     let words = ["fishplate", "perf"].into_iter().chain(line.split_whitespace());
-    match Cli::try_parse_from(words).map_err(|e| Failure::usage(e.to_string()))?.command {
+    match Cli::read(words).map_err(|e| Failure::usage(e.to_string()))?.command {
         Some(Command::Perf(args)) => args.plan(),
         other => panic!("{other:?}"),
     }
@@ -69,9 +69,49 @@ fn mistakes_are_named_with_a_remedy() {
         ("put --transport gpu --rails 2", "gpu has one rail"),
         ("put --transport gpu --mode worker", "--mode inline"),
         ("put --transport pigeon", "pigeon"),
+        ("put-signal --transport sim --seed 18446744073709551615 --seeds 3", "smaller --seed"),
+        ("put -n 1e18", "at most"),
+        ("pool --listen @x", "--listen means nothing to pool"),
+        ("pool --connect @x", "--connect means nothing to pool"),
+        ("pool -s 8", "--size means nothing to pool"),
+        ("pool --transport shm", "--transport means nothing to pool"),
+        ("pool -T 60", "--timeout means nothing to pool"),
+        ("pool --window 64", "--window means nothing to pool"),
+        ("pool --mode worker", "--mode inline"),
+        ("ring --window 64", "--window means nothing to ring"),
+        ("put --streams 2", "--streams means nothing to put"),
+        ("put --layout split", "--layout means nothing to put"),
+        ("put --signal set", "--signal means nothing to put"),
     ] {
         let failure = plan(line).expect_err(line);
         assert_eq!(failure.code(), 2, "{line}");
         assert!(failure.to_string().contains(says), "{line}: {failure}");
     }
+}
+
+#[test]
+fn every_option_is_known_where_it_is_checked() {
+    let command = Cli::command();
+    let perf = command.find_subcommand("perf").unwrap();
+    let known: Vec<&str> = perf.get_arguments().map(|option| option.get_id().as_str()).collect();
+    for id in given::ids() {
+        assert!(known.contains(&id), "{id}");
+    }
+}
+
+#[test]
+fn what_the_other_side_decides_is_told() {
+    let notes = |line| plan(line).unwrap().notes.join("; ");
+    assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: the side that connects"));
+    assert!(notes("put --transport sim -w 5").starts_with("--warmup: "));
+    assert_eq!(notes("put --listen @x --region 1M -T 5"), "");
+    assert_eq!(notes("put --connect @x -s 8 -n 5"), "");
+}
+
+#[test]
+fn the_last_seed_can_be_run() {
+    assert_eq!(
+        plan("put-signal --transport sim --seed 18446744073709551613 --seeds 3").unwrap().seeds,
+        Some(3)
+    );
 }

@@ -5,7 +5,8 @@ use fishplate::rails::{self, Candidate};
 use fishplate::topology::{Anchor, LinkState, Machine};
 use fishplate_core::engine::{Pairing, Parked, PeerSlot, RemoteSlot, Stream};
 use fishplate_core::rail::Rail;
-use fishplate_sys::fabric::negotiate::{self, Offer, Progress};
+use fishplate_sys::fabric::negotiate::{self, Level, Offer, Progress};
+use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::raw::FI_ATOMIC;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library};
 use serde_json::{Map, Value, json};
@@ -123,14 +124,24 @@ fn negotiated(offer: &Offer) -> Value {
     let atomics = Ask { atomics: true, ..Ask::new(offer.persona.name) };
     let native = negotiate::offers(info.library(), &atomics)
         .is_ok_and(|(offers, _)| offers.iter().any(|offer| offer.info.raw().caps & FI_ATOMIC != 0));
+    let completion = match offer.level {
+        Level::Delivery => "FI_DELIVERY_COMPLETE",
+        Level::Transmit => "FI_TRANSMIT_COMPLETE",
+        Level::Whatever => "as the provider says",
+    };
+    let origin = match offer.notify {
+        Notify::Word => "number in the data of a write",
+        Notify::Source => "source of a completion",
+        Notify::Message => "message behind a write",
+    };
     let mut told = json!({
         "provider": info.provider(),
         "provider_version": format!("{major}.{minor}"),
         "persona": offer.persona.name,
         "progress": progress,
         "threading": threading,
-        "writes_complete_at": format!("{:?}", offer.level),
-        "origin_of_writes_by": format!("{:?}", offer.notify),
+        "writes_complete_at": completion,
+        "origin_of_writes_by": origin,
         "native_atomics_on_offer": native,
         "inject_bytes": info.tx().inject_size,
         "cq_data_bytes": info.domain().cq_data_size,

@@ -182,7 +182,7 @@ impl Ground {
                 let why = engine.rail(RailId(0)).and_then(|rail| rail.why());
                 match why {
                     Some(Refused::Export(why)) => {
-                        Failure::run(format!("--device {}: cannot export: {why:?}", side.device))
+                        Failure::run(format!("--device {}: cannot export: {why}", side.device))
                     }
                     _ => refused(error),
                 }
@@ -212,7 +212,7 @@ impl Ground {
         let theirs = engine.import(peer, handles[0]).map_err(refused)?;
         let imported = engine.import(peer, handles[1]);
         let there = imported.map_err(|error| match engine.rail(RailId(0)).and_then(|rail| rail.why()) {
-            Some(Refused::Import(why)) => Failure::run(format!("cannot open the memory of {who}: {why:?}")),
+            Some(Refused::Import(why)) => Failure::run(format!("cannot open the memory of {who}: {why}")),
             _ => refused(error),
         })?;
         let path = match (side.path, bounces) {

@@ -95,6 +95,10 @@ enum Work {
     Trace(Trace),
 }
 
+fn kind_name(kind: Kind) -> String {
+    crate::tool::args::name(kind)
+}
+
 fn all_work() -> impl Iterator<Item = (String, Work)> {
     let loads = Workload::ALL.iter().map(|load| (format!("{load:?}"), Work::Load(*load)));
     loads.chain(Trace::ALL.iter().map(|trace| (format!("{trace:?}"), Work::Trace(*trace))))
@@ -286,7 +290,8 @@ fn run_row(
         // A list takes so many times longer at worst.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
-            report.comment(&format!("{name} {depth}: {kind:?} left out, it would take too long"))?;
+            report
+                .comment(&format!("{name} {depth}: {} left out, it would take too long", kind_name(*kind)))?;
             continue;
         }
         let (mut ready, bytes) = job.ready(*kind)?;
@@ -297,8 +302,9 @@ fn run_row(
             None => pairs = Some((*kind, ready.pairs())),
             Some((first, right)) if ready.pairs() != right => {
                 return Err(Failure::run(format!(
-                    "{name} {depth}: {kind:?} paired {:?}, {first:?} {right:?}",
-                    ready.pairs()
+                    "{name} {depth}: {} paired messages with other receives than {} did; one of them is wrong",
+                    kind_name(*kind),
+                    kind_name(first)
                 )));
             }
             Some(_) => {}

@@ -96,7 +96,8 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
     let mut packets = vec![Packet::EMPTY; if simulated { PACKETS } else { 0 }];
     let host = LinuxHost::private();
     let seeds = plan.seeds.unwrap_or(1);
-    for seed in plan.seed..plan.seed.saturating_add(seeds) {
+    for number in 0..seeds {
+        let seed = plan.seed + number;
         let leg = Leg { seed, ..leg };
         let tally = if simulated {
             simulate::<RAILS>(&leg, &mut packets, &host, clock, &mut histogram)
@@ -113,7 +114,7 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
             eprintln!("# seed {seed}: {} errors, {} signals misordered", tally.errors, tally.misordered);
         }
         total = total.and(tally);
-        if (seed - plan.seed) % 100 == 99 {
+        if number % 100 == 99 {
             progress.step();
         }
     }
