@@ -28,6 +28,8 @@ mod peers;
 mod pending;
 mod post;
 pub mod protocol;
+#[cfg(test)]
+mod races;
 mod receive;
 mod regions;
 mod service;

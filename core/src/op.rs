@@ -7,6 +7,8 @@ use crate::mem::RailId;
 
 mod apply;
 
+pub(crate) use apply::look_at_signal;
+
 /// An atomic memory operation on a word of 1, 2, 4 or 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amo {

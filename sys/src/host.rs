@@ -25,8 +25,8 @@
 use core::sync::atomic::compiler_fence;
 
 use fishplate_core::sync::{
-    host::{Host, Woken},
-    primitive::{AtomicBool, AtomicU32, Ordering, fence},
+    host::{Host, Woken, notifier_fence, sleeper_fence},
+    primitive::{AtomicBool, AtomicU32, Ordering},
 };
 
 use crate::{
@@ -174,7 +174,7 @@ impl Host for LinuxHost {
         // barrier on this processor too. Should the kernel refuse it all the same, the fence keeps to those notifiers
         // that fence, and the deadline is the net for the others.
         if !self.registered || membarrier::all(self.scope).is_err() {
-            fence(Ordering::SeqCst);
+            sleeper_fence();
         }
     }
 
@@ -186,7 +186,7 @@ impl Host for LinuxHost {
             compiler_fence(Ordering::SeqCst);
         } else {
             // Partner: whichever barrier the sleeper runs.
-            fence(Ordering::SeqCst);
+            notifier_fence();
         }
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! Everything that a peer sent is checked here before it has an effect; what no correct peer sends ends in its quarantine.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
 use crate::op::SignalOp;
@@ -65,16 +63,10 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
+        // The data that this signal announces was landed, and everything before it applied, by this thread or by a rail
+        // that this thread has heard of.
         // SAFETY: inside a registered region and a multiple of 8 bytes (regions begin at one); accessed only atomically.
-        let word = unsafe { &*word.cast::<AtomicU64>() };
-        // Release: the data that this signal announces was landed, and everything before it applied, by this thread or
-        // by a rail that this thread has heard of; whoever acquires the value in a wait sees it.
-        match op {
-            SignalOp::Set => word.store(value, Ordering::Release),
-            SignalOp::Add => {
-                word.fetch_add(value, Ordering::Release);
-            }
-        }
+        unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
     }

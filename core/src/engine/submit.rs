@@ -5,12 +5,11 @@
 mod queue;
 mod single;
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
-
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, RemoteAddr, copy_bytes};
 use crate::op::{Amo, AmoOp, SignalOp, Token};
 use crate::rail::Rail;
+use crate::sync::primitive::edge_fence;
 
 use super::{ContextId, Engine};
 
@@ -205,7 +204,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
         // Release: mapped memory of the peer is written by this processor, and what was written before this fence must
         // be visible before what is written after it. Pairs with the acquire load of whoever polls the later data.
-        fence(Ordering::Release);
+        edge_fence!("engine.fence", Release);
         let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
         slot.usable()?;
         let stream = self.stream(context, peer.index)?;
@@ -292,14 +291,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(always)]
     fn signal_now(&mut self, word: Mapped, op: SignalOp, value: u64) {
         // SAFETY: mapped, inside its region and a multiple of 8 bytes (regions begin at one); only accessed atomically.
-        let at = unsafe { &*word.ptr.cast::<AtomicU64>() };
-        // Release: everything copied to the peer before is visible to whoever acquires this value in `wait_signal`.
-        match op {
-            SignalOp::Set => at.store(value, Ordering::Release),
-            SignalOp::Add => {
-                at.fetch_add(value, Ordering::Release);
-            }
-        }
+        unsafe { op.apply(word.ptr, value) };
         self.state.direct = true;
         self.rails[word.rail as usize].notify(Peer(word.peer));
     }

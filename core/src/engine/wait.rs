@@ -3,14 +3,14 @@
 
 use core::cell::Cell;
 use core::hint;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::error::{OpError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RailId};
-use crate::op::{Cmp, Completion, Token};
+use crate::op::{Cmp, Completion, Token, look_at_signal};
 use crate::rail::Rail;
 use crate::sync::event::{EventCount, Park};
 use crate::sync::host::{Host, Woken};
+use crate::sync::primitive::{AtomicU64, edge_fence};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::list::NONE;
@@ -249,7 +249,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.direct = false;
             // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer; whatever this thread
             // reads or tells others by any other way after quiet must come after them.
-            fence(Ordering::SeqCst);
+            edge_fence!("engine.quiet", SeqCst);
         }
     }
 
@@ -356,10 +356,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
         let word = self.signal_word(at)?;
-        // Acquire, here and below: pairs with the release store or add of the signal, by this engine or by a peer that has
-        // this memory mapped; what came before the signal is visible after the wait.
         for _ in 0..QUICK_LOOKS {
-            let now = word.load(Ordering::Acquire);
+            let now = look_at_signal(word);
             if cmp.holds(now, value) {
                 return Ok(now);
             }
@@ -397,7 +395,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         value: u64,
         from: Option<PeerId>,
     ) -> Result<Option<u64>, WaitError> {
-        let now = self.signal_word(at)?.load(Ordering::Acquire);
+        let now = look_at_signal(self.signal_word(at)?);
         match (cmp.holds(now, value), self.lost_peer(from)) {
             (true, _) => Ok(Some(now)),
             (false, None) => Ok(None),

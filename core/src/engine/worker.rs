@@ -10,7 +10,6 @@
 
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 
 use crate::error::OpError;
 use crate::mem::{LocalAddr, copy_bytes};
@@ -18,7 +17,7 @@ use crate::op::{Completion, Outcome};
 use crate::rail::Rail;
 use crate::sync::event::{EventCount, Listening};
 use crate::sync::host::Host;
-use crate::sync::primitive::AtomicBool;
+use crate::sync::primitive::{AtomicBool, edge};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::command::{Command, Readiness, Relay, Reply};
@@ -132,8 +131,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
             if self.pulse.due(host, slept.replace(false)) {
                 self.engine.check_peers();
             }
-            // Acquire: pairs with the release store of whoever stops us; what it submitted before is in the rings by then.
-            if stop.load(Ordering::Acquire) && !busy && self.is_done() {
+            if !busy && self.may_stop(stop) {
                 return Turn::Ready;
             }
             match busy || self.engine.has_due() {
@@ -151,6 +149,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         };
         self.counts = idle.counts();
         waited == Waited::Ready
+    }
+
+    /// Whether `stop` is set and nothing is left to do.
+    pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
+        // Acquire, edge `worker.stop`: pairs with the release store of whoever stops us. What that thread submitted before
+        // is found by `is_done`.
+        stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
     /// Nothing is submitted, watched or in flight, but for receives that nothing has matched, and no peer is owed an acknowledgement.

@@ -1,10 +1,42 @@
-//! Atomics on a word in memory, by width: what a target does with an [`Amo`], and a same-node origin with mapped memory.
+//! Atomics and signals on a word in memory: what a target does, and a same-node origin with mapped memory.
 //!
-//! One lock-prefixed instruction (or a short compare-and-swap loop for the fetching bit operations); never blocks.
+//! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching bit operations), a
+//! signal a store or an addition. Neither blocks.
+//!
+//! | edge     | release                           | acquire                            | carries                          |
+//! |----------|-----------------------------------|------------------------------------|----------------------------------|
+//! | `signal` | [`SignalOp::apply`]               | [`look_at_signal`], [`Amo::apply`] | what was written before the signal |
+//! | `amo`    | [`Amo::apply`]                    | the same                           | what was written before the atomic |
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use super::{Amo, AmoOp, SignalOp};
+use crate::sync::primitive::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, edge};
 
-use super::{Amo, AmoOp};
+impl SignalOp {
+    /// Changes the word of a signal.
+    ///
+    /// # Safety
+    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; nobody accesses it other than atomically.
+    #[inline(always)]
+    pub(crate) unsafe fn apply(self, word: *mut u8, value: u64) {
+        // SAFETY: valid, aligned and only accessed atomically, as the caller promised.
+        let word = unsafe { &*word.cast::<AtomicU64>() };
+        // Release, edge `signal`: everything that was copied or applied before is visible to whoever acquires this value.
+        match self {
+            SignalOp::Set => word.store(value, edge!("signal.set", Release)),
+            SignalOp::Add => {
+                word.fetch_add(value, edge!("signal.add", Release));
+            }
+        }
+    }
+}
+
+/// The value of a signal's word. What was sent before the signal that made it so is visible behind this.
+#[inline(always)]
+pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
+    // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by a peer that has this
+    // memory mapped.
+    word.load(edge!("signal.look", Acquire))
+}
 
 impl Amo {
     /// Whether the width is 1, 2, 4 or 8 bytes.
@@ -28,23 +60,24 @@ impl Amo {
                 // SAFETY: valid, aligned for this width and only accessed atomically, as the caller promised.
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
-                // AcqRel: the release half orders the stream's earlier writes before this word, for whoever acquires it;
-                // the acquire half orders what the fetched value stands for before what the caller does next.
+                // AcqRel, edge `amo`: the release half orders the stream's earlier writes before this word, for whoever
+                // acquires it; the acquire half orders what the fetched value stands for before what the caller does next.
+                let order = edge!("amo.change", AcqRel);
                 let old: $int = match self.op {
-                    AmoOp::Set | AmoOp::Swap => word.swap(operand, Ordering::AcqRel),
-                    AmoOp::Add => word.fetch_add(operand, Ordering::AcqRel),
-                    AmoOp::Inc => word.fetch_add(1, Ordering::AcqRel),
-                    AmoOp::And => word.fetch_and(operand, Ordering::AcqRel),
-                    AmoOp::Or => word.fetch_or(operand, Ordering::AcqRel),
-                    AmoOp::Xor => word.fetch_xor(operand, Ordering::AcqRel),
+                    AmoOp::Set | AmoOp::Swap => word.swap(operand, order),
+                    AmoOp::Add => word.fetch_add(operand, order),
+                    AmoOp::Inc => word.fetch_add(1, order),
+                    AmoOp::And => word.fetch_and(operand, order),
+                    AmoOp::Or => word.fetch_or(operand, order),
+                    AmoOp::Xor => word.fetch_xor(operand, order),
                     AmoOp::CompareSwap => {
                         let compare = self.compare as $int;
                         // Acquire on failure: the value read is the answer.
-                        match word.compare_exchange(compare, operand, Ordering::AcqRel, Ordering::Acquire) {
+                        match word.compare_exchange(compare, operand, order, edge!("amo.differs", Acquire)) {
                             Ok(old) | Err(old) => old,
                         }
                     }
-                    AmoOp::Fetch => word.load(Ordering::Acquire),
+                    AmoOp::Fetch => word.load(edge!("amo.fetch", Acquire)),
                 };
                 old as u64
             }};
@@ -77,7 +110,8 @@ impl AmoOp {
     }
 }
 
-#[cfg(test)]
+// Loom's words have one width in memory.
+#[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
 

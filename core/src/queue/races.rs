@@ -7,7 +7,12 @@ use core::sync::atomic::AtomicUsize;
 use std::{boxed::Box, vec::Vec};
 
 use super::*;
+use crate::engine::worker::Worker;
+use crate::engine::{Config, Engine, Tables};
+use crate::rail::loopback::Loopback;
+use crate::sync::event::Channels;
 use crate::sync::pool::Reclaim;
+use crate::sync::primitive::{AtomicBool, Ordering};
 use crate::sync::testing::{model, rounds, thread};
 
 /// Everything that two ends share, in memory that is freed with the scene.
@@ -114,6 +119,42 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             pool.close();
             drop(events);
             scene.ended_once();
+        }
+    });
+}
+
+#[test]
+fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
+    model(|| {
+        for _ in 0..rounds(1, 200) {
+            let mut scene = Scene::new();
+            let shared =
+                Box::into_raw(Box::new((Channels::<1>::new(), SpinHost::new(1), AtomicBool::new(false))));
+            // SAFETY: freed below, once both ends are gone.
+            let (channels, host, stop): &'static _ = unsafe { &*shared };
+            let channel = channels.queue(0);
+            let (mut queue, desk) =
+                Queue::new(ContextId(0), host, channel, scene.memory(), Policy::EFFICIENT).unwrap();
+            let worker = thread::spawn(move || {
+                let config = Config { window: 8, ..Config::DEFAULT };
+                let mut tables = Box::new(Tables::<1, 1, 8, 1, 1>::new());
+                let mut engine =
+                    Box::new(Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap());
+                let mut desks = [desk];
+                let mut worker = Worker::new(&mut engine, &mut desks, Policy::EFFICIENT);
+                // It never turns, so a command is never done.
+                assert!(!worker.may_stop(stop));
+            });
+            let marker = queue.create(MarkerCommand).unwrap();
+            let event = queue.enqueue(marker);
+            // Release: pairs with the load in `may_stop`.
+            stop.store(true, Ordering::Release);
+            worker.join().unwrap();
+            drop(queue);
+            assert_eq!(event.reply(), Some(Reply::Abandoned));
+            drop(event);
+            // SAFETY: from a box, and nobody uses it any more.
+            drop(unsafe { Box::from_raw(shared) });
         }
     });
 }

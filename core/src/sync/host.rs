@@ -41,16 +41,28 @@ pub trait Host {
 
     /// The sleeper's half of the race, between announcing itself and looking for work. Slow path.
     fn sleeper_barrier(&self) {
-        // Partner: `notifier_barrier`. The announcement is visible before the look for work is answered.
-        edge_fence!("event.sleeper.fence");
+        sleeper_fence();
     }
 
     /// The notifier's half of the race, between publishing work and looking for sleepers. Hot path.
     #[inline(always)]
     fn notifier_barrier(&self) {
-        // Partner: `sleeper_barrier`. The work is visible before the look for sleepers is answered.
-        edge_fence!("event.notifier.fence");
+        notifier_fence();
     }
+}
+
+/// The sleeper's half as a full fence: what [`Host::sleeper_barrier`] is unless a host has something better.
+#[inline(always)]
+pub fn sleeper_fence() {
+    // Partner: `notifier_fence`. The announcement is visible before the look for work is answered.
+    edge_fence!("event.sleeper.fence", SeqCst);
+}
+
+/// The notifier's half as a full fence: what [`Host::notifier_barrier`] is unless a host has something better.
+#[inline(always)]
+pub fn notifier_fence() {
+    // Partner: `sleeper_fence`, or `membarrier(2)`. The work is visible before the look for sleepers is answered.
+    edge_fence!("event.notifier.fence", SeqCst);
 }
 
 /// A host for programs without an operating system: never blocks, never sleeps.

@@ -1,19 +1,32 @@
-//! The facade: the one file that names loom. Everything in this crate takes its atomics from here.
+//! The facade: where every crate takes its atomics and names its orderings. The one file that names loom's types.
 //!
-//! A normal build re-exports `core::sync::atomic`, and everything else here vanishes. The crate's own tests built
-//! with `--cfg fishplate_loom` take loom's types instead. The cfg carries our name and `test`, so a dependent that
-//! sets it changes nothing.
+//! A normal build re-exports `core::sync::atomic`, and everything else here vanishes.
 //!
 //! | item            | normal build            | under the model checker                                          |
 //! |-----------------|-------------------------|------------------------------------------------------------------|
-//! | `edge!`         | the ordering named      | `Relaxed` if `FISHPLATE_WEAKEN` names this edge                  |
-//! | `edge_fence!`   | `fence(SeqCst)`         | nothing if `FISHPLATE_WEAKEN` names this edge                    |
+//! | [`edge!`]       | the ordering named      | `Relaxed` if `FISHPLATE_WEAKEN` names this edge                  |
+//! | [`edge_fence!`] | the fence named         | nothing if `FISHPLATE_WEAKEN` names this edge                    |
 //! | [`Watch`]       | nothing, of no size     | reports racing accesses to memory that loom does not see         |
 //! | `const_new!`    | a `const fn`            | a plain `fn`: loom's atomics are not const-constructible         |
 //! | `filled!`       | an array of constants   | an array of values made one by one, for the same reason          |
 //!
-//! Every ordering that a hand-over depends on is written `edge!("ring.filled.store", Release)`, once per edge and
-//! side. `tests/loom-edges.sh` finds the names by searching the source and demands that the models fail without each.
+//! # Edges
+//!
+//! An *edge* is an ordering that a hand-over between threads or processes depends on. Each is written
+//! `edge!("ring.filled.store", Release)`, with one name per side. `tests/loom-edges.sh` finds the names by searching
+//! the sources of every crate, weakens one at a time and demands that a model fails. An `AcqRel` is two edges: besides
+//! the whole, `NAME/acquire` and `NAME/release` weaken one half each. `tests/imports.rs` refuses an ordering stronger
+//! than `Relaxed` that is not an edge.
+//!
+//! # How a crate is modelled
+//!
+//! `--cfg fishplate_loom` adds the module `modelled`: the same names over loom's types. Nothing else changes for a
+//! crate that depends on this one: this crate takes its own atomics from `modelled` in its own tests alone. What lies
+//! in a mapped segment could not: the rest of a program expects plain atomics there.
+//!
+//! Another crate (today: `shm`) keeps what hands over in files that take everything from `super::primitive`, the
+//! facade. Its models compile such a file a second time, with `#[path]`, beside
+//! `use fishplate_core::sync::primitive::modelled as primitive`. So they run the source itself, not a copy.
 
 #[cfg(not(all(test, fishplate_loom)))]
 mod imp {
@@ -40,18 +53,6 @@ mod imp {
         pub fn write(&self, _index: usize) {}
     }
 
-    macro_rules! edge {
-        ($name:literal, $order:ident) => {
-            $crate::sync::primitive::Ordering::$order
-        };
-    }
-
-    macro_rules! edge_fence {
-        ($name:literal) => {
-            $crate::sync::primitive::fence($crate::sync::primitive::Ordering::SeqCst)
-        };
-    }
-
     macro_rules! const_new {
         ($(#[$meta:meta])* pub fn $($rest:tt)*) => { $(#[$meta])* pub const fn $($rest)* };
     }
@@ -62,11 +63,77 @@ mod imp {
         };
     }
 
-    pub(crate) use {const_new, edge, edge_fence, filled};
+    pub(crate) use {const_new, filled};
 }
 
 #[cfg(all(test, fishplate_loom))]
 mod imp {
+    pub use super::modelled::*;
+
+    macro_rules! const_new {
+        ($(#[$meta:meta])* pub fn $($rest:tt)*) => { $(#[$meta])* pub fn $($rest)* };
+    }
+
+    macro_rules! filled {
+        ($each:expr; $count:expr) => {
+            core::array::from_fn(|_| $each)
+        };
+    }
+
+    pub(crate) use {const_new, filled};
+}
+
+pub use imp::*;
+pub(crate) use imp::{const_new, filled};
+
+pub use crate::{__edge as edge, __edge_fence as edge_fence};
+
+/// The ordering of one side of an edge, by name: see the module's documentation.
+#[cfg(not(fishplate_loom))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __edge {
+    ($name:literal, $order:ident) => {
+        $crate::sync::primitive::Ordering::$order
+    };
+}
+
+/// The ordering of one side of an edge, by name: see the module's documentation.
+#[cfg(fishplate_loom)]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __edge {
+    ($name:literal, $order:ident) => {
+        $crate::sync::primitive::modelled::order($name, $crate::sync::primitive::Ordering::$order)
+    };
+}
+
+/// One side of an edge that is a fence, by name: see the module's documentation.
+#[cfg(not(fishplate_loom))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __edge_fence {
+    ($name:literal, $order:ident) => {
+        $crate::sync::primitive::fence($crate::sync::primitive::Ordering::$order)
+    };
+}
+
+/// One side of an edge that is a fence, by name: see the module's documentation.
+#[cfg(fishplate_loom)]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __edge_fence {
+    ($name:literal, $order:ident) => {
+        match $crate::sync::primitive::modelled::order($name, $crate::sync::primitive::Ordering::$order) {
+            $crate::sync::primitive::Ordering::Relaxed => {}
+            order => $crate::sync::primitive::fence(order),
+        }
+    };
+}
+
+/// What models take instead: loom's atomics, and a [`Watch`] that watches.
+#[cfg(fishplate_loom)]
+pub mod modelled {
     extern crate std;
 
     use core::array;
@@ -77,9 +144,14 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
 
+    pub use crate::{__edge as edge, __edge_fence as edge_fence};
+
+    // Models lay loom's words out where the words of a segment would be.
+    const _: () = assert!(size_of::<AtomicU64>() == 8 && size_of::<AtomicU8>() == 8);
+
     /// Accesses to plain memory, reported to the model checker, which fails a run where two of them race.
     #[derive(Debug)]
-    pub struct Watch([UnsafeCell<()>; 8]);
+    pub struct Watch([UnsafeCell<()>; 16]);
 
     impl Default for Watch {
         fn default() -> Self {
@@ -88,7 +160,7 @@ mod imp {
     }
 
     impl Watch {
-        /// A watch over slots that nobody has touched. Models use at most eight slots.
+        /// A watch over slots that nobody has touched. Models use at most sixteen slots.
         pub fn new() -> Self {
             Self(array::from_fn(|_| UnsafeCell::new(())))
         }
@@ -104,42 +176,15 @@ mod imp {
         }
     }
 
-    /// Whether `FISHPLATE_WEAKEN` names this edge.
-    pub fn weakened(edge: &str) -> bool {
+    /// The ordering of an edge, unless `FISHPLATE_WEAKEN` names the edge or half of it.
+    pub fn order(edge: &str, order: Ordering) -> Ordering {
         static NAMED: OnceLock<Option<String>> = OnceLock::new();
-        NAMED.get_or_init(|| env::var("FISHPLATE_WEAKEN").ok()).as_deref() == Some(edge)
+        let named = NAMED.get_or_init(|| env::var("FISHPLATE_WEAKEN").ok()).as_deref();
+        match named.and_then(|named| named.strip_prefix(edge)) {
+            Some("") => Ordering::Relaxed,
+            Some("/acquire") => Ordering::Release,
+            Some("/release") => Ordering::Acquire,
+            _ => order,
+        }
     }
-
-    macro_rules! edge {
-        ($name:literal, $order:ident) => {
-            if $crate::sync::primitive::weakened($name) {
-                $crate::sync::primitive::Ordering::Relaxed
-            } else {
-                $crate::sync::primitive::Ordering::$order
-            }
-        };
-    }
-
-    macro_rules! edge_fence {
-        ($name:literal) => {
-            if !$crate::sync::primitive::weakened($name) {
-                $crate::sync::primitive::fence($crate::sync::primitive::Ordering::SeqCst)
-            }
-        };
-    }
-
-    macro_rules! const_new {
-        ($(#[$meta:meta])* pub fn $($rest:tt)*) => { $(#[$meta])* pub fn $($rest)* };
-    }
-
-    macro_rules! filled {
-        ($each:expr; $count:expr) => {
-            core::array::from_fn(|_| $each)
-        };
-    }
-
-    pub(crate) use {const_new, edge, edge_fence, filled};
 }
-
-pub use imp::*;
-pub(crate) use imp::{const_new, edge, edge_fence, filled};
