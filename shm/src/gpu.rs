@@ -47,7 +47,6 @@ pub mod fake;
 mod host;
 mod import;
 mod pair;
-mod primitive;
 mod publish;
 #[cfg(all(test, fishplate_loom))]
 mod races;
@@ -63,6 +62,8 @@ pub(crate) mod wire;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+
+use fishplate_core::sync::primitive;
 
 pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Registration};
 pub use host::HostDevice;

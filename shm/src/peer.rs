@@ -7,8 +7,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::{RailKey, Sink};
-use fishplate_core::sync::host::Host;
-use fishplate_core::sync::primitive::{Ordering, fence};
+use fishplate_core::sync::host::{Host, notifier_fence};
 
 use crate::control::Control;
 use crate::doorbell::Doorbell;
@@ -324,7 +323,7 @@ impl Attached {
         if !remote.light {
             // The notifier's half of the race with a sleeper that does not run `membarrier`, or cannot reach us with
             // it: what was published comes before the look at its doorbell. Its partner is the sleeper's own fence.
-            fence(Ordering::SeqCst);
+            notifier_fence();
         }
         remote.doorbell.event().notify(host);
     }

@@ -17,7 +17,7 @@
 //!
 //! | edge         | release store                                   | acquire load        | carries                        |
 //! |--------------|-------------------------------------------------|---------------------|--------------------------------|
-//! | `done.word`  | [`Sender::store`], or the device's `write_word` | [`Receiver::poll`]  | the bytes of the write         |
+//! | `done.word`  | [`tell`], or the device's `write_word` | [`Receiver::poll`]  | the bytes of the write         |
 //! | `done.freed` | [`Receiver::poll`]                              | [`Sender::reserve`] | permission to overwrite words  |
 
 use std::mem::offset_of;
@@ -145,9 +145,16 @@ impl Sender {
     pub(crate) fn store(&self, ticket: u64, status: Status, data: u32) {
         // SAFETY: the masked place lies among the words, which are mapped as `new` was promised.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
-        // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied or was told of by the device.
-        line.word.store(word(ticket, status, data), edge!("done.word.store", Release));
+        tell(&line.word, word(ticket, status, data));
     }
+}
+
+/// Stores a word: for the sender, and for a device that is this processor.
+#[inline(always)]
+pub(crate) fn tell(word: &AtomicU64, value: u64) {
+    // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied or was told of by the
+    // device.
+    word.store(value, edge!("done.word.store", Release));
 }
 
 impl Receiver {

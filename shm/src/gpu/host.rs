@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fishplate_core::mem::copy_bytes;
 
+use super::done::tell;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 use crate::foreign;
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
@@ -216,8 +217,7 @@ unsafe impl Device for HostDevice {
     unsafe fn write_word(&mut self, _: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         // SAFETY: mapped, a multiple of 8, and only ever accessed as an atomic meanwhile: handed on to our caller.
         let word = unsafe { AtomicU64::from_ptr(word.0 as *mut u64) };
-        // Release: whoever acquires the word sees every copy made before it by this thread.
-        word.store(value, Ordering::Release);
+        tell(word, value);
         Ok(())
     }
 

@@ -1,43 +1,26 @@
-//! Models of the done channel: the very source of `done.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with
+//! Models of the done channel and the bounce slots: the very source of `done.rs` and `relay.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with
 //! each ordering weakened in turn.
 //!
 //! What a write moves is a cell for each word, which loom watches: the origin writes it before it stores the word, the target reads it when
 //! it is told, and the origin writes it again only with a later ticket of the same word.
 
-mod primitive {
-    use std::sync::OnceLock;
-
-    pub(super) use loom::sync::atomic::AtomicU64;
-
-    /// Whether `FISHPLATE_WEAKEN` names this edge.
-    pub(super) fn weakened(edge: &str) -> bool {
-        static NAMED: OnceLock<Option<String>> = OnceLock::new();
-        NAMED.get_or_init(|| std::env::var("FISHPLATE_WEAKEN").ok()).as_deref() == Some(edge)
-    }
-
-    macro_rules! edge {
-        ($name:literal, $order:ident) => {
-            if super::primitive::weakened($name) {
-                loom::sync::atomic::Ordering::Relaxed
-            } else {
-                loom::sync::atomic::Ordering::$order
-            }
-        };
-    }
-
-    pub(super) use edge;
-}
+use fishplate_core::sync::primitive::modelled as primitive;
 
 #[path = "done.rs"]
 #[allow(dead_code, reason = "the models use what is shared")]
 mod done;
+#[path = "relay.rs"]
+#[allow(dead_code, reason = "the models use what is shared")]
+mod relay;
 
+use fishplate_core::rail::RailKey;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 use done::{Line, Receiver, Sender, Status};
+use relay::{Descriptor, Incoming, Outgoing, Piece, What};
 
 /// Words of the channel.
 const WORDS: u32 = 2;
@@ -192,5 +175,69 @@ fn an_end_that_leaves_in_the_middle_of_traffic_has_told_what_it_stored_and_no_mo
         // Whatever was stored before it left is there to be taken in afterwards, and nothing twice.
         assert_eq!(seen + look(&mut receiver), 1);
         assert_eq!(look(&mut receiver), 0);
+    });
+}
+
+/// Bounce slots of one direction, and their bytes.
+struct Slots {
+    descriptors: Box<[Descriptor]>,
+    acks: Box<[Line]>,
+    bytes: [UnsafeCell<u64>; WORDS as usize],
+}
+
+// SAFETY: atomics, and cells whose accesses loom checks.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+#[test]
+fn a_piece_comes_with_its_bytes_and_its_slot_is_not_filled_again_before_the_answer() {
+    let piece = |number: u64| Piece {
+        what: What::Write { key: RailKey { key: 7, base: 9 }, last: false, data: None },
+        offset: number << 12,
+        len: 4096,
+    };
+    loom::model(move || {
+        let slots = Arc::new(Slots {
+            descriptors: (0..WORDS)
+                .map(|_| Descriptor {
+                    stamp: AtomicU64::new(0),
+                    words: std::array::from_fn(|_| AtomicU64::new(0)),
+                })
+                .collect(),
+            acks: (0..WORDS).map(|_| Line { word: AtomicU64::new(0) }).collect(),
+            bytes: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        });
+        let origin = Arc::clone(&slots);
+        let fills = thread::spawn(move || {
+            // SAFETY: the slots outlive both ends, and no other such end is made.
+            let mut out = unsafe { Outgoing::new(origin.descriptors.as_ptr(), origin.acks.as_ptr(), WORDS) };
+            for _ in 0..3 {
+                let (number, slot) = out.turn();
+                while number >= WORDS.into() && out.answer(number - u64::from(WORDS)).is_none() {
+                    thread::yield_now();
+                }
+                out.take();
+                // SAFETY: loom fails the run if anybody uses them meanwhile.
+                origin.bytes[slot as usize].with_mut(|bytes| unsafe { *bytes = number });
+                out.fill(number, &piece(number));
+            }
+        });
+        // SAFETY: as above.
+        let mut input = unsafe { Incoming::new(slots.descriptors.as_ptr(), slots.acks.as_ptr(), WORDS) };
+        for expected in 0..3 {
+            let (number, slot, found) = loop {
+                match input.next() {
+                    Some(found) => break found,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!((number, found), (expected, Some(piece(expected))));
+            // SAFETY: as above.
+            let bytes = slots.bytes[slot as usize].with(|bytes| unsafe { *bytes });
+            assert_eq!(bytes, number);
+            input.answer(number, 0);
+        }
+        fills.join().unwrap();
     });
 }

@@ -14,17 +14,17 @@
 //! The receiver copies a descriptor out once and believes nothing in it; see the rail for what is checked.
 
 use fishplate_core::rail::RailKey;
-use fishplate_core::sync::primitive::{AtomicU64, Ordering};
 use static_assertions::const_assert_eq;
 
 use super::done::Line;
+use super::primitive::{AtomicU64, Ordering, edge};
 
 /// What a piece is, on a line of its own.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
     /// One more than the number of the piece; 0 in fresh memory.
-    stamp: AtomicU64,
-    words: [AtomicU64; 6],
+    pub(super) stamp: AtomicU64,
+    pub(super) words: [AtomicU64; 6],
 }
 
 const_assert_eq!(size_of::<Descriptor>(), 128);
@@ -156,7 +156,7 @@ impl Outgoing {
             word.store(value, Ordering::Relaxed);
         }
         // Release, edge `relay.filled`.
-        descriptor.stamp.store(number.wrapping_add(1), Ordering::Release);
+        descriptor.stamp.store(number.wrapping_add(1), edge!("relay.filled.store", Release));
     }
 
     /// How a piece ended, once the receiver has said so: 0, or a code of the system.
@@ -165,7 +165,7 @@ impl Outgoing {
         // any time; here they are only loaded, as atomics.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
         // Acquire, edge `relay.emptied`: the receiver reads the slot no more.
-        let word = ack.word.load(Ordering::Acquire);
+        let word = ack.word.load(edge!("relay.emptied.load", Acquire));
         (word >> CODE == number.wrapping_add(1) & (u64::MAX >> CODE)).then_some(word as u16)
     }
 }
@@ -187,7 +187,7 @@ impl Incoming {
         // time; here they are only loaded, as atomics.
         let descriptor = unsafe { &*self.descriptors.add(slot as usize) };
         // Acquire, edge `relay.filled`.
-        if descriptor.stamp.load(Ordering::Acquire) != number.wrapping_add(1) {
+        if descriptor.stamp.load(edge!("relay.filled.load", Acquire)) != number.wrapping_add(1) {
             return None;
         }
         self.expected = number.wrapping_add(1);
@@ -201,11 +201,13 @@ impl Incoming {
         // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was promised.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
         // Release, edge `relay.emptied`.
-        ack.word.store(number.wrapping_add(1) << CODE | u64::from(code), Ordering::Release);
+        ack.word
+            .store(number.wrapping_add(1) << CODE | u64::from(code), edge!("relay.emptied.store", Release));
     }
 }
 
-#[cfg(test)]
+// Under the model checker this file is compiled a second time, among the models, where its tests have no place.
+#[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
 

@@ -3,6 +3,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use fishplate_core::sync::primitive::AtomicU64;
+
+use super::ends::{CLAIMED, stamp};
+use super::header::Cursor;
 use super::*;
 use crate::testing::Random;
 

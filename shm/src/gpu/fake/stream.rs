@@ -1,11 +1,12 @@
 //! What carries out queued copies and words: in order within a stream, in any over several, late and in pieces as the seed has it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use super::behaviour::Violation;
 use super::space::{Place, Range};
 use super::world::{Process, State};
+use crate::gpu::done::tell;
 
 /// Names a stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,8 +186,7 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
                 stale(range);
                 // SAFETY: eight aligned bytes of the range, checked when it was queued. Others access words atomically.
                 let word = unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
-                // Release: whoever sees the word sees the copies before it.
-                word.store(*value, Ordering::Release);
+                tell(word, *value);
             }
             true
         }

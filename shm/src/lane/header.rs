@@ -1,0 +1,56 @@
+//! The head of a lane's segment: what says that the segment is complete and whose it is, and the cursor of the other lane.
+
+use std::mem::offset_of;
+
+use static_assertions::const_assert_eq;
+
+use super::primitive::{AtomicU64, Ordering, edge};
+
+/// The head of a lane's segment: 256 bytes in the first page; the cells begin with the second.
+#[repr(C, align(128))]
+pub(super) struct Header {
+    pub(super) magic: AtomicU64,
+    /// Version, cell size in bytes, number of cells.
+    pub(super) sizes: AtomicU64,
+    /// Nonce of the end that made the segment.
+    pub(super) maker: [AtomicU64; 2],
+    /// Nonce of the end that it was made for.
+    pub(super) guest: [AtomicU64; 2],
+    pub(super) freed: Cursor,
+}
+
+/// How far the maker of the segment has consumed its incoming lane: 128 bytes, alone on its line and on the one that
+/// the processor fetches with it.
+#[repr(C, align(128))]
+pub(super) struct Cursor(pub(super) AtomicU64);
+
+const_assert_eq!(size_of::<Header>(), 256);
+const_assert_eq!(offset_of!(Header, magic), 0);
+const_assert_eq!(offset_of!(Header, sizes), 8);
+const_assert_eq!(offset_of!(Header, maker), 16);
+const_assert_eq!(offset_of!(Header, guest), 32);
+const_assert_eq!(offset_of!(Header, freed), 128);
+
+impl Header {
+    /// Fills a fresh one in.
+    pub(super) fn complete(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) {
+        // Relaxed: edge `lane.magic` below carries these.
+        self.sizes.store(sizes, Ordering::Relaxed);
+        for (cell, words) in [(&self.maker, maker), (&self.guest, guest)] {
+            cell[0].store(words[0], Ordering::Relaxed);
+            cell[1].store(words[1], Ordering::Relaxed);
+        }
+        // Release, edge `lane.magic`: whoever sees the magic sees a complete header.
+        self.magic.store(magic, edge!("lane.magic.store", Release));
+    }
+
+    /// Whether it was filled in with these.
+    pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
+        // Acquire, edge `lane.magic`. The loads behind it are relaxed.
+        self.magic.load(edge!("lane.magic.load", Acquire)) == magic
+            && self.sizes.load(Ordering::Relaxed) == sizes
+            && [&self.maker, &self.guest]
+                .map(|words| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+                == [maker, guest]
+    }
+}

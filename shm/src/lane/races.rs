@@ -1,0 +1,190 @@
+//! Models of the lane: the very source of `ends.rs` and `header.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as
+//! they stand, and with each ordering weakened in turn.
+//!
+//! A model's payload is one cell of loom's for each cell of the lane, which loom watches: the producer writes it before it
+//! publishes, the consumer reads it before it advances. Whatever of a long record lies where a stamp would be is the very
+//! stamp that the consumer waits for there one lap later.
+
+use fishplate_core::sync::primitive::modelled as primitive;
+
+#[path = "ends.rs"]
+#[allow(dead_code, reason = "the models use what is shared")]
+mod ends;
+#[path = "header.rs"]
+#[allow(dead_code, reason = "the models use what is shared")]
+mod header;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use ends::{Consumer, Producer, Refused, stamp};
+use header::{Cursor, Header};
+use primitive::{AtomicU64, Ordering};
+
+/// A cell as `ends.rs` sees it.
+#[repr(C, align(64))]
+struct Cell {
+    stamp: AtomicU64,
+    header: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Cell>() == ends::CELL);
+
+/// One lane, and the payload of its cells.
+struct Lane {
+    cells: Box<[Cell]>,
+    cursor: AtomicU64,
+    payload: Box<[UnsafeCell<u64>]>,
+}
+
+// SAFETY: atomics, and cells whose accesses loom checks.
+unsafe impl Send for Lane {}
+// SAFETY: as above.
+unsafe impl Sync for Lane {}
+
+impl Lane {
+    fn new(cells: u32, start: u64) -> Arc<Lane> {
+        let cell = |_| Cell { stamp: AtomicU64::new(0), header: AtomicU64::new(0) };
+        Arc::new(Lane {
+            cells: (0..cells).map(cell).collect(),
+            cursor: AtomicU64::new(start),
+            payload: (0..cells).map(|_| UnsafeCell::new(0)).collect(),
+        })
+    }
+
+    fn producer(&self, start: u64) -> Producer {
+        let first = self.cells.as_ptr().cast_mut().cast();
+        // SAFETY: the lane outlives both ends, no other producer is made, and a record is written by `push` alone, which
+        // goes round at the end.
+        unsafe { Producer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
+    }
+
+    fn consumer(&self, start: u64) -> Consumer {
+        let first = self.cells.as_ptr().cast();
+        // SAFETY: as above, for `pop`.
+        unsafe { Consumer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
+    }
+
+    /// The place of a position.
+    fn place(&self, position: u64) -> usize {
+        (position % self.cells.len() as u64) as usize
+    }
+
+    /// Sends a record of so many cells.
+    fn push(&self, producer: &mut Producer, cells: u64) {
+        loop {
+            match producer.reserve(cells) {
+                Ok(_) => break,
+                Err(Refused::Full) => thread::yield_now(),
+                Err(Refused::Corrupt) => panic!("a cursor that no consumer wrote"),
+            }
+        }
+        let at = producer.position();
+        for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
+            // SAFETY: loom fails the run if anybody uses it meanwhile.
+            self.payload[self.place(position)].with_mut(|payload| unsafe { *payload = position });
+            if position != at {
+                let next_lap = stamp(position.wrapping_add(self.cells.len() as u64));
+                // Relaxed: payload is stored without any order.
+                self.cells[self.place(position)].stamp.store(next_lap, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: so many were just reserved.
+        unsafe { producer.publish(cells, at.wrapping_mul(16).wrapping_add(cells)) };
+    }
+
+    /// Takes the next record, of so many cells, once it is there.
+    fn pop(&self, consumer: &mut Consumer, cells: u64) {
+        let header = loop {
+            match consumer.header() {
+                Some(header) => break header,
+                None => thread::yield_now(),
+            }
+        };
+        consumer.prefetch();
+        consumer.prefetch_record(cells);
+        let at = consumer.at;
+        assert_eq!(header, at.wrapping_mul(16).wrapping_add(cells), "a record out of nothing");
+        for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
+            // SAFETY: as in `push`.
+            let found = self.payload[self.place(position)].with(|payload| unsafe { *payload });
+            assert_eq!(found, position, "the payload of another record");
+        }
+        consumer.advance(cells);
+    }
+}
+
+/// Sends records of these lengths through a lane, from `start` on.
+fn across(cells: u32, start: u64, lengths: &'static [u64]) {
+    loom::model(move || {
+        let lane = Lane::new(cells, start);
+        let other = Arc::clone(&lane);
+        let sends = thread::spawn(move || {
+            let mut producer = other.producer(start);
+            lengths.iter().for_each(|&cells| other.push(&mut producer, cells));
+        });
+        let mut consumer = lane.consumer(start);
+        lengths.iter().for_each(|&cells| lane.pop(&mut consumer, cells));
+        sends.join().unwrap();
+        // What lies behind the last is no record, whatever it looks like.
+        assert_eq!(consumer.header(), None);
+    });
+}
+
+/// Every claim ends where the free cells do. Positions and the ring wrap within the records.
+#[test]
+fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
+    across(4, u64::MAX - 1, &[1, 1, 1, 1, 1]);
+    across(4, u64::MAX - 1, &[2, 1, 3]);
+    across(4, 3, &[3, 3, 1]);
+}
+
+/// Claims end before the free cells do: some cells are claimed, some cleaned by the record before them.
+#[test]
+fn records_arrive_whole_and_once_where_some_cells_are_claimed() {
+    across(16, u64::MAX - 4, &[1, 1, 12, 1, 9, 2]);
+    across(16, 9, &[12, 1, 1, 1, 10, 3]);
+}
+
+#[test]
+fn two_that_answer_each_other_read_what_was_sent() {
+    loom::model(|| {
+        let lanes = [Lane::new(4, 3), Lane::new(4, u64::MAX)];
+        let [there, back] = [Arc::clone(&lanes[0]), Arc::clone(&lanes[1])];
+        let answers = thread::spawn(move || {
+            let (mut consumer, mut producer) = (there.consumer(3), back.producer(u64::MAX));
+            for cells in [1, 2] {
+                there.pop(&mut consumer, cells);
+                back.push(&mut producer, cells);
+            }
+        });
+        let (mut producer, mut consumer) = (lanes[0].producer(3), lanes[1].consumer(u64::MAX));
+        for cells in [1, 2] {
+            lanes[0].push(&mut producer, cells);
+            lanes[1].pop(&mut consumer, cells);
+        }
+        answers.join().unwrap();
+    });
+}
+
+#[test]
+fn who_sees_the_magic_of_a_segment_sees_all_of_its_head() {
+    loom::model(|| {
+        let word = || AtomicU64::new(0);
+        let header = Arc::new(Header {
+            magic: word(),
+            sizes: word(),
+            maker: [word(), word()],
+            guest: [word(), word()],
+            freed: Cursor(word()),
+        });
+        let made = Arc::clone(&header);
+        let maker = thread::spawn(move || made.complete(1, 2, [3, 4], [5, 6]));
+        // Relaxed: only to look again where it is not there yet.
+        if header.magic.load(Ordering::Relaxed) == 1 {
+            assert!(header.is(1, 2, [3, 4], [5, 6]), "a part of the head is missing");
+        }
+        maker.join().unwrap();
+    });
+}
