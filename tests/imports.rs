@@ -7,8 +7,9 @@
 //! | core <- sys, core <- shm; sys and shm never see each other      | the packages' Cargo.toml    |
 //! | nothing depends on benches or tests                             | the packages' Cargo.toml    |
 //! | core, sys and shm start no thread, read no environment, set no signal handler | their src     |
+//! | an ordering in core, sys and shm is relaxed, or an edge that a model fails without | their src |
 //!
-//! What is compiled for tests only, and comments, may name anything.
+//! What is compiled for tests or models only, and comments, may name anything.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,8 +52,8 @@ fn sources(package: &str) -> Vec<Source> {
     sources
 }
 
-/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]` or a `cfg(all(test, ..))`, and the
-/// names of the modules among those items that lie in files of their own.
+/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]`, a `cfg(all(test, ..))` or
+/// `#[cfg(fishplate_loom)]`, and the names of the modules among those items that lie in files of their own.
 fn product_code(text: &str) -> (String, Vec<String>) {
     let mut code = String::new();
     let mut modules = vec![];
@@ -61,7 +62,8 @@ fn product_code(text: &str) -> (String, Vec<String>) {
         let code_line = line.split("//").next().unwrap();
         let indent = &line[..line.len() - line.trim_start().len()];
         let attribute = line.trim_start();
-        if !attribute.starts_with("#[cfg(test") && !attribute.starts_with("#[cfg(all(test") {
+        let tested = ["#[cfg(test", "#[cfg(all(test", "#[cfg(fishplate_loom"];
+        if !tested.iter().any(|tested| attribute.starts_with(tested)) {
             code.push_str(code_line);
             code.push('\n');
             continue;
@@ -239,6 +241,50 @@ fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
                 assert!(!tokens.contains(&word), "{package}/src/{} names {word}", source.path.display());
             }
         }
+    }
+}
+
+/// Orderings stronger than relaxed, and fences, that are not named by `edge!` or `edge_fence!`.
+fn unnamed_orderings(code: &str) -> Vec<String> {
+    let tokens = tokens(code);
+    let mut found = vec![];
+    for at in 2..tokens.len().saturating_sub(2) {
+        match tokens[at..at + 3] {
+            // It orders the compiler alone.
+            ["Ordering", "::", _] if tokens[at - 2..at] == ["compiler_fence", "("] => {}
+            ["Ordering", "::", "Relaxed" | "$"] => {}
+            ["Ordering", "::", order @ ("Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*")] => {
+                found.push(format!("Ordering::{order}"));
+            }
+            // The engine's own fence is a method.
+            ["fence", "(", _] if !matches!(tokens[at - 1], "." | "fn") => found.push("fence(".to_owned()),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn every_ordering_is_relaxed_or_an_edge() {
+    for package in ["core", "sys", "shm"] {
+        for source in sources(package) {
+            // The facade; and a driver's stand-in, in which everything is SeqCst.
+            if source.path == Path::new("sync/primitive.rs") || source.path.starts_with("gpu/fake") {
+                continue;
+            }
+            let found = unnamed_orderings(&source.code);
+            assert!(found.is_empty(), "{package}/src/{}: {found:?}", source.path.display());
+        }
+    }
+    for (code, count) in [
+        ("let _ = word.load(Ordering::Acquire);", 1),
+        ("use core::sync::atomic::Ordering::{Acquire, Release};", 1),
+        ("{ atomic::fence(order); }", 1),
+        ("let _ = (word.load(Ordering::Relaxed), engine.fence(context, peer));", 0),
+        ("{ compiler_fence(Ordering::SeqCst); }", 0),
+        ("let _ = word.load(edge!(\"ring.filled.load\", Acquire));", 0),
+    ] {
+        assert_eq!(unnamed_orderings(code).len(), count, "{code}");
     }
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs every model of the lock-free code under loom, then again with each ordering weakened in turn, and demands that
-# the models notice. A model is a test in a module named `races`; an edge is whatever the source names by `edge!` or
-# `edge_fence!`, so none can be forgotten.
+# Runs every model of what crosses a thread or a process under loom, then again with each ordering weakened in turn, and
+# demands that the models notice. A model is a test in a module named `races`; an edge is whatever the source names by
+# `edge!` or `edge_fence!`, so none can be forgotten. Of an AcqRel each half is weakened too: NAME/acquire, NAME/release.
 #
 # usage: tests/loom-edges.sh [edge...]     (default: all of them)
 set -u
@@ -26,14 +26,20 @@ models() { # models PACKAGE [edge]: runs all its models, with this edge weakened
 } 2>/dev/null # where the shell would announce that a model aborted: loom fails some twice over, once while unwinding
 
 edges() { # edges PACKAGE: those that its source names
-    grep -rhoE 'edge(_fence)?!\("[^"]+"' "$1/src" | cut -d'"' -f2 | sort -u
+    find "$1/src" -name '*.rs' -exec cat {} + | tr '\n' ' ' |
+        grep -oE '\bedge(_fence)?!\( *"[^"]+", *[A-Za-z]+' | sed 's/.*( *"\(.*\)", *\(.*\)/\1 \2/' | sort -u |
+        while read -r name order; do
+            echo "$name"
+            [ "$order" != AcqRel ] || printf '%s\n' "$name/acquire" "$name/release"
+        done
 }
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 survived=0 tried=0
-for package in core shm; do
+for package in core shm sys; do
     named=$(edges "$package")
+    [ -n "$named" ] || echo "ok        no edges in $package"
     [ $# = 0 ] || named=$(printf '%s\n' "$@" | grep -xF "$named")
     [ -n "$named" ] || continue
     declare "binary_$package=$(build "$package")"
