@@ -196,8 +196,14 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         }
         drop(progress);
         self.order(Order::Done)?;
-        self.talk.part(&mut self.seat)?;
+        self.part()?;
         fault
+    }
+
+    /// Ends what both sides have in common. Neither leaves before both have said that they need nothing more of the other.
+    fn part(&mut self) -> Outcome {
+        self.talk.part(&mut self.seat)?;
+        self.ready()
     }
 
     /// The same with as many iterations as there is time for, by what a few of them take here and at this hour.
@@ -312,7 +318,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
                     let _: Tally = self.exchange(&tally)?;
                 }
                 Order::Done => {
-                    self.talk.part(&mut self.seat)?;
+                    self.part()?;
                     return match wrong == 0 || expected.is_none() {
                         true => Ok(()),
                         false => Err(Failure::run(format!("{wrong} iterations had wrong data"))),
