@@ -1,6 +1,7 @@
 //! What the binary does, as its users see it: output, exit codes, messages, and what is left behind.
 
 use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -202,18 +203,88 @@ fn two_sides_started_apart_find_each_other_and_leave_nothing() {
 #[test]
 fn sides_that_do_not_match_say_so() {
     let path = socket("mismatch");
-    for (theirs, ours, says) in
-        [("perf put", "perf get", "same test"), ("perf put --region 1M", "perf put", "--region")]
-    {
-        let side = listen(theirs, &path);
-        let output = run(&format!("{ours} -n 100 --connect {}", path.display()));
-        let told = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(says), "{told}");
-        let output = side.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-        assert!(!path.exists());
+    let side = listen("perf put", &path);
+    let output = run(&format!("perf get -n 100 --connect {}", path.display()));
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("same test"), "{told}");
+    let output = side.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(!path.exists());
+}
+
+/// Each says something to a listener, or nothing, and stays.
+fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
+    let name = path.to_str().unwrap().as_bytes();
+    let connect = |says: &&[u8]| {
+        // SAFETY: plain numbers; an address of zeros is a value; the name is shorter than it; the descriptor is new.
+        unsafe {
+            let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0));
+            let mut address: libc::sockaddr_un = std::mem::zeroed();
+            address.sun_family = libc::AF_UNIX as _;
+            std::ptr::copy_nonoverlapping(name.as_ptr(), address.sun_path.as_mut_ptr().cast(), name.len());
+            let len = size_of_val(&address) as u32;
+            assert_eq!(libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len), 0);
+            if !says.is_empty() {
+                libc::send(fd.as_raw_fd(), says.as_ptr().cast(), says.len(), libc::MSG_NOSIGNAL);
+            }
+            fd
+        }
+    };
+    each.iter().map(connect).collect()
+}
+
+#[test]
+fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
+    let path = socket("strangers");
+    let side = listen("perf put --region 1M", &path);
+    let mut version = b"fishplat".to_vec();
+    version.extend([77, 0, 1, 0, 12, 0, 0, 0]);
+    let _bad = strangers(&path, &[b"GET / HTTP/1.1", &[0xee; 1000], &version, b"x"]);
+    let _silent = strangers(&path, &[&b""[..]; 64]);
+    let output = run(&format!("perf put -n 100 --connect {}", path.display()));
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("--region"), "{told}");
+    let begun = Instant::now();
+    rows(&format!("perf put --region 1M -n 100 --connect {}", path.display()));
+    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    let output = side.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    for says in ["turned away", "does not speak", "--region", "protocol version 77"] {
+        assert!(told.contains(says), "{says}: {told}");
     }
+}
+
+/// Two processes that one has started are joined by a socket that has no name, so nobody else can connect.
+#[test]
+fn nobody_can_connect_to_a_pair_that_started_itself() {
+    for transport in ["shm", "gpu --device host"] {
+        let mut first = fishplate(&format!("perf put-signal --transport {transport} -n 1e11 -T 3600"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let second = soon("a second process", || child_of(first.id()));
+        // Its socket is there from the first moment.
+        let held: Vec<String> = [first.id(), second].map(sockets).concat();
+        let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+        first.kill().unwrap();
+        first.wait().unwrap();
+        let ours = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let ours: Vec<_> = ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
+        assert!(!ours.is_empty() && ours.iter().all(|line| line.len() == 7), "{ours:?}");
+    }
+}
+
+/// The numbers of a process's sockets.
+fn sockets(pid: u32) -> Vec<String> {
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return vec![] };
+    let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    links
+        .filter_map(|to| Some(to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect()
 }
 
 /// The process that a process has started.

@@ -1,6 +1,7 @@
 //! What the binary does over libfabric, as its users see it. Where there is no libfabric, everything that needs one says SKIPPED.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -116,17 +117,52 @@ fn sides_that_do_not_fit_say_what_differs() {
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains(says), "{says}: {told}");
+        // The listening side goes on, and meets one that fits.
+        rows(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(theirs)));
         let output = side.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        let told = text(&output.stderr);
+        assert!(output.status.success() && told.contains("turned away"), "{told}");
     }
     let port = port();
-    let environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
+    let mut environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
     let output = fishplate(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"))
         .env("FISHPLATE_WINDOW", "64")
         .output()
         .unwrap();
     assert!(text(&output.stderr).contains("window 128 and this one 64"), "{}", text(&output.stderr));
-    assert!(!environment.wait_with_output().unwrap().status.success());
+    environment.kill().unwrap();
+    environment.wait().unwrap();
+}
+
+#[test]
+fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
+    if absent("fabric, strangers") {
+        return;
+    }
+    let port = port();
+    let side = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let connect = |says: &[u8]| loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(mut stream) => {
+                let _ = stream.write_all(says);
+                return stream;
+            }
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut held: Vec<TcpStream> = (0..64).map(|_| connect(b"")).collect();
+    let bad: [&[u8]; 4] =
+        [b"GET / HTTP/1.1", b"FPBS\x63\0\0\0\0\0\0\0", b"FPBS\x01\0\0\0\xff\xff\xff\xff", &[0; 5000]];
+    held.extend(bad.map(connect));
+    drop(connect(b""));
+    let begun = Instant::now();
+    rows(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"));
+    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    let output = side.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert!(output.status.success() && told.contains("is not fishplate"), "{told}");
 }
 
 #[test]

@@ -41,12 +41,12 @@ impl Credentials {
         Ok(Credentials { pid, uid, pidfd, proven: false })
     }
 
-    /// The process that sent the Hello.
-    pub(crate) fn introduced(self, sender: Sender) -> Self {
+    /// The process that sent the Hello takes the place of the one that connected.
+    pub(crate) fn introduce(&mut self, sender: Sender) {
         let Sender { pid, uid, pidfd } = sender;
-        let connected = self.pidfd.filter(|_| pid == self.pid);
+        let connected = self.pidfd.take().filter(|_| pid == self.pid);
         let proven = pidfd.is_some() || connected.is_some();
-        Credentials { pid, uid, pidfd: pidfd.or(connected).or_else(|| open(pid)), proven }
+        *self = Credentials { pid, uid, pidfd: pidfd.or(connected).or_else(|| open(pid)), proven };
     }
 
     /// Whether the process that introduced itself still has its number, and is not this process.

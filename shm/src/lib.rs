@@ -8,6 +8,7 @@
 //! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors                                |
 //! | `foreign`   | descriptors that peers have sent, closed without waiting                                  |
 //! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
+//! | [`meeting`] | handshakes with many peers at once, none of which makes another wait                      |
 //! | `identity`  | which process is at the other end of a socket                                             |
 //! | `control`   | the socket after the handshake                                                            |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
@@ -76,6 +77,7 @@ pub mod gpu;
 mod handshake;
 mod identity;
 mod lane;
+pub mod meeting;
 mod packet;
 mod peer;
 mod rail;

@@ -6,11 +6,13 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use crate::foreign::{Foreign, drop_elsewhere};
-use crate::handshake::HandshakeError;
+use crate::handshake::{HandshakeError, Shake};
+use crate::meeting::{Meetings, accept_now, poll};
 use crate::segment::errno;
 
 type Result<T> = std::result::Result<T, HandshakeError>;
@@ -23,7 +25,10 @@ pub(crate) const MAX_FDS: usize = 253;
 const RETRY: Duration = Duration::from_millis(1);
 
 /// How many connections wait to be accepted.
-const BACKLOG: i32 = 64;
+const BACKLOG: i32 = 256;
+
+/// How long one handshake with a listener may take.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 fn system() -> HandshakeError {
     HandshakeError::System(errno())
@@ -183,17 +188,12 @@ impl Socket {
         }
     }
 
-    /// Sends one packet, waiting for room until the deadline. The receiver learns who sent it, whenever it asks.
-    pub(crate) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<()> {
+    /// Sends one packet at once, or fails with `EAGAIN`. The receiver learns who sent it, whenever it asks.
+    pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: calls without arguments, which cannot fail.
         let sender =
             unsafe { libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() } };
-        loop {
-            match self.send_now(bytes, fds, Some(&sender)) {
-                Err(HandshakeError::System(libc::EAGAIN)) => wait(self.fd(), libc::POLLOUT, deadline)?,
-                other => return other,
-            }
-        }
+        self.send_now(bytes, fds, Some(&sender))
     }
 
     /// Waits for an event, a hang-up or the deadline.
@@ -344,24 +344,9 @@ impl Control {
 
 /// Waits for an event, a hang-up or the deadline.
 fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(HandshakeError::Deadline);
-        }
-        // Rounded up: a deadline is never met early by polling in vain.
-        let ms = i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
-        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-        // SAFETY: one structure, which is ours.
-        match unsafe { libc::poll(&mut poll, 1, ms) } {
-            0 => return Err(HandshakeError::Deadline),
-            n if n > 0 => return Ok(()),
-            _ => match errno() {
-                libc::EINTR => {}
-                code => return Err(HandshakeError::System(code)),
-            },
-        }
-    }
+    let mut polls = [libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }];
+    poll(&mut polls, deadline).map_err(HandshakeError::System)?;
+    if polls[0].revents == 0 { Err(HandshakeError::Deadline) } else { Ok(()) }
 }
 
 /// A place to meet: a path, or a name without a file if it begins with `@`.
@@ -417,6 +402,7 @@ fn stream() -> Result<OwnedFd> {
 pub struct Listener {
     fd: OwnedFd,
     file: Option<(PathBuf, (u64, u64))>,
+    meetings: Mutex<Meetings<Shake>>,
 }
 
 impl Listener {
@@ -435,7 +421,7 @@ impl Listener {
             });
         }
         let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
-        let listener = Listener { fd, file };
+        let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
         // SAFETY: a call on our descriptor with plain numbers.
         if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
             return Err(system());
@@ -443,38 +429,24 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Waits until a peer has connected, which [`accept`](Self::accept) then takes: for callers who have other things to look after
-    /// while nobody comes.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Deadline`] if nobody has, or the system's code.
-    pub fn wait(&self, deadline: Instant) -> Result<()> {
-        wait(self.fd.as_fd(), libc::POLLIN, deadline)
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
-    pub(crate) fn accept_socket(&self, deadline: Instant) -> Result<Socket> {
-        loop {
-            // SAFETY: null pointers: the peer's address is not asked for.
-            let fd = unsafe {
-                libc::accept4(self.fd.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC)
-            };
-            if fd >= 0 {
-                // SAFETY: just made, and known to nobody else.
-                return Ok(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
-            match errno() {
-                libc::EAGAIN => wait(self.fd.as_fd(), libc::POLLIN, deadline)?,
-                libc::EINTR | libc::ECONNABORTED => {}
-                code => return Err(HandshakeError::System(code)),
-            }
-        }
+    /// The handshakes that are open. Never held while anything waits.
+    pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
+        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop ends.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // What waits to be accepted may have sent descriptors: see `Socket`.
-        while self.accept_socket(Instant::now()).is_ok() {}
+        while let Ok(socket) = accept_now(self.fd()) {
+            drop(Socket::new(socket));
+        }
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)
         {
@@ -504,7 +476,9 @@ pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socke
             libc::EINTR => {}
             code @ (libc::EAGAIN | libc::ENOENT | libc::ECONNREFUSED) => {
                 if Instant::now() + RETRY >= deadline {
-                    return Err(HandshakeError::System(code));
+                    // More connect than are heard: whoever listens does not answer.
+                    let full = code == libc::EAGAIN;
+                    return Err(if full { HandshakeError::Deadline } else { HandshakeError::System(code) });
                 }
                 std::thread::sleep(RETRY);
             }

@@ -61,9 +61,9 @@ pub struct InfoArgs {
 /// Options of the hidden second process.
 #[derive(Debug, Args)]
 pub struct PeerArgs {
-    /// Where the first process listens.
+    /// The descriptor of a socket to the first process.
     #[arg(long)]
-    pub connect: OsString,
+    pub socket: i32,
     /// Size of the region, in bytes.
     #[arg(long)]
     pub region: usize,

@@ -144,8 +144,8 @@ impl Raw {
                 0
             );
         }
-        self.recv();
         self.send(&packet(OFFER, &self.theirs), &[&lane, &memory(4096, 0, SEALS)]);
+        self.recv();
     }
 
     /// Sends a correct Ready, and takes the victim's.

@@ -1,6 +1,7 @@
 //! Two processes over libfabric, on one host or two: rails of the providers and interfaces asked for, and a TCP connection over which
 //! the two meet, exchange what their rails need, and talk.
 
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use fishplate::bootstrap::{self, Agreement, BootstrapError, Card, Listener, RailCard, Wire};
@@ -16,7 +17,7 @@ use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::FabricRail;
 
 use super::leg::Leg;
-use super::meet::{self, Second};
+use super::meet::{self, Refusals, Second};
 use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
 use super::table::{self, Talk};
 use super::watch::Watch;
@@ -26,9 +27,6 @@ use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::cpu;
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::variables;
-
-/// How long a second process may take to start.
-const START: u64 = 10;
 
 /// How long a listener may take to appear.
 const APPEAR: u64 = 5;
@@ -65,9 +63,10 @@ pub fn answer(args: &PeerArgs) -> Outcome {
 }
 
 fn follow_there<const RAILS: usize>(args: &PeerArgs, settings: &Settings) -> Outcome {
-    let at = args.connect.to_string_lossy();
+    let socket = meet::inherited(args.socket)?;
     let mut ground = Ground::<RAILS>::new(settings, args.region)?;
-    let met = find(&at, &ground.card, args.timeout)?;
+    let met = bootstrap::over(socket, &ground.card, meet::soon(args.timeout))
+        .map_err(|error| Failure::run(format!("the other process: {error}")))?;
     ground.lay(met, args.timeout, "the other process")?.follow(args.region, None)
 }
 
@@ -318,7 +317,7 @@ impl<const RAILS: usize> Talk<Rail, RAILS> for Aside {
 
 /// Waits for the other side at HOST:PORT.
 fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<(Wire, Card)> {
-    let listener = Listener::bind(at).map_err(|error| match error {
+    let mut listener = Listener::bind(at).map_err(|error| match error {
         BootstrapError::Address => Failure::usage(format!("--listen {at}: {error}, such as 0.0.0.0:7000")),
         error => Failure::run(format!("--listen {at}: {error}")),
     })?;
@@ -329,13 +328,19 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<(Wire, Card)> {
         reachable(at)
     );
     let deadline = Instant::now() + Duration::from_secs(plan.timeout);
-    listener.accept(card, deadline, || true).map_err(|error| match error {
-        BootstrapError::Deadline => Failure::run(format!(
-            "nobody connected to {at} within {} s; start the other side, or wait longer with --timeout",
-            plan.timeout
-        )),
-        error => Failure::run(format!("the process that connected to {at}: {error}")),
-    })
+    let mut refusals = Refusals::default();
+    loop {
+        let met = listener.accept(card, deadline.min(Instant::now() + meet::LOOK));
+        for (who, why) in listener.refused() {
+            refusals.tell(&Failure::run(format!("the process at {who}: {why}")));
+        }
+        match met {
+            Err(BootstrapError::Deadline) if Instant::now() < deadline => {}
+            Err(BootstrapError::Deadline) => return Err(refusals.nobody(at, plan.timeout)),
+            Err(error) => return Err(Failure::run(format!("--listen {at}: {error}"))),
+            Ok(met) => return Ok(met),
+        }
+    }
 }
 
 /// Where the other side finds who listens at `at`: where that is every address of this host, it says that a name goes there.
@@ -358,11 +363,10 @@ fn find(at: &str, card: &Card, timeout: u64) -> Outcome<(Wire, Card)> {
     })
 }
 
-/// Starts the second process and meets it.
+/// Starts the second process and meets it, over a socket that it inherits.
 fn spawn<const RAILS: usize>(plan: &Plan, ground: &Ground<RAILS>) -> Outcome<((Wire, Card), Second)> {
-    let here = |error| Failure::run(format!("cannot listen for a second process: {error}"));
-    let listener = Listener::bind("127.0.0.1:0").map_err(here)?;
-    let at = format!("127.0.0.1:{}", listener.port().map_err(here)?);
+    let (here, there) = UnixStream::pair()
+        .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
     let mut more: Vec<String> =
         ["--transport", "fabric", "--rails", &RAILS.to_string()].map(String::from).into();
     // What this side has found, so that the other looks no further.
@@ -370,19 +374,10 @@ fn spawn<const RAILS: usize>(plan: &Plan, ground: &Ground<RAILS>) -> Outcome<((W
     more.extend(["--provider".to_owned(), rails[0].provider.clone()]);
     let interfaces: Vec<&str> = rails.iter().map(|rail| rail.interface.as_str()).collect();
     more.extend(["--interface".to_owned(), interfaces.join(",")]);
-    let mut second = meet::launch(plan, &at, &more)?;
-    let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(START));
-    let mut ended = None;
-    let met = listener.accept(&ground.card, deadline, || {
-        ended = second.ended();
-        ended.is_none()
-    });
-    match (met, ended) {
-        (Ok(met), _) => Ok((met, second)),
-        (Err(_), Some(how)) => {
-            Err(Failure::run(format!("the second process (pid {}) {how} before it answered", second.id())))
-        }
-        (Err(error), None) => Err(Failure::run(format!("the second process: {error}"))),
+    let mut second = meet::launch(plan, there.into(), &more)?;
+    match bootstrap::over(here.into(), &ground.card, meet::soon(plan.timeout)) {
+        Ok(met) => Ok((met, second)),
+        Err(error) => Err(second.did_not_answer(error == BootstrapError::HungUp, error)),
     }
 }
 

@@ -93,7 +93,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     };
     let mut ground = Ground::new()?;
     let rail = side.rail()?;
-    let link = meet::find(&args.connect, args.region, args.timeout, rail.profile().profile())?;
+    let link = meet::answer(args, rail.profile().profile())?;
     ground.set(&side, rail, link)?.follow(args.region, None)
 }
 

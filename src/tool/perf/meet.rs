@@ -1,43 +1,53 @@
 //! How the two processes of a run find each other: one starts the other, or one listens and the other connects.
 
 use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use fishplate_shm::{HandshakeError, Link, Listener, Profile, connect};
+use fishplate_shm::{HandshakeError, Link, Listener, Profile, Role, connect, socket_pair};
 
-use crate::tool::args::Plan;
+use crate::tool::args::{PeerArgs, Plan};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::sizes;
 
-/// How long a process that was told to end may take.
-const LEAVE: Duration = Duration::from_secs(2);
+/// How long a process that has nothing more to do may take to end: it gives its memory back first.
+const LEAVE: Duration = Duration::from_secs(10);
 
-/// How often who waits for a process that it has started looks whether that still lives.
-const LOOK: Duration = Duration::from_millis(100);
+/// How long a process that hung up may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long a process that was started may take to answer, in seconds.
+const START: u64 = 10;
+
+/// How often a listener says whom it has turned away.
+pub const LOOK: Duration = Duration::from_millis(100);
+
+/// How many of those it names.
+const NAMED: u32 = 16;
 
 /// The second process, when this one started it. Dropping it ends it.
 pub struct Second {
     child: Child,
 }
 
-/// Starts the second process, which is to connect to an address, and to end when this one does.
-pub fn launch(plan: &Plan, address: &str, more: &[String]) -> Outcome<Second> {
+/// Starts the second process, which inherits a socket to this one, and ends when this one does.
+pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> {
     let exe = std::env::current_exe().map_err(|error| {
         Failure::run(format!("cannot find the program to start a second process: {error}"))
     })?;
     let mut command = Command::new(exe);
     command
         .arg("peer")
-        .args(["--connect", address])
+        .args(["--socket", &socket.as_raw_fd().to_string()])
         .args(["--region", &plan.region.to_string()])
         .args(["--timeout", &plan.timeout.to_string()])
         .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
-    let parent = std::process::id();
-    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, _exit.
+    let (parent, inherited) = (std::process::id(), socket.as_raw_fd());
+    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, fcntl, getppid, _exit.
     unsafe {
         command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -45,7 +55,11 @@ pub fn launch(plan: &Plan, address: &str, more: &[String]) -> Outcome<Second> {
             if libc::getppid() as u32 != parent {
                 libc::_exit(1);
             }
-            Ok(())
+            // In the new process alone it outlives exec.
+            match libc::fcntl(inherited, libc::F_SETFD, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
     let child =
@@ -53,38 +67,28 @@ pub fn launch(plan: &Plan, address: &str, more: &[String]) -> Outcome<Second> {
     Ok(Second { child })
 }
 
-/// Starts the second process, with `more` on its command line, and shakes hands with it.
+/// Starts the second process, with `more` on its command line, and shakes hands with it over a socket that it inherits: there is
+/// no name at which anybody else could connect.
 pub fn spawn(plan: &Plan, profile: &Profile, more: &[String]) -> Outcome<(Link, Second)> {
-    let mut random = [0u8; 16];
-    // SAFETY: 16 bytes, all ours.
-    if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
-        return Err(Failure::run("the system gives no random numbers"));
+    let (here, there) = socket_pair()
+        .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
+    let mut second = launch(plan, there, more)?;
+    match Link::over(here, Role::First, profile, soon(plan.timeout)) {
+        Ok(link) => Ok((link, second)),
+        Err(HandshakeError::HungUp) => Err(second.did_not_answer(true, HandshakeError::HungUp)),
+        Err(error) => Err(explain(error, "the second process", plan.region)),
     }
-    // An abstract name that nobody guesses: nothing is left behind, whoever is killed.
-    let address = format!("@fishplate-{:032x}", u128::from_ne_bytes(random));
-    let listener = Listener::bind(&address)
-        .map_err(|error| Failure::run(format!("cannot listen for a second process: {error}")))?;
-    let mut second = launch(plan, &address, more)?;
-    let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(10));
-    loop {
-        let until = deadline.min(Instant::now() + LOOK);
-        let met = listener.wait(until).and_then(|()| listener.accept(profile, deadline));
-        let error = match met {
-            Ok(link) if link.pid() as u32 == second.id() => return Ok((link, second)),
-            // Somebody else: hang up.
-            Ok(_) => continue,
-            Err(error) => error,
-        };
-        // A process that dies hangs up first, and is seen to have ended a moment later.
-        let within = if error == HandshakeError::HungUp { LEAVE } else { Duration::ZERO };
-        if let Some(how) = second.ends(within) {
-            let pid = second.id();
-            return Err(Failure::run(format!("the second process (pid {pid}) {how} before it answered")));
-        }
-        if error != HandshakeError::Deadline || Instant::now() >= deadline {
-            return Err(explain(error, "the second process", plan.region));
-        }
-    }
+}
+
+/// Shakes hands with the process that started this one.
+pub fn answer(args: &PeerArgs, profile: &Profile) -> Outcome<Link> {
+    Link::over(inherited(args.socket)?, Role::Second, profile, soon(args.timeout))
+        .map_err(|error| explain(error, "the first process", args.region))
+}
+
+/// When a process that was started must have answered: it is given some time to start, not all there is.
+pub fn soon(timeout: u64) -> Instant {
+    Instant::now() + Duration::from_secs(timeout.min(START))
 }
 
 /// Waits for the other side at an address.
@@ -108,13 +112,19 @@ pub fn listen(plan: &Plan, at: &OsStr, profile: &Profile) -> Outcome<Link> {
         crate::tool::args::name(plan.test)
     );
     let deadline = Instant::now() + Duration::from_secs(plan.timeout);
-    listener.accept(profile, deadline).map_err(|error| match error {
-        HandshakeError::Deadline => Failure::run(format!(
-            "nobody connected to {shown} within {} s; start the other side, or wait longer with --timeout",
-            plan.timeout
-        )),
-        error => explain(error, &format!("the process that connected to {shown}"), plan.region),
-    })
+    let mut refusals = Refusals::default();
+    loop {
+        let met = listener.accept(profile, deadline.min(Instant::now() + LOOK));
+        for (who, why) in listener.refused() {
+            refusals.tell(&explain(why, &who, plan.region));
+        }
+        match met {
+            Err(HandshakeError::Deadline) if Instant::now() < deadline => {}
+            Err(HandshakeError::Deadline) => return Err(refusals.nobody(&shown, plan.timeout)),
+            Err(error) => return Err(Failure::run(format!("--listen {shown}: {error}"))),
+            Ok(link) => return Ok(link),
+        }
+    }
 }
 
 /// Finds the other side at an address.
@@ -157,7 +167,53 @@ fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
     })
 }
 
+/// The socket that this process inherited from the one that started it.
+pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
+    // SAFETY: a call with plain numbers; whether the descriptor exists, it says. It is not inherited any further.
+    let known = socket > 2 && unsafe { libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
+    // SAFETY: it exists, and nothing else in this process knows of it: it was opened before the process began, for this use.
+    known.then(|| unsafe { OwnedFd::from_raw_fd(socket) }).ok_or_else(|| {
+        Failure::usage(format!("--socket {socket}: no descriptor; only a measuring process starts this one"))
+    })
+}
+
+/// Whom a listener has turned away.
+#[derive(Default)]
+pub struct Refusals(u32);
+
+impl Refusals {
+    /// Says so, of the first few.
+    pub fn tell(&mut self, why: &Failure) {
+        self.0 = self.0.saturating_add(1);
+        match self.0 {
+            ..=NAMED => eprintln!("# turned away: {why}"),
+            n if n == NAMED + 1 => eprintln!("# turned away more, which are not named"),
+            _ => {}
+        }
+    }
+
+    /// Nobody came who fits.
+    pub fn nobody(&self, at: &str, timeout: u64) -> Failure {
+        let others = match self.0 {
+            0 => String::new(),
+            n => format!(" but {n} that were turned away"),
+        };
+        Failure::run(format!(
+            "nobody connected to {at} within {timeout} s{others}; start the other side, or wait longer with --timeout"
+        ))
+    }
+}
+
 impl Second {
+    /// Why it did not answer. One that dies hangs up first, and is seen to have ended a moment later.
+    pub fn did_not_answer(&mut self, hung_up: bool, why: impl std::fmt::Display) -> Failure {
+        let within = if hung_up { LAST_WORDS } else { Duration::ZERO };
+        Failure::run(match self.ends(within) {
+            Some(how) => format!("the second process (pid {}) {how} before it answered", self.id()),
+            None => format!("the second process: {why}"),
+        })
+    }
+
     /// Its process number.
     pub fn id(&self) -> u32 {
         self.child.id()

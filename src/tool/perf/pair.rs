@@ -55,7 +55,7 @@ pub fn run(plan: &Plan) -> Outcome {
 /// The process that [`meet::spawn`] starts.
 pub fn answer(args: &PeerArgs) -> Outcome {
     let rail = rail(args.region)?;
-    let link = meet::find(&args.connect, args.region, args.timeout, &rail.profile())?;
+    let link = meet::answer(args, &rail.profile())?;
     follow(rail, link, args.region, args.timeout, None)
 }
 

@@ -1,0 +1,404 @@
+//! The steps of one handshake. None of them waits.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{HandshakeError, Link, Nonce, Profile, Role, pair_id};
+use crate::cma;
+use crate::control::Control;
+use crate::doorbell::Doorbell;
+use crate::foreign::Foreign;
+use crate::identity::{Credentials, is_own};
+use crate::lane::{self, LaneMemory, Pair};
+use crate::meeting::{HalfOpen, Step};
+use crate::packet::{Kind, MAX_PACKET, Reader, Writer};
+use crate::segment::{self, Access, Mapping, errno};
+use crate::socket::{Packet, Sender, Socket};
+
+/// What a Hello says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    role: Role,
+    max_segments: u16,
+    cell_size: u32,
+    lane_cells: u32,
+    max_message: u64,
+    common_len: u64,
+    membarrier: bool,
+    /// Where the sender's nonce lies in its own memory: whoever can read it there can read and write all of it.
+    probe: u64,
+    nonce: Nonce,
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new(Kind::Hello);
+        out.put([match self.role {
+            Role::First => 1,
+            Role::Second => 2,
+        }])
+        .put([u8::from(self.membarrier)])
+        .put(self.max_segments.to_ne_bytes())
+        .put(self.cell_size.to_ne_bytes())
+        .put(self.lane_cells.to_ne_bytes())
+        .put(self.max_message.to_ne_bytes())
+        .put(self.common_len.to_ne_bytes())
+        .put(self.probe.to_ne_bytes())
+        .put(self.nonce);
+        out.finish()
+    }
+
+    fn decode(mut body: Reader<'_>) -> Result<Self, HandshakeError> {
+        let [role, membarrier] = body.take()?;
+        let hello = Hello {
+            role: match role {
+                1 => Role::First,
+                2 => Role::Second,
+                _ => return Err(HandshakeError::BadPacket),
+            },
+            membarrier: match membarrier {
+                0 => false,
+                1 => true,
+                _ => return Err(HandshakeError::BadPacket),
+            },
+            max_segments: u16::from_ne_bytes(body.take()?),
+            cell_size: u32::from_ne_bytes(body.take()?),
+            lane_cells: u32::from_ne_bytes(body.take()?),
+            max_message: u64::from_ne_bytes(body.take()?),
+            common_len: u64::from_ne_bytes(body.take()?),
+            probe: u64::from_ne_bytes(body.take()?),
+            nonce: body.take()?,
+        };
+        body.end()?;
+        Ok(hello)
+    }
+
+    fn agree(&self, theirs: &Hello) -> Result<(), HandshakeError> {
+        if self.role == theirs.role || self.nonce == theirs.nonce {
+            return Err(HandshakeError::BadPacket);
+        }
+        for (what, theirs, ours) in [
+            ("max segments", theirs.max_segments.into(), self.max_segments.into()),
+            ("cell size", theirs.cell_size.into(), self.cell_size.into()),
+            ("lane cells", theirs.lane_cells.into(), self.lane_cells.into()),
+            ("max message", theirs.max_message, self.max_message),
+            ("common length", theirs.common_len, self.common_len),
+        ] {
+            if theirs != ours {
+                return Err(HandshakeError::Mismatch { what, theirs, ours });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a packet's body is our nonce and nothing else.
+fn echoes(mut body: Reader<'_>, ours: &Nonce) -> Result<(), HandshakeError> {
+    let echo: Nonce = body.take()?;
+    body.end()?;
+    if echo == *ours { Ok(()) } else { Err(HandshakeError::Nonce) }
+}
+
+fn nonce() -> Result<Nonce, HandshakeError> {
+    let mut nonce = [0; 16];
+    // SAFETY: 16 bytes, all ours.
+    let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
+    // Up to 256 bytes come whole once the generator is seeded, which the call waits for.
+    if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
+}
+
+/// The nonces of the handshakes that this process is in: a peer with one of them, and our process number, is ourselves. After a
+/// fork the number alone could be another's.
+#[derive(Debug)]
+struct Mine(Nonce);
+
+static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
+
+impl Mine {
+    /// Notes a nonce for as long as the handshake lasts.
+    fn enter(nonce: Nonce) -> Self {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
+        Mine(nonce)
+    }
+
+    /// Whether a handshake of this process has that nonce. The other end of ours has not left its own before we are ready.
+    fn has(nonce: &Nonce) -> bool {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        MINE.lock().unwrap_or_else(PoisonError::into_inner).retain(|nonce| *nonce != self.0);
+    }
+}
+
+/// One end of a handshake.
+#[derive(Debug)]
+pub(crate) struct Shake {
+    socket: Socket,
+    profile: Profile,
+    peer: Credentials,
+    buffer: Box<[u8]>,
+    ours: Hello,
+    /// Where our nonce lies for the peer to read, until the handshake is over.
+    _probe: Box<Nonce>,
+    _mine: Mine,
+    /// Packets that the socket had no room for, with their descriptors.
+    unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    stage: Stage,
+}
+
+/// What the peer has said.
+#[derive(Debug)]
+enum Stage {
+    Nothing,
+    /// With what we have offered, if we have.
+    Hello(Hello, Option<Made>),
+    Offer(Hello, Made, Given),
+}
+
+/// What we bring.
+#[derive(Debug)]
+struct Made {
+    lane: LaneMemory,
+    common: Option<Mapping>,
+}
+
+/// What the peer brings.
+#[derive(Debug)]
+struct Given {
+    lane: LaneMemory,
+    doorbell: Doorbell,
+    common: Option<Mapping>,
+    /// Whether the peer is this very process.
+    home: bool,
+    /// Whether the peer's memory was found readable.
+    shown: bool,
+}
+
+impl Shake {
+    pub(crate) fn new(socket: Socket, role: Role, profile: &Profile) -> Result<Self, HandshakeError> {
+        let config = &*profile.config;
+        let peer = Credentials::connected(&socket)?;
+        if !config.users.admit(peer.uid) {
+            return Err(HandshakeError::User(peer.uid));
+        }
+        let probe = Box::new(nonce()?);
+        let ours = Hello {
+            role,
+            max_segments: config.max_segments,
+            cell_size: lane::CELL as u32,
+            lane_cells: config.lane_cells,
+            max_message: config.max_message as u64,
+            common_len: config.common_len as u64,
+            membarrier: config.membarrier,
+            probe: probe.as_ptr() as u64,
+            nonce: *probe,
+        };
+        Ok(Shake {
+            socket,
+            profile: profile.clone(),
+            peer,
+            buffer: vec![0; MAX_PACKET].into_boxed_slice(),
+            _mine: Mine::enter(*probe),
+            _probe: probe,
+            unsent: VecDeque::from([(ours.encode(), vec![])]),
+            ours,
+            stage: Stage::Nothing,
+        })
+    }
+
+    /// Whether the handshake is for a rail with this profile.
+    pub(crate) fn serves(&self, profile: &Profile) -> bool {
+        Arc::ptr_eq(&self.profile.config, &profile.config)
+            && Arc::ptr_eq(&self.profile.doorbell, &profile.doorbell)
+    }
+
+    /// Goes on until the peer has to. What both bring, once all is said.
+    fn go_on(&mut self) -> Result<Option<(Hello, Made, Given)>, HandshakeError> {
+        loop {
+            if !self.send()? {
+                return Ok(None);
+            }
+            let Some(Packet { len, fds, sender }) = self.socket.try_recv(&mut self.buffer)? else {
+                return Ok(None);
+            };
+            let (kind, body) = Reader::open(&self.buffer[..len])?;
+            self.stage = match (std::mem::replace(&mut self.stage, Stage::Nothing), kind) {
+                (Stage::Nothing, Kind::Hello) => {
+                    let [] = exactly(fds)?;
+                    let theirs = Hello::decode(body)?;
+                    self.hear_hello(theirs, sender)?
+                }
+                (Stage::Hello(theirs, made), Kind::Offer) => {
+                    echoes(body, &self.ours.nonce)?;
+                    self.hear_offer(theirs, made, fds)?
+                }
+                (Stage::Offer(theirs, made, given), Kind::Ready) => {
+                    let [] = exactly(fds)?;
+                    echoes(body, &self.ours.nonce)?;
+                    if sender.pid != self.peer.pid {
+                        let hello = self.peer.pid;
+                        return Err(HandshakeError::Process { hello, ready: sender.pid });
+                    }
+                    self.socket.name_senders(false)?;
+                    return Ok(Some((theirs, made, given)));
+                }
+                _ => return Err(HandshakeError::BadPacket),
+            };
+        }
+    }
+
+    fn hear_hello(&mut self, theirs: Hello, sender: Sender) -> Result<Stage, HandshakeError> {
+        self.ours.agree(&theirs)?;
+        self.peer.introduce(sender);
+        if !self.profile.config.users.admit(self.peer.uid) {
+            return Err(HandshakeError::User(self.peer.uid));
+        }
+        // The end that listens takes no memory for a peer that has not shown any of its own.
+        let made = match self.ours.role {
+            Role::First => None,
+            Role::Second => Some(self.make(&theirs)?),
+        };
+        Ok(Stage::Hello(theirs, made))
+    }
+
+    fn hear_offer(
+        &mut self,
+        theirs: Hello,
+        made: Option<Made>,
+        fds: Vec<Foreign>,
+    ) -> Result<Stage, HandshakeError> {
+        let config = Arc::clone(&self.profile.config);
+        let (lane, bell, common) = match self.ours.role {
+            Role::Second if config.common_len > 0 => {
+                let [lane, bell, common] = exactly(fds)?;
+                (lane, bell, Some(common))
+            }
+            _ => {
+                let [lane, bell] = exactly(fds)?;
+                (lane, bell, None)
+            }
+        };
+        let lane = LaneMemory::attach(lane, config.lane_cells, theirs.nonce, self.ours.nonce)?;
+        let doorbell = Doorbell::attach(bell)?;
+        let common = match common {
+            Some(fd) => {
+                let fd = fd.into_memory(config.common_len as u64)?;
+                Some(Mapping::new(fd.as_fd(), config.common_len, Access::Write)?)
+            }
+            None => None,
+        };
+        let made = match made {
+            Some(made) => made,
+            None => self.make(&theirs)?,
+        };
+        // The other end keeps its nonce where it says until we are ready; only a process that lets us shows it.
+        let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
+        let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
+        let mut ready = Writer::new(Kind::Ready);
+        ready.put(theirs.nonce);
+        self.unsent.push_back((ready.finish(), vec![]));
+        Ok(Stage::Offer(theirs, made, Given { lane, doorbell, common, home, shown }))
+    }
+
+    /// Makes our memory, and offers it.
+    fn make(&mut self, theirs: &Hello) -> Result<Made, HandshakeError> {
+        let config = &*self.profile.config;
+        let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;
+        let mut fds = vec![copy(lane.fd())?, copy(self.profile.doorbell.fd())?];
+        let mut common = None;
+        if self.ours.role == Role::First && config.common_len > 0 {
+            let fd = segment::create(config.common_len)?;
+            common = Some(Mapping::new(fd.as_fd(), config.common_len, Access::Write)?);
+            segment::seal(fd.as_fd())?;
+            fds.push(fd);
+        }
+        let mut offer = Writer::new(Kind::Offer);
+        offer.put(theirs.nonce);
+        self.unsent.push_back((offer.finish(), fds));
+        Ok(Made { lane, common })
+    }
+
+    /// Sends what is due. Whether all of it is sent.
+    fn send(&mut self) -> Result<bool, HandshakeError> {
+        while let Some((packet, fds)) = self.unsent.front() {
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            match self.socket.try_send_named(packet, &fds) {
+                Ok(()) => {}
+                Err(HandshakeError::System(libc::EAGAIN)) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            self.unsent.pop_front();
+        }
+        Ok(true)
+    }
+
+    fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
+        let Shake { socket, profile, peer, buffer, ours, .. } = self;
+        let common = if ours.role == Role::First { made.common } else { given.common };
+        // Towards this process the kernel copies only if it is the peer: another could name our own memory as its.
+        let cma = given.shown && (given.home || peer.is_another());
+        Link {
+            control: Control::new(socket, buffer, profile.config.max_segments, theirs.nonce, given.home),
+            peer,
+            pair: Pair { outgoing: made.lane, incoming: given.lane },
+            doorbell: given.doorbell,
+            common,
+            pair_id: pair_id(&ours.nonce, &theirs.nonce),
+            light: ours.membarrier && theirs.membarrier,
+            cma,
+            config: profile.config,
+            nonces: [ours.nonce, theirs.nonce],
+        }
+    }
+}
+
+impl HalfOpen for Shake {
+    type Met = Link;
+    type Error = HandshakeError;
+    const LATE: HandshakeError = HandshakeError::Deadline;
+
+    fn system(code: i32) -> HandshakeError {
+        HandshakeError::System(code)
+    }
+
+    fn step(mut self) -> Step<Self> {
+        match self.go_on() {
+            Ok(Some(said)) => Step::Met(self.link(said)),
+            Ok(None) => Step::Waits(self),
+            Err(error) => Step::Failed(error),
+        }
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
+    fn events(&self) -> i16 {
+        if self.unsent.is_empty() { libc::POLLIN } else { libc::POLLOUT }
+    }
+
+    fn heard(&self) -> u32 {
+        match self.stage {
+            Stage::Nothing => 0,
+            Stage::Hello(..) => 1,
+            Stage::Offer(..) => 2,
+        }
+    }
+
+    fn who(&self) -> String {
+        format!("process {} of user {}", self.peer.pid, self.peer.uid)
+    }
+}
+
+/// As many descriptors as must be. On another number they close.
+fn exactly<const N: usize>(fds: Vec<Foreign>) -> Result<[Foreign; N], HandshakeError> {
+    <[Foreign; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)
+}
+
+fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, HandshakeError> {
+    fd.try_clone_to_owned().map_err(|error| HandshakeError::System(error.raw_os_error().unwrap_or(0)))
+}

@@ -1,0 +1,278 @@
+//! Accepts connections and shakes hands with many peers at once, so that none makes another wait.
+//!
+//! Whoever can reach a listener can connect to it and then say nothing, or the wrong thing. A stranger costs only his own
+//! connection: every handshake goes on when its peer has said something, has a deadline of its own, and ends alone. At most
+//! [`MOST`] are open. One more ends the one that has got least far, the oldest of those.
+//!
+//! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the latest; nothing else waits.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use crate::segment::errno;
+
+/// Handshakes that are open at once.
+pub const MOST: usize = 64;
+
+/// Connections accepted in one pass.
+const PASS: usize = 16;
+
+/// Refusals that are kept to be asked for; older ones are dropped.
+const REFUSALS: usize = 8;
+
+/// A handshake over a connected socket. It never waits: [`step`](Self::step) does what can be done now.
+pub trait HalfOpen: Sized {
+    /// What the handshake gives.
+    type Met;
+    /// Why it failed.
+    type Error: Copy;
+    /// The error of a peer that took too long.
+    const LATE: Self::Error;
+
+    /// The error of a system call that failed.
+    fn system(code: i32) -> Self::Error;
+    /// Sends and receives as much as it can without waiting.
+    fn step(self) -> Step<Self>;
+    /// The socket to wait for.
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// What to wait for: `POLLIN`, `POLLOUT` or both.
+    fn events(&self) -> i16;
+    /// How many messages of the peer were valid so far.
+    fn heard(&self) -> u32;
+    /// Names the peer, for people.
+    fn who(&self) -> String;
+}
+
+/// What a step came to.
+#[derive(Debug)]
+pub enum Step<H: HalfOpen> {
+    /// The peer has to go on.
+    Waits(H),
+    /// The handshake is complete.
+    Met(H::Met),
+    /// The handshake failed, and the connection is closed.
+    Failed(H::Error),
+}
+
+/// Handshakes that are open, and the last that failed.
+#[derive(Debug)]
+pub struct Meetings<H: HalfOpen> {
+    open: Vec<Entry<H>>,
+    refused: VecDeque<(String, H::Error)>,
+    /// How long one handshake may take.
+    patience: Duration,
+}
+
+#[derive(Debug)]
+struct Entry<H> {
+    handshake: H,
+    who: String,
+    deadline: Instant,
+}
+
+impl<H: HalfOpen> Meetings<H> {
+    /// None yet. Each may take as long as `patience`.
+    pub fn new(patience: Duration) -> Self {
+        Meetings { open: Vec::new(), refused: VecDeque::new(), patience }
+    }
+
+    /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts the handshake over one. The
+    /// others stay open for the next call. `None`: the deadline has passed. It looks once even if that was before the call.
+    ///
+    /// # Errors
+    /// [`HalfOpen::system`], if the listener fails.
+    pub fn next(
+        &mut self,
+        listener: BorrowedFd<'_>,
+        deadline: Instant,
+        mut begin: impl FnMut(OwnedFd) -> Result<H, H::Error>,
+    ) -> Result<Option<H::Met>, H::Error> {
+        loop {
+            let first = self.open.iter().map(|entry| entry.deadline).fold(deadline, Instant::min);
+            let ready = self.poll(listener, first)?;
+            // From the end, since one that is over leaves its place to the last.
+            for at in (0..self.open.len()).rev().filter(|&at| ready[at]) {
+                if let Some(met) = self.step(at) {
+                    return Ok(Some(met));
+                }
+            }
+            let now = Instant::now();
+            while let Some(late) = self.open.iter().position(|entry| entry.deadline <= now) {
+                self.refuse(late);
+            }
+            for _ in 0..PASS {
+                let Some(socket) = self.accept(listener)? else { break };
+                if let Some(met) = self.admit(socket, now, &mut begin) {
+                    return Ok(Some(met));
+                }
+            }
+            if now >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The handshakes that failed since the last call, the newest last, with the peer's name: at most the last eight.
+    pub fn refused(&mut self) -> Vec<(String, H::Error)> {
+        self.refused.drain(..).collect()
+    }
+
+    /// Hangs up on every peer for whom `keep` does not hold.
+    pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
+        self.open.retain(|entry| keep(&entry.handshake));
+    }
+
+    /// Takes all of them out, and leaves none.
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Meetings::new(self.patience))
+    }
+
+    /// Takes over those of another.
+    pub fn absorb(&mut self, mut other: Self) {
+        self.open.append(&mut other.open);
+        other.refused.into_iter().for_each(|(who, error)| self.note(who, error));
+    }
+
+    fn admit(
+        &mut self,
+        socket: OwnedFd,
+        now: Instant,
+        begin: &mut impl FnMut(OwnedFd) -> Result<H, H::Error>,
+    ) -> Option<H::Met> {
+        if self.open.len() >= MOST {
+            self.evict();
+        }
+        let handshake = match begin(socket) {
+            Ok(handshake) => handshake,
+            Err(error) => {
+                self.note("a process".into(), error);
+                return None;
+            }
+        };
+        let who = handshake.who();
+        self.open.push(Entry { handshake, who, deadline: now + self.patience });
+        // What a proper peer says first is often here already.
+        self.step(self.open.len() - 1)
+    }
+
+    /// Goes on with one, which loses its place if that ends it.
+    fn step(&mut self, at: usize) -> Option<H::Met> {
+        let Entry { handshake, who, deadline } = self.open.swap_remove(at);
+        match handshake.step() {
+            Step::Waits(handshake) => {
+                self.open.push(Entry { handshake, who, deadline });
+                let last = self.open.len() - 1;
+                self.open.swap(at, last);
+            }
+            Step::Met(met) => return Some(met),
+            Step::Failed(error) => self.note(who, error),
+        }
+        None
+    }
+
+    /// Ends the handshake that has got least far, the oldest of those. Whether there was one.
+    fn evict(&mut self) -> bool {
+        let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
+        let worst = (0..self.open.len()).min_by_key(|&at| rank(&self.open[at]));
+        worst.map(|at| self.refuse(at)).is_some()
+    }
+
+    fn refuse(&mut self, at: usize) {
+        let entry = self.open.swap_remove(at);
+        self.note(entry.who, H::LATE);
+    }
+
+    fn note(&mut self, who: String, error: H::Error) {
+        if self.refused.len() == REFUSALS {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((who, error));
+    }
+
+    /// Waits for a connection, for a peer to go on, or until a time. Which of the open handshakes can go on.
+    fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
+        let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        let mut polls: Vec<_> =
+            self.open.iter().map(|e| entry(e.handshake.socket(), e.handshake.events())).collect();
+        polls.push(entry(listener, libc::POLLIN));
+        poll(&mut polls, until).map_err(H::system)?;
+        Ok(polls.iter().map(|poll| poll.revents != 0).collect())
+    }
+
+    /// The next connection that waits to be accepted.
+    fn accept(&mut self, listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, H::Error> {
+        loop {
+            let code = match accept_now(listener) {
+                Ok(socket) => return Ok(Some(socket)),
+                Err(code) => code,
+            };
+            match code {
+                libc::EINTR => {}
+                libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM if self.evict() => {}
+                // The peer's connection failed before it was accepted, which accept(2) reports; it says nothing of the listener.
+                libc::EAGAIN
+                | libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::EPERM
+                | libc::ENOPROTOOPT
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENONET => return Ok(None),
+                code => return Err(H::system(code)),
+            }
+        }
+    }
+}
+
+/// Goes through one handshake, waiting for the peer until the deadline.
+///
+/// # Errors
+/// What the handshake failed with, or [`HalfOpen::LATE`].
+pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, H::Error> {
+    loop {
+        handshake = match handshake.step() {
+            Step::Waits(handshake) => handshake,
+            Step::Met(met) => return Ok(met),
+            Step::Failed(error) => return Err(error),
+        };
+        if Instant::now() >= deadline {
+            return Err(H::LATE);
+        }
+        let fd = handshake.socket().as_raw_fd();
+        poll(&mut [libc::pollfd { fd, events: handshake.events(), revents: 0 }], deadline)
+            .map_err(H::system)?;
+    }
+}
+
+/// The next connection that waits to be accepted, or the system's code.
+pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: null pointers: the peer's address is not asked for.
+    let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
+    if fd < 0 {
+        return Err(errno());
+    }
+    // SAFETY: just made, and known to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Waits for an event, a hang-up or a time.
+pub(crate) fn poll(polls: &mut [libc::pollfd], until: Instant) -> Result<(), i32> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // Rounded up: a deadline is never met early by polling in vain.
+        let ms = i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
+        // SAFETY: as many structures as said, which are ours.
+        if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms) } >= 0 {
+            return Ok(());
+        }
+        match errno() {
+            libc::EINTR => {}
+            code => return Err(code),
+        }
+    }
+}
