@@ -73,6 +73,11 @@ impl Fake {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
 
+    /// Lets the provider refuse to close registrations from now on, or no longer.
+    pub fn keep_registrations(&self, keep: bool) {
+        self.state().keeps_registrations = keep;
+    }
+
     /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that ends with that. Its persona says what
     /// others see of that.
     pub fn kill(&self, address: &[u8]) {

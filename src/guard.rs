@@ -99,10 +99,16 @@ struct Judge<'a, S> {
     peers: &'a mut Vec<(Peer, Option<Lifeline>)>,
 }
 
+#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
 impl<S: Sink> Sink for Judge<'_, S> {
     #[inline(always)]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
         self.sink.done(cx, result);
+    }
+
+    #[inline(always)]
+    fn done_alike(&mut self, cx: u64, count: u32) {
+        self.sink.done_alike(cx, count);
     }
 
     #[inline(always)]
@@ -143,6 +149,10 @@ impl<R: Rail> GuardSetup<'_, R> {
     }
 }
 
+#[deny(
+    clippy::missing_trait_methods,
+    reason = "a call that is not passed on gets the default, which knows nothing of the rail"
+)]
 // SAFETY: every call goes to the one rail inside, and every report of it to the sink; `setup` lends out no more than that
 // rail does.
 unsafe impl<R: Rail> Rail for Guard<R> {
@@ -150,6 +160,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         = GuardSetup<'a, R>
     where
         Self: 'a;
+
+    const COPIES: bool = R::COPIES;
 
     fn setup(&mut self) -> GuardSetup<'_, R> {
         GuardSetup(self)
@@ -164,8 +176,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.register(region)
     }
 
-    fn deregister(&mut self, key: RailKey) {
-        self.rail.deregister(key);
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        self.rail.deregister(key)
     }
 
     fn touches(&self, memory: Local) -> bool {
@@ -289,6 +301,18 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     ) -> Option<Result<(), PostError>> {
         // SAFETY: the caller's promise.
         unsafe { self.rail.copy_from(peer, local, remote) }
+    }
+
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.place(to, from) }
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rail.fetch(from, into) }
     }
 
     #[inline(always)]

@@ -83,6 +83,8 @@ impl Tape {
 unsafe impl Rail for Tape {
     type Setup<'a> = &'a mut Tape;
 
+    const COPIES: bool = false;
+
     fn setup(&mut self) -> &mut Tape {
         self
     }
@@ -103,7 +105,9 @@ unsafe impl Rail for Tape {
         Ok((RailKey { key: 1, base: 0 }, 0))
     }
 
-    fn deregister(&mut self, _key: RailKey) {}
+    fn deregister(&mut self, _key: RailKey) -> Result<(), AttachError> {
+        Ok(())
+    }
 
     fn touches(&self, memory: Local) -> bool {
         let _ = memory;

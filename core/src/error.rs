@@ -132,6 +132,8 @@ pub enum AttachError {
     Config(&'static str),
     /// The system's or the provider's own code.
     System(i32),
+    /// The region is gone, but the provider or the device, whose code this is, still holds its memory: never give that back.
+    Kept(i32),
 }
 
 /// What still uses a region.

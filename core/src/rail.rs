@@ -141,7 +141,7 @@ pub trait Sink {
 /// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does one that returned an
 ///   error. A pending post leaves it alone once its [`Sink::done`] was reported, and that is reported once. An end
 ///   reported with [`CompleteError::Unknown`] is the exception: the rail may touch the memory until it is dropped.
-/// - Once [`deregister`](Rail::deregister) returns, the rail touches that memory only for posts that
+/// - Once [`deregister`](Rail::deregister) returns without an error, the rail touches that memory only for posts that
 ///   [`touches`](Rail::touches) tells of. Once the rail is dropped, not even for those.
 /// - The bytes that a [`Sink`] is given are readable for as long as the call lasts.
 /// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the post returns.
@@ -154,8 +154,9 @@ pub unsafe trait Rail {
     where
         Self: 'a;
 
-    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call.
-    const COPIES: bool = false;
+    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call. No default: a rail around
+    /// another one says what that says.
+    const COPIES: bool;
 
     /// Lends the rail to the owner of its engine. Slow path.
     fn setup(&mut self) -> Self::Setup<'_>;
@@ -168,7 +169,10 @@ pub unsafe trait Rail {
 
     /// Takes memory back. What peers post to it from now on is refused where this end carries it out; a peer that has the memory
     /// mapped, or has it copied by the kernel, asks nobody and must be done with it before. Slow path.
-    fn deregister(&mut self, key: RailKey);
+    ///
+    /// # Errors
+    /// [`AttachError::Kept`]: the key is dead, but the provider still holds the memory, which must never be given back.
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
     /// Whether a post may still read or fill any of these bytes: one that is pending, or that ended as
     /// [`CompleteError::Unknown`]. It may say so of more posts than those. Slow path: may look at every post.

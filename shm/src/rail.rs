@@ -387,20 +387,21 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         Ok((RailKey { key, base }, 0))
     }
 
-    fn deregister(&mut self, key: RailKey) {
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         // Ourselves we need not ask to be done with it.
         for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
             attached.forget(key.key);
         }
-        let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return };
+        let Some(Owner::Segment(segment)) = self.regions.remove(key.key) else { return Ok(()) };
         if self.regions.segments().iter().any(|known| known.number() == segment.number()) {
-            return;
+            return Ok(());
         }
         for attached in self.peers.iter_mut().flatten() {
             if let Some(remote) = &mut attached.remote {
                 remote.control.withdraw(segment.number());
             }
         }
+        Ok(())
     }
 
     fn touches(&self, memory: Local) -> bool {

@@ -537,7 +537,7 @@ fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
     assert!(lost.is_err());
     near.check_peers(&mut seen);
     assert_eq!(seen.down, []);
-    far.deregister(key);
+    far.deregister(key).unwrap();
     let (key, _) = far.register(&regions[1]).unwrap();
     assert!(near.import(PEER, key, 64).unwrap().is_some(), "once there are some again");
 }

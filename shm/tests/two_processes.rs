@@ -317,7 +317,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     // SAFETY: mapped until the peer is detached.
     unsafe { pointer.write(1) };
     rail.detach(PEER);
-    rail.deregister(key);
+    rail.deregister(key).unwrap();
     seen.done.iter().filter(|(_, result)| *result == Err(CompleteError::PeerDown)).count()
 }
 

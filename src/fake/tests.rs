@@ -49,7 +49,8 @@ impl Side {
         // SAFETY: the memory lives in the same structure, behind the registration.
         let mut mr = unsafe { MemoryRegion::register(&domain, start, LEN, ACCESS, 77) }.unwrap();
         if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
-            mr.bind(&ep).unwrap();
+            // SAFETY: the fields are dropped in the order of the structure: the registration first.
+            unsafe { mr.bind(&ep) }.unwrap();
         }
         let contexts = vec![fi_context2 { internal: [null_mut(); 8] }; 1024];
         let virtual_addresses = info.domain().mr_mode & FI_MR_VIRT_ADDR != 0;

@@ -131,6 +131,8 @@ pub(super) struct State {
     /// Connections that an error has ended: what was posted up to that number is lost with them.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
+    /// Whether registrations are refused to be closed.
+    pub keeps_registrations: bool,
     pub cut: Vec<String>,
     pub violations: Vec<String>,
     pub open: usize,
@@ -158,6 +160,7 @@ impl World {
                 contexts: HashMap::new(),
                 ended: HashMap::new(),
                 faults: vec![],
+                keeps_registrations: false,
                 cut: vec![],
                 violations: vec![],
                 open: 0,

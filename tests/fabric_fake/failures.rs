@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::Config;
-use fishplate_core::error::{CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, RailId, Untrusted};
 use fishplate_core::op::SignalOp;
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
@@ -125,4 +125,19 @@ fn a_longer_write_than_the_provider_takes_is_refused_by_the_rail() {
     // SAFETY: refused before anything is read.
     let refused = unsafe { link.rails[0].post_write(Peer(0), local, remote, None, 1) };
     assert!(refused.is_err(), "{refused:?}");
+}
+
+/// On one of two rails: the region is gone all the same, and nobody else learns that its memory is not free.
+#[test]
+fn a_registration_that_the_provider_keeps_is_told() {
+    let mut two = efa::<2>(Config::DEFAULT, 31);
+    let region = two.nodes[0].source.at(0).region;
+    two.fake.0.keep_registrations(true);
+    let engine = &mut two.nodes[0].engine;
+    assert_eq!(engine.deregister(region), Err(AttachError::Kept(libc::EBUSY)));
+    assert_eq!(engine.deregister(region), Err(AttachError::UnknownRegion));
+    let stats = [RailId(0), RailId(1)].map(|id| engine.rail(id).unwrap().stats().kept);
+    assert_eq!(stats, [1, 1]);
+    // The rails try again when they are dropped.
+    two.fake.0.keep_registrations(false);
 }

@@ -11,7 +11,10 @@ mod failures;
 mod fixture;
 mod guard;
 mod rows;
+#[path = "../../shm/tests/support/mod.rs"]
+mod shared;
 mod two;
+mod wrapped;
 
 use fixture::{Calm, Cxi, Efa, EfaDirect, Psm3, Shm, Shm2, TakesReceives, Tcp, VerbsRxm};
 
@@ -25,3 +28,6 @@ rail_conformance!(shm, Shm);
 rail_conformance!(shm2, Shm2);
 rail_conformance!(takes_receives, TakesReceives);
 rail_conformance!(calm, Calm);
+rail_conformance!(guarded_efa_direct, wrapped::EfaDirect);
+rail_conformance!(guarded_tcp, wrapped::Tcp);
+rail_conformance!(guarded_shared_memory, wrapped::Shm);

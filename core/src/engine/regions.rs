@@ -12,6 +12,14 @@ use super::{Engine, State};
 
 /// [`Rail::import`] or [`Rail::try_import`].
 pub(super) type Import<R> = fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
+/// Takes a region back from every rail, even after one has kept the memory.
+fn deregister_on<R: Rail, const RAILS: usize>(
+    rails: &mut [R],
+    keys: [RailKey; RAILS],
+) -> Result<(), AttachError> {
+    let each = rails.iter_mut().zip(keys).map(|(rail, key)| rail.deregister(key));
+    each.fold(Ok(()), Result::and)
+}
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
@@ -28,10 +36,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match self.rails[i].register(&region) {
                 Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
                 Err(error) => {
-                    for (rail, key) in self.rails[..i].iter_mut().zip(slot.keys) {
-                        rail.deregister(key);
-                    }
-                    return Err(error);
+                    return Err(deregister_on(&mut self.rails[..i], slot.keys).err().unwrap_or(error));
                 }
             }
         }
@@ -45,7 +50,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// it. Slow path: looks at every operation, receive and import.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] says what of this engine still uses the memory.
+    /// [`AttachError::InUse`] says what of this engine still uses the memory: the region stays. With [`AttachError::Kept`] it is
+    /// gone like any other, but its memory must never be given back.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
         let slot = *self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         while let Some(idle) =
@@ -58,12 +64,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (keys, device) = (slot.keys, slot.device != 0);
         self.state.devices -= device as u32;
-        for (rail, key) in self.rails.iter_mut().zip(keys) {
-            rail.deregister(key);
-        }
+        let deregistered = deregister_on(&mut self.rails, keys);
         self.state.locals[region.index as usize] =
             LocalSlot { generation: (region.generation as u16).wrapping_add(1), ..LocalSlot::EMPTY };
-        Ok(())
+        deregistered
     }
 
     /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`](super::HANDLE_MAX) bytes.

@@ -81,6 +81,9 @@ impl Display for AttachError {
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "a setting out of range: {what}"),
             AttachError::System(code) => write!(f, "the system or the provider refused (its code {code})"),
+            AttachError::Kept(code) => {
+                write!(f, "the provider still holds the memory (its code {code}); do not give it back")
+            }
         }
     }
 }

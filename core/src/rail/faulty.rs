@@ -187,6 +187,8 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     where
         Self: 'a;
 
+    const COPIES: bool = false;
+
     fn setup(&mut self) -> FaultySetup<'_, R, HELD> {
         FaultySetup(self)
     }
@@ -206,8 +208,8 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.register(region)
     }
 
-    fn deregister(&mut self, key: RailKey) {
-        self.inner.deregister(key);
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        self.inner.deregister(key)
     }
 
     /// Never maps: what is mapped would go past this rail.

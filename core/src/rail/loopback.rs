@@ -152,6 +152,8 @@ impl<const DEPTH: usize> Default for Loopback<DEPTH> {
 unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     type Setup<'a> = &'a Self;
 
+    const COPIES: bool = false;
+
     fn setup(&mut self) -> &Self {
         self
     }
@@ -181,11 +183,12 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         Ok((RailKey { key: place.key(free), base: 0 }, 0))
     }
 
-    fn deregister(&mut self, key: RailKey) {
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         if let Some(index) = self.registered(key) {
             let Registered { memory, uses, .. } = &mut self.regions[index];
             (*memory, *uses) = (None, *uses + 1);
         }
+        Ok(())
     }
 
     fn touches(&self, memory: Local) -> bool {

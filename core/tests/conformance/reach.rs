@@ -65,7 +65,7 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
     for seed in SEEDS {
         let mut link = F::link(seed);
         let field = Field::new::<F>(&mut link, 64);
-        link.target().deregister(field.key);
+        link.target().deregister(field.key).unwrap();
         // The next region must not be reachable by the old key.
         let next = F::memory(&mut link, 64);
         fill(&next, CANARY);
@@ -105,7 +105,7 @@ pub fn c7_a_region_taken_back_in_flight_is_not_written_any_more<F: Fixture>() {
             let (local, remote) = (field.local(n as usize * 64, 64), field.remote(n * 64));
             pending += (write(&mut link, &mut seen, local, remote, None, n) == Posted::Pending) as usize;
         }
-        link.target().deregister(field.key);
+        link.target().deregister(field.key).unwrap();
         let then = field.inside();
         link.until(&mut seen, "ends", |seen| seen.done.len() >= pending);
         assert_eq!(field.inside(), then, "seed {seed}: written after it was taken back");

@@ -175,8 +175,8 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.inner.register(region)
     }
 
-    fn deregister(&mut self, key: RailKey) {
-        self.inner.deregister(key);
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        self.inner.deregister(key)
     }
 
     fn touches(&self, memory: Local) -> bool {

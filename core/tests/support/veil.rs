@@ -92,9 +92,9 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         Ok((key, desc))
     }
 
-    fn deregister(&mut self, key: RailKey) {
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         self.devices.retain(|device| *device != key);
-        self.inner.deregister(key);
+        self.inner.deregister(key)
     }
 
     fn touches(&self, memory: Local) -> bool {

@@ -27,7 +27,7 @@ fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
         // SAFETY: not used.
         let region = unsafe { segment.region(0, 64) }.unwrap();
         let (key, _) = a.register(&region).unwrap();
-        a.deregister(key);
+        a.deregister(key).unwrap();
         numbers.push(segment.number());
     }
     let kept = numbers.iter().filter(|number| Segment::find(**number).is_some()).count();
@@ -91,7 +91,7 @@ fn a_peer_whose_segments_are_withdrawn_while_we_use_them_may_announce_others() {
         let keys = segments.each_ref().map(|s| a.register(&unsafe { s.region(0, 64) }.unwrap()).unwrap().0);
         for key in keys {
             assert!(b.import(PEER, key, 64).unwrap().is_some());
-            a.deregister(key);
+            a.deregister(key).unwrap();
         }
         b.check_peers(&mut seen);
         assert_eq!(seen.down, []);
@@ -109,7 +109,7 @@ fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
     a.register(&regions[1]).unwrap();
     assert_eq!(a.register(&regions[2]), Err(AttachError::Full));
     a.register(&regions[1]).expect("another region of a segment that is known");
-    a.deregister(first);
+    a.deregister(first).unwrap();
     a.register(&regions[2]).unwrap();
     let mut seen = Seen::default();
     b.check_peers(&mut seen);

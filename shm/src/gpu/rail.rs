@@ -356,10 +356,16 @@ struct Watch<'a, S> {
     fallen: &'a mut Vec<Peer>,
 }
 
+#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
 impl<S: Sink> Sink for Watch<'_, S> {
     #[inline(always)]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
         self.sink.done(cx, result);
+    }
+
+    #[inline(always)]
+    fn done_alike(&mut self, cx: u64, count: u32) {
+        self.sink.done_alike(cx, count);
     }
 
     #[inline(always)]
@@ -457,8 +463,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.register_region(region)
     }
 
-    fn deregister(&mut self, key: RailKey) {
-        self.deregister_key(key);
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        self.deregister_key(key)
     }
 
     fn touches(&self, memory: Local) -> bool {
@@ -634,7 +640,8 @@ impl<D: Device, H: Host> Drop for GpuRail<D, H> {
             self.detach_peer(Peer(peer));
         }
         for slot in 0..self.locals.len() {
-            self.unpin_local(slot);
+            // What the device refuses to let go of goes with its context.
+            let _ = self.unpin_local(slot);
         }
         self.stage.end(self.sharing.driver());
     }

@@ -191,10 +191,10 @@ fn a_segment_is_withdrawn_with_its_last_region_and_waiting_for_it_ends() {
     let keys = [a.register(&region).unwrap().0, a.register(&region).unwrap().0];
     assert!(b.import(PEER, keys[0], 64).unwrap().is_some());
     b.release(PEER, keys[0]);
-    a.deregister(keys[0]);
+    a.deregister(keys[0]).unwrap();
     assert!(b.import(PEER, keys[1], 64).unwrap().is_some(), "another region still lies in it");
     b.release(PEER, keys[1]);
-    a.deregister(keys[1]);
+    a.deregister(keys[1]).unwrap();
     assert_eq!(b.import(PEER, keys[1], 64), Err(AttachError::System(libc::ETIMEDOUT)));
     let (again, _) = a.register(&region).unwrap();
     assert!(b.import(PEER, again, 64).unwrap().is_some());
@@ -349,7 +349,7 @@ fn a_region_taken_back_fails_what_names_it_and_touches_nothing() {
     assert_eq!(read(&mut rails[0], &mut back, key, 0, 1), Ok(Posted::Pending));
     // The first chunks of the reply are under way.
     rails[1].poll(32, &mut seen[1]);
-    rails[1].deregister(key);
+    rails[1].deregister(key).unwrap();
     assert_eq!(write(&mut rails[0], &[5; 9000], key, 0, 2), Ok(Posted::Pending));
     settle(&mut rails, &mut seen);
     let mut done = seen[0].done.clone();

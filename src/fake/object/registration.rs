@@ -94,9 +94,14 @@ unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_
 }
 
 unsafe extern "C" fn close_mr(object: *mut fid) -> c_int {
+    // SAFETY: open.
+    let world = Arc::clone(unsafe { &(*object.cast::<FakeMr>()).world });
+    let mut state = world.state();
+    if state.keeps_registrations {
+        return -libc::EBUSY;
+    }
     // SAFETY: open, and closed once.
     let this = unsafe { Box::from_raw(object.cast::<FakeMr>()) };
-    let mut state = this.world.state();
     if let Some(at) = state.mrs.iter().position(|mr| mr.id == this.id) {
         state.mrs.swap_remove(at);
     }

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
+use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
 use super::domain::Domain;
@@ -65,18 +65,39 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
-    /// Opens the registration to what arrives at an endpoint, where the provider wants that (`FI_MR_ENDPOINT`). It is to be
-    /// dropped before the endpoint.
+    /// Opens the registration to what arrives at an endpoint, where the provider wants that (`FI_MR_ENDPOINT`).
     ///
     /// # Errors
     /// The provider's.
+    ///
+    /// # Safety
+    /// It is closed or dropped before the endpoint.
     #[doc(alias = "fi_mr_bind")]
     #[doc(alias = "fi_mr_enable")]
-    pub fn bind(&mut self, endpoint: &Endpoint) -> Result<(), CallError> {
+    pub unsafe fn bind(&mut self, endpoint: &Endpoint) -> Result<(), CallError> {
         // SAFETY: both are open. Enabling takes no argument.
         unsafe {
             object::bind("fi_mr_bind", self.fid.as_ptr().cast(), endpoint.as_fid(), 0)?;
             object::control("fi_mr_enable", self.fid.as_ptr().cast(), FI_ENABLE, ptr::null_mut())
+        }
+    }
+
+    /// Ends the registration. A provider that refuses keeps it: then the memory stays in its use, and this value is given back to
+    /// be tried again.
+    ///
+    /// # Errors
+    /// The provider's.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), (MemoryRegion, CallError)> {
+        // SAFETY: open until here; if the provider refuses, it still is.
+        match unsafe { object::close(self.fid.as_ptr().cast()) } {
+            Ok(()) => {
+                let mut closed = ManuallyDrop::new(self);
+                // SAFETY: not used again: the value is not dropped.
+                unsafe { ptr::drop_in_place(&mut closed._domain) };
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
         }
     }
 
@@ -97,7 +118,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
+        // If the provider keeps it, there is nobody to tell: who must know uses `close`.
         // SAFETY: open until here.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }

@@ -102,7 +102,7 @@ enum Event {
 /// A region registered here.
 struct Registered {
     key: u64,
-    _memory: MemoryRegion,
+    memory: MemoryRegion,
 }
 
 /// A write that was accepted and not handed over yet.
@@ -125,6 +125,8 @@ pub struct FabricStats {
     pub errors: u64,
     /// The last of those, or of a refused post: libfabric's code and the provider's. [`FabricRail::last_error`] has the words.
     pub last_error: (i32, i32),
+    /// Registrations that the provider did not close: their memory is still in its use.
+    pub kept: u32,
     /// Contexts that a provider has kept of posts whose end was reported for it.
     pub orphans: u32,
 }
@@ -133,6 +135,8 @@ pub struct FabricStats {
 pub struct FabricRail {
     // Registrations and endpoint are closed by `drop`, before the memory that they used goes.
     regions: Vec<Registered>,
+    /// Registrations that the provider did not close. Tried once more when the rail is dropped.
+    kept: Vec<MemoryRegion>,
     buffers: Option<MemoryRegion>,
     endpoint: Endpoint,
     domain: Arc<Domain>,
@@ -357,7 +361,10 @@ impl FabricRail {
 impl Drop for FabricRail {
     fn drop(&mut self) {
         self.regions.clear();
-        self.buffers = None;
+        self.kept.clear();
+        if self.buffers.take().is_some_and(|buffers| buffers.close().is_err()) {
+            self.slab.keep();
+        }
         if self.endpoint.close().is_err() {
             // The provider keeps the endpoint, and with it contexts and buffers: that memory stays.
             self.pool.keep();
@@ -397,6 +404,8 @@ impl FabricSetup<'_> {
 unsafe impl Rail for FabricRail {
     type Setup<'a> = FabricSetup<'a>;
 
+    const COPIES: bool = false;
+
     fn setup(&mut self) -> FabricSetup<'_> {
         FabricSetup(self)
     }
@@ -426,18 +435,25 @@ unsafe impl Rail for FabricRail {
             unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?;
         let mode = self.offer.info.domain().mr_mode;
         if mode & FI_MR_ENDPOINT != 0 {
-            memory.bind(&self.endpoint).map_err(system)?;
+            // SAFETY: dropping the rail drops its registrations first.
+            unsafe { memory.bind(&self.endpoint) }.map_err(system)?;
         }
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
         let (key, desc) = (memory.key(), memory.desc() as u64);
-        self.regions.push(Registered { key, _memory: memory });
+        self.regions.push(Registered { key, memory });
         Ok((RailKey { key, base }, desc))
     }
 
-    fn deregister(&mut self, key: RailKey) {
-        if let Some(at) = self.regions.iter().position(|region| region.key == key.key) {
-            self.regions.swap_remove(at);
-        }
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        let Some(at) = self.regions.iter().position(|region| region.key == key.key) else {
+            return Ok(());
+        };
+        self.regions.swap_remove(at).memory.close().map_err(|(memory, error)| {
+            self.stats.kept += 1;
+            self.note_error(error.code);
+            self.kept.push(memory);
+            AttachError::Kept(error.code.0)
+        })
     }
 
     fn touches(&self, memory: Local) -> bool {

@@ -246,8 +246,8 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
                     });
                 }
                 a.release(Peer(0), key);
-                a.deregister(mine);
-                b.deregister(key);
+                a.deregister(mine).unwrap();
+                b.deregister(key).unwrap();
             }
         }
     }
@@ -298,7 +298,7 @@ fn tables_fill_up_and_say_so() {
     assert_eq!(rail.register(&region(0)), Err(AttachError::BadRange));
     let keys: Vec<_> = (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();
     assert_eq!(rail.register(&region(64)), Err(AttachError::Full));
-    rail.deregister(keys[2]);
+    rail.deregister(keys[2]).unwrap();
     let again = rail.register(&region(64)).unwrap().0;
     assert!(keys.iter().all(|key| key.key != again.key), "a key is never used again");
 }

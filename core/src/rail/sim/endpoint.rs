@@ -196,6 +196,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     where
         Self: 'a;
 
+    const COPIES: bool = false;
+
     fn setup(&mut self) -> SimSetup<'_, 's, 'm> {
         SimSetup(self)
     }
@@ -221,12 +223,13 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         Ok((RailKey { key: place.key(free), base: 0 }, 0))
     }
 
-    fn deregister(&mut self, key: RailKey) {
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
         let world = &mut *self.sim.world.borrow_mut();
         if let Some(index) = world.registered((self.node, self.rail), key) {
             let Registered { memory, uses } = &mut world.regions[index];
             (*memory, *uses) = (None, *uses + 1);
         }
+        Ok(())
     }
 
     fn touches(&self, memory: Local) -> bool {

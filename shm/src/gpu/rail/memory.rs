@@ -221,18 +221,18 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    pub(super) fn deregister_key(&mut self, key: RailKey) {
+    pub(super) fn deregister_key(&mut self, key: RailKey) -> Result<(), AttachError> {
         if !is_device(key) {
-            self.inner.deregister(key);
+            self.inner.deregister(key)?;
         }
-        let Some(slot) = self.local_by_key(key) else { return };
+        let Some(slot) = self.local_by_key(key) else { return Ok(()) };
         let slot = slot as usize;
         if let What::Device(registration, _) = self.locals[slot].what {
             self.sharing.deregister(&registration);
         }
         self.locals[slot].times -= 1;
         if self.locals[slot].times > 0 {
-            return;
+            return Ok(());
         }
         for peer in self.peers.iter_mut().flatten().filter(|peer| peer.own) {
             peer.imports.retain(|import| import.key != key);
@@ -242,7 +242,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
-        self.unpin_local(slot);
+        // What the device still copies, or holds, it must go on finding.
+        let used = self.locals[slot].uses > 0;
+        match self.unpin_local(slot) {
+            Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
+            Ok(()) => Ok(()),
+            Err(_) => Err(AttachError::Kept(libc::EIO)),
+        }
     }
 
     /// Whether something under way reads or fills any of these bytes.
@@ -260,18 +266,20 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Forgets a region. What the device may still be copying stays pinned.
-    pub(super) fn unpin_local(&mut self, slot: usize) {
+    pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
         let local = &mut self.locals[slot];
+        let mut unpinned = Ok(());
         if let What::Pinned(_) = local.what
             && local.uses == 0
             && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
         {
             // SAFETY: nothing that uses it is under way.
-            let _ = unsafe { self.sharing.driver().unpin(ptr) };
+            unpinned = unsafe { self.sharing.driver().unpin(ptr) };
         }
         let local = &mut self.locals[slot];
         local.what = What::Nothing;
         local.generation = local.generation.wrapping_add(1);
+        unpinned
     }
 
     /// Imports a region of a device. What the peer has not said yet is waited for until the deadline, if there is one.

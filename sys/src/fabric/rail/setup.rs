@@ -91,6 +91,7 @@ impl FabricRail {
         let takes_receives = info.raw().mode & FI_RX_CQ_DATA != 0;
         let mut rail = FabricRail {
             regions: Vec::with_capacity(config.max_regions as usize),
+            kept: Vec::new(),
             buffers: None,
             domain,
             peers: Peers::new(config.max_peers),
@@ -143,7 +144,8 @@ impl FabricRail {
             let mut buffers =
                 unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
             if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
-                buffers.bind(&rail.endpoint).map_err(words)?;
+                // SAFETY: dropping the rail drops the buffers first.
+                unsafe { buffers.bind(&rail.endpoint) }.map_err(words)?;
             }
             rail.desc = buffers.desc();
             rail.buffers = Some(buffers);

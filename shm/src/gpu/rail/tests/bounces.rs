@@ -95,7 +95,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         pair.until("a read", |pair| pair.ended(n + 1).is_some());
         assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
         pair.rails[0].release(PEER, key);
-        pair.rails[1].deregister(key);
+        pair.rails[1].deregister(key).unwrap();
         // Host here to device there, and back.
         let (key, desc) = pair.rails[0].register(region).unwrap();
         let local = Local { ptr: region.ptr(), len: 20_000, desc };
@@ -110,7 +110,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         unsafe { pair.rails[0].post_read(PEER, local, remote, n + 3) }.unwrap();
         pair.until("a read", |pair| pair.ended(n + 3).is_some());
         assert!(get() == bytes(n + 2, 20_000), "device to host");
-        pair.rails[0].deregister(key);
+        pair.rails[0].deregister(key).unwrap();
     }
     assert!(pair.seen[0].done.iter().all(|(_, result)| result.is_ok()));
     assert_eq!(pair.rails[0].stats().relayed, 8);
@@ -122,7 +122,7 @@ fn a_region_taken_back_ends_what_is_relayed_to_it() {
     let mut pair = Pair::apart(Behaviour::LATE, small(), 5);
     pair.write(0, 0, 40_000, Some(1), 1);
     let key = pair.memory[1].key;
-    pair.rails[1].deregister(key);
+    pair.rails[1].deregister(key).unwrap();
     pair.read(0, 0, 100, 2);
     pair.until("ends", |pair| pair.seen[0].done.len() == 2);
     let failed = Some(Err(CompleteError::Failed(libc::EFAULT)));
@@ -278,7 +278,7 @@ fn memory_taken_back_while_a_peer_reads_it_is_read_no_more_and_the_link_lives() 
             let end = random.below(2);
             pair.rails[end].poll(8, &mut pair.seen[end]);
         }
-        pair.rails[1].deregister(key);
+        pair.rails[1].deregister(key).unwrap();
         for _ in 0..random.below(20) {
             pair.rails[1].poll(8, &mut pair.seen[1]);
         }

@@ -186,7 +186,7 @@ fn host_memory_that_is_pinned_goes_to_a_device_and_back_at_one_copy() {
     let posted = unsafe { pair.rails[0].post_read(PEER, local, pair.memory[1].remote(8), 2) };
     assert_eq!(posted, Ok(Posted::Pending));
     // Taken back with the copy under way: that ends first.
-    pair.rails[0].deregister(key);
+    pair.rails[0].deregister(key).unwrap();
     assert_eq!(host, bytes(2, 4000));
     assert_eq!(pair.rails[0].stats().relayed, 0);
     pair.check();
@@ -220,6 +220,6 @@ fn a_rail_may_wait_for_ever() {
     pair.until("a write", |pair| pair.ended(1).is_some());
     let key = pair.memory[1].key;
     pair.rails[0].release(PEER, key);
-    pair.rails[1].deregister(key);
+    pair.rails[1].deregister(key).unwrap();
     pair.check();
 }

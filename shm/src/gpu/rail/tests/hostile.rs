@@ -199,9 +199,9 @@ fn bad_input_is_refused_at_once_and_by_name() {
     let (local, remote) = (pair.memory[0].local(0, 8), pair.memory[1].remote(0));
     // SAFETY: refused.
     assert_eq!(unsafe { rail.post_write(PEER, local, remote, None, 1) }, Err(PostError::BadKey));
-    rail.deregister(pair.memory[0].key);
-    rail.deregister(pair.memory[0].key);
-    other.deregister(RailKey { key: u64::MAX, base: 0 });
+    rail.deregister(pair.memory[0].key).unwrap();
+    rail.deregister(pair.memory[0].key).unwrap();
+    other.deregister(RailKey { key: u64::MAX, base: 0 }).unwrap();
     assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
     assert_eq!(pair.driver.violations(), []);
 }
