@@ -26,7 +26,7 @@ use std::fmt;
 use crate::topology::Mismatch;
 
 /// What this version speaks. Both sides must speak the same.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;

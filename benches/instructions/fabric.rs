@@ -193,23 +193,31 @@ const PACE: u64 = 16;
 /// Puts of one benchmark: all of them are acknowledged in the end.
 const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
 
-/// What the peer's engine sends: from this number, an acknowledgement in context 0.
-fn acknowledge(number: u32) {
+/// What the peer's engine sends: from this number, an acknowledgement in context 0 and this epoch.
+fn acknowledge(number: u32, epoch: u32) {
     const USER: u64 = 0x6d_7367;
     const ACK: u64 = 5;
-    noop::answer(ACKNOWLEDGED, [USER << 32 | number as u64, ACK]);
+    let sequence = Config::DEFAULT.window.ilog2() + 2;
+    let word = (epoch << sequence) as u64 & 0xff_ffff;
+    noop::answer(ACKNOWLEDGED, [USER << 32 | number as u64, ACK | word << 32]);
 }
 
 fn whole(inject: bool) -> &'static mut Whole {
     let Own { rail, .. } = own(inject);
     let address = rail.address().unwrap();
-    acknowledge(u32::from_le_bytes(address[8..12].try_into().unwrap()));
     // SAFETY: leaked, and used here alone.
     let rail = unsafe { ptr::read(rail) };
     let config = Config::DEFAULT;
     let mut engine = Engine::new(config, [rail], memory(&config, 1)).unwrap();
     let peer = engine.reserve_peer().unwrap();
     engine.connect_peer(peer, 1).unwrap();
+    noop::echo(true);
+    while engine.has_answered(peer) == Ok(false) {
+        engine.progress();
+    }
+    let [_, hello, _] = noop::echo(false);
+    let epoch = (hello >> 32) as u32;
+    acknowledge(u32::from_le_bytes(address[8..12].try_into().unwrap()), epoch);
     let from = engine.register(region()).unwrap().at(0);
     let mut handle = [0; HANDLE_MAX];
     let len = engine.export(from.region, &mut handle).unwrap();
@@ -283,7 +291,7 @@ fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
 }
 
 fn bare_answered() -> &'static mut Endpoint {
-    acknowledge(0);
+    acknowledge(0, 0);
     bare()
 }
 

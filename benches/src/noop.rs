@@ -1,11 +1,12 @@
 //! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is complete when the queue is read
 //! next. What is counted over it is our own share.
 //!
-//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how many writes were accepted.
+//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how many writes were accepted. [`echo`] has
+//! short messages come back to their sender, so that an engine which is its own peer meets itself.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::library::Entries;
@@ -21,6 +22,13 @@ static DATA: AtomicU64 = AtomicU64::new(0);
 /// Writes that are answered together, 0: none; and what the answer says, but for the count behind it.
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// The calls for messages of the endpoint that was opened last, and the last message that came back.
+static MESSAGES: AtomicPtr<fi_ops_msg> = AtomicPtr::new(ptr::null_mut());
+static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
+
+/// Bytes of a message that comes back: of the rail's own head and an engine's Hello.
+const ECHO: usize = 24;
 
 /// A queue: contexts of posts.
 #[repr(C)]
@@ -243,7 +251,9 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
         let mut n = 0;
         while n < count && queue.head != queue.tail {
             let (op_context, flags) = queue.posts[queue.head % ROOM];
-            *entries.add(n) = fi_cq_data_entry { op_context, flags, len: 0, buf: ptr::null_mut(), data: 0 };
+            // The length counts for messages alone.
+            *entries.add(n) =
+                fi_cq_data_entry { op_context, flags, len: ECHO, buf: ptr::null_mut(), data: 0 };
             queue.head += 1;
             n += 1;
         }
@@ -302,6 +312,7 @@ unsafe extern "C" fn endpoint(
         atomic: ptr::null_mut(),
         collective: ptr::null_mut(),
     };
+    MESSAGES.store(fid.msg, Relaxed);
     // SAFETY: the place for the answer is the caller's.
     unsafe { *ep = leak(End { fid, queue: ptr::null_mut() }).cast() };
     0
@@ -363,6 +374,21 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, message: *const fi_msg, _: u64) ->
 
 unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) -> isize {
     0
+}
+
+/// As [`inject`]; the message comes back, in the receive that was posted last.
+unsafe extern "C" fn inject_echo(ep: *mut fid_ep, bytes: *const c_void, len: usize, _: u64) -> isize {
+    assert_eq!(len, ECHO, "only a Hello is expected");
+    // SAFETY: an endpoint of this file, with its queue; the message has as many bytes, and so has the buffer of a receive.
+    unsafe {
+        let said = bytes.cast::<[u64; 3]>().read_unaligned();
+        let (buffer, context) = (*(*ep.cast::<End>()).queue).receive;
+        buffer.cast::<[u64; 3]>().write_unaligned(said);
+        for (word, said) in ECHOED.iter().zip(said) {
+            word.store(said, Relaxed);
+        }
+        posted(ep, context, FI_MSG | FI_RECV)
+    }
 }
 
 #[allow(clippy::too_many_arguments, reason = "C's")]
@@ -451,6 +477,13 @@ pub fn answer(every: u64, head: [u64; 2]) {
         word.store(value, Relaxed);
     }
     EVERY.store(every, Relaxed);
+}
+
+/// Has messages that are injected at the endpoint that was opened last come back to it, or no longer. Returns the last that came back.
+pub fn echo(on: bool) -> [u64; 3] {
+    // SAFETY: the table of an endpoint is never freed, and one thread uses this: the benchmark's.
+    unsafe { (*MESSAGES.load(Relaxed)).inject = Some(if on { inject_echo } else { inject }) };
+    [0, 1, 2].map(|word: usize| ECHOED[word].load(Relaxed))
 }
 
 /// Makes the next queue that is read report `count` writes with this data.

@@ -98,6 +98,7 @@ unsafe impl Rail for Tape {
             order: Order::None,
             native_atomics: false,
             depth: u32::MAX,
+            fresh: true,
         }
     }
 

@@ -14,12 +14,13 @@
 //!
 //! # Files
 //!
-//! `peers` and `regions` set up what operations name. `submit` takes operations in, `post` cuts them into posts and picks rails,
+//! `peers` and `regions` set up what operations name; `epoch` tells attachments of a peer apart. `submit` takes operations in, `post` cuts them into posts and picks rails,
 //! `receive` handles what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks; `window`, `stream`,
 //! `pending`, `table`, `load` and `wire` are the state they share, `list` the lists through it. `protocol` sends and receives messages,
 //! `tag` matches them. `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 pub mod command;
+mod epoch;
 mod finish;
 pub mod lane;
 pub(crate) mod list;
@@ -98,7 +99,8 @@ pub struct Config {
     pub ack_age: u32,
     /// The first sequence number of every stream. Both ends use the same; tests begin just before a wrap.
     pub first_sequence: u64,
-    /// Spreads the start of round robin over pairs: give each process its own.
+    /// Spreads the start of round robin over pairs, and is where an engine begins to count its
+    /// attachments: give each process its own, and another each time it starts.
     pub seed: u64,
 }
 
@@ -163,6 +165,8 @@ pub struct Stats {
     pub arrivals_out_of_order: u64,
     /// Numbers that had arrived before.
     pub duplicates: u64,
+    /// Writes and messages of an earlier attachment of their peer, dropped.
+    pub stale: u64,
     /// Signals and atomics applied from messages.
     pub applied: u64,
     /// Acknowledgements that went out alone.
@@ -178,6 +182,8 @@ pub struct Stats {
 /// What the steps of a pass share: everything but the rails.
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
+    /// The bits of a word that are its sequence.
+    pub mask: u32,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
     pub streams: &'m mut [Stream],
@@ -193,6 +199,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub troubles: u32,
     /// Memory of a peer was written directly since the last quiet.
     pub direct: bool,
+    /// The epoch of the last attachment, and the Hellos that wait to be sent.
+    pub epoch: u32,
+    pub hellos: u32,
     /// What is outstanding on each rail.
     pub loads: Loads<RAILS>,
     /// Longest write or read of each rail.
@@ -275,7 +284,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
             for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {
-                *stream = Stream::new(context as u8, peer as u16, config.window, Seq(config.first_sequence));
+                *stream = Stream::new(context as u8, peer as u16, Seq(config.first_sequence));
             }
         }
         bitmap.fill(0);
@@ -285,6 +294,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             rails,
             state: State {
                 config,
+                mask: wire::sequence_mask(config.window),
                 peers,
                 pairings,
                 streams,
@@ -297,6 +307,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 open: 0,
                 troubles: 0,
                 direct: false,
+                epoch: mix(config.seed) as u32,
+                hellos: 0,
                 loads: Loads::NONE,
                 max_rma,
                 single_max: max_rma.into_iter().fold(whole.min(wire::STREAM_POST_MAX), u64::min),

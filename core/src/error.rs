@@ -59,6 +59,8 @@ pub enum PeerError {
     Lost,
     /// It was removed here. Its process may live.
     Removed,
+    /// It has attached this process anew: the attachment that was in use here is over.
+    Reattached,
 }
 
 impl PeerError {
@@ -229,6 +231,8 @@ pub struct Stuck {
     pub rail: Option<RailId>,
     /// Sent to that peer and not acknowledged: the first sequence number. On a signal wait: the first number missing here.
     pub hole: Option<u64>,
+    /// That peer has not answered since it was connected here, so nothing was sent to it yet.
+    pub unanswered: bool,
 }
 
 impl From<OpError> for WaitError {

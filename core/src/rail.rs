@@ -64,6 +64,9 @@ pub struct Caps {
     pub native_atomics: bool,
     /// Posts that can be outstanding at once.
     pub depth: u32,
+    /// Whether attachments of a peer are kept apart at both ends: what was posted in one is never
+    /// reported in a later one. The engine believes it and adds no check of its own.
+    pub fresh: bool,
 }
 
 /// Whether a post is already over.

@@ -101,6 +101,7 @@ impl<H: Host> ShmRail<H> {
             order: Order::Reports,
             native_atomics: false,
             depth: STAGED as u32,
+            fresh: true,
         };
         Ok(ShmRail {
             host,

@@ -36,6 +36,7 @@ const CAPS: Caps = Caps {
     order: Order::None,
     native_atomics: true,
     depth: 7,
+    fresh: false,
 };
 const KEY: RailKey = RailKey { key: 3, base: 9 };
 

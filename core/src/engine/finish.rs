@@ -209,10 +209,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let slot = &mut self.peers[peer as usize];
-        if !matches!(slot.state, PeerState::Connected | PeerState::Reserved) {
+        if !matches!(slot.state, PeerState::Connected | PeerState::Meeting | PeerState::Reserved) {
             return;
         }
         slot.state = PeerState::Failed(why);
+        self.part(peer);
         self.troubles += 1;
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
             remote.mapped = core::ptr::null_mut();
@@ -221,7 +222,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             let s = &mut self.streams[stream];
-            (s.live, s.unhurried) = (false, false);
+            s.shut();
             let (ops, closing) = (s.ops, s.closing);
             (s.ops, s.closing, s.unposted) = (Fifo::EMPTY, Fifo::EMPTY, NONE);
             if core::mem::take(&mut s.silent) {

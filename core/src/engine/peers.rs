@@ -34,7 +34,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin.
+    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin. Unless these
+    /// rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until the peer has
+    /// connected as well and both ends have made progress: see [`has_answered`](Self::has_answered).
+    /// Both ends reach each other by the same rails.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         let seed = self.state.config.seed;
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
@@ -44,16 +47,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if rails == 0 || (RAILS < 16 && rails >> RAILS != 0) {
             return Err(AttachError::Config("rails: at least one, and none that does not exist"));
         }
-        slot.state = PeerState::Connected;
         slot.rails = rails;
         slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
         for context in 0..self.state.config.contexts {
             let stream = self.state.stream_of(context as u8, peer.index);
             let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
             let stream = &mut self.state.streams[stream as usize];
-            (stream.live, stream.unhurried, stream.generation) = (true, true, peer.generation);
+            stream.generation = peer.generation;
             stream.tag = PostTag { owner, bytes: 0 }.pack();
         }
+        let fresh = |(i, rail): (usize, &R)| rails & (1 << i) == 0 || rail.caps().fresh;
+        let fresh = self.rails.iter().enumerate().all(fresh);
+        self.state.meet(peer.index, fresh);
         Ok(())
     }
 
@@ -84,11 +89,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
+    /// Whether the peer has connected as well and knows of this attachment: operations go out. `false`
+    /// also if it has failed.
+    pub fn has_answered(&self, peer: PeerId) -> Result<bool, AttachError> {
+        self.peer_error(peer)?;
+        Ok(self.state.peers[peer.index as usize].state == PeerState::Connected)
+    }
+
     /// Whether the peer is known and has not failed; if it has, why.
     pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
         let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
         match slot.state {
-            PeerState::Connected if slot.generation == peer.generation => Ok(None),
+            PeerState::Connected | PeerState::Meeting if slot.generation == peer.generation => Ok(None),
             PeerState::Failed(why) if slot.generation == peer.generation => Ok(Some(why)),
             _ => Err(AttachError::UnknownPeer),
         }
@@ -109,7 +121,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let index = self.stream_of(context as u8, peer) as usize;
             self.take_lost(index as u32);
             let Stream { due, due_next, .. } = self.streams[index];
-            let fresh = Stream::new(context as u8, peer, self.config.window, Seq(self.config.first_sequence));
+            let fresh = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
             self.streams[index] = Stream { due, due_next, ..fresh };
             self.bitmap[2 * index * words..2 * (index + 1) * words].fill(0);
         }

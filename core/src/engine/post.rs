@@ -14,7 +14,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::list::NONE;
 use super::pending::Kind;
-use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag, write_word};
+use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
 
 /// Why posting stopped.
@@ -115,7 +115,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn post_piece(&mut self, stream: u32, index: u32, write: bool, budget: &mut u32) -> Result<(), Blocked> {
         let state = &mut self.state;
         let s = &state.streams[stream as usize];
-        let (peer, word) = (s.peer, write_word(s.context, s.next));
+        let (peer, word) = (s.peer, s.word(state.mask));
         if write && s.in_flight() >= state.config.window as u64 {
             return Err(Blocked::Window);
         }
@@ -181,7 +181,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(());
         }
         let s = &self.state.streams[stream as usize];
-        let (peer, seq) = (s.peer, s.next);
+        let (peer, seq, word) = (s.peer, s.next, s.word(self.state.mask));
         if s.in_flight() >= self.state.config.window as u64 {
             return Err(Blocked::Window);
         }
@@ -194,7 +194,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             _ => Untrusted::from_slice(&[]),
         };
         let owner = Owner::Op(index);
-        if self.post_message(stream, peer, seq.to_wire(), body, payload, owner)? == Posted::Pending {
+        if self.post_message(stream, peer, word, body, payload, owner)? == Posted::Pending {
             self.state.pending.slots[index as usize].posts += 1;
         }
         let slot = &mut self.state.pending.slots[index as usize];
@@ -235,10 +235,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends a message that has no number. `false`: no rail has room, or the peer is lost: it waits for this message, and a rail
     /// that refuses it for good refuses the next one too.
-    pub(super) fn post_control(&mut self, stream: u32, seq: u32, body: Body) -> bool {
-        let peer = self.state.streams[stream as usize].peer;
+    pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
+        let s = &self.state.streams[stream as usize];
+        let (peer, word) = (s.peer, s.stamp);
         let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
-        match self.post_message(stream, peer, seq, body, Untrusted::from_slice(&[]), owner) {
+        match self.post_message(stream, peer, word, body, Untrusted::from_slice(&[]), owner) {
             Ok(_) => true,
             Err(Blocked::Refused(rail, _)) => {
                 self.state.fail_peer(peer, PeerError::Rail(rail));
@@ -254,7 +255,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         &mut self,
         stream: u32,
         peer: u16,
-        seq: u32,
+        word: u32,
         body: Body,
         payload: Untrusted<'_>,
         owner: Owner,
@@ -263,7 +264,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // A reply acknowledges the atomic that it answers, whose turn is over once the reply is on its way.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
-        let len = Message { context: s.context, seq, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
+        let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
         self.post_bytes(stream, peer, &head[..len], payload, owner, cursor)
     }
 

@@ -6,13 +6,12 @@ use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
 use crate::op::SignalOp;
 use crate::rail::Sink;
-use crate::sync::seq::{Seq, expand};
 
 use super::State;
 use super::protocol::FIRST_KIND;
-use super::table::{PeerState, in_bounds};
+use super::table::in_bounds;
 use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
-use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, parse_write_word};
+use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, context_of};
 
 /// Where one rail reports.
 pub(super) struct Reports<'s, 'm, const RAILS: usize> {
@@ -33,7 +32,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         let at = stream as usize;
         let (arrived, message) = self.bitmap[2 * at * words..2 * (at + 1) * words].split_at_mut(words);
         let parked = &mut self.parked[at * size..(at + 1) * size];
-        (&mut self.streams[at].window, Cells { arrived, message, parked })
+        (&mut self.streams[at].window, Cells { arrived, message, parked, mask: self.mask })
     }
 
     /// The registered memory that a peer names, if `len` bytes at that place lie in it.
@@ -71,16 +70,20 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// The stream of what a peer sent in a context, if both exist.
+    /// The stream of what a peer sent in a context under this word. `None`: it belongs to no
+    /// attachment, or to an earlier one.
     #[inline(always)]
-    pub(super) fn arrival_stream(&self, peer: Peer, context: u8) -> Result<Option<u32>, Violation> {
-        if !matches!(self.peers.get(peer.0 as usize), Some(slot) if slot.state == PeerState::Connected) {
-            return Ok(None);
+    pub(super) fn arrival_stream(
+        &mut self,
+        peer: Peer,
+        context: u8,
+        word: u32,
+    ) -> Result<Option<u32>, Violation> {
+        let stream = self.stream_of(context, peer.0);
+        match self.streams.get(stream as usize) {
+            Some(s) if s.window.stamp() == word & !self.mask && s.peer == peer.0 => Ok(Some(stream)),
+            _ => self.strange_arrival(peer, context, word),
         }
-        if context as u16 >= self.config.contexts {
-            return Err(Violation::Context);
-        }
-        Ok(Some(self.stream_of(context, peer.0)))
     }
 
     /// Something has arrived and was applied at once.
@@ -110,12 +113,11 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         if peer.0 as usize >= self.peers.len() {
             return false;
         }
-        // Streams of contexts that are not configured are not there, or not live.
-        let stream = self.stream_of((data >> 24) as u8, peer.0);
+        // Of a context that is not configured there is no stream; to one that is shut no word is next.
+        let stream = self.stream_of(context_of(data), peer.0);
         let next = match self.streams.get_mut(stream as usize) {
-            // The flags are part of the comparison: a word with flags names no number.
-            Some(s) if s.live => s.window.take_in_order(data & 0x00ff_ffff),
-            _ => false,
+            Some(s) => s.window.take_in_order(data, self.mask),
+            None => false,
         };
         if next {
             self.in_order(stream);
@@ -125,19 +127,18 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
 
     #[inline(never)]
     fn write_landed(&mut self, peer: Peer, data: u32) -> Result<(), Violation> {
-        let (context, wire) = parse_write_word(data)?;
-        let Some(stream) = self.arrival_stream(peer, context)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, context_of(data), data)? else { return Ok(()) };
         let (window, mut cells) = self.window(stream);
-        let arrival = window.write(wire, &mut cells)?;
+        let arrival = window.write(data, &mut cells)?;
         self.held(stream, arrival);
         Ok(())
     }
 
     /// Holds a message for its turn. `true`: it is new, and so is the payload that came with it.
     #[inline(never)]
-    pub(super) fn park(&mut self, stream: u32, wire: u32, parked: Parked) -> Result<bool, Violation> {
+    pub(super) fn park(&mut self, stream: u32, word: u32, parked: Parked) -> Result<bool, Violation> {
         let (window, mut cells) = self.window(stream);
-        let arrival = window.message(wire, parked, &mut cells)?;
+        let arrival = window.message(word, parked, &mut cells)?;
         self.held(stream, arrival);
         Ok(arrival != Arrival::Duplicate)
     }
@@ -145,15 +146,17 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     /// A message of a one-sided operation.
     #[inline(never)]
     fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
-        if let Err(violation) = self.untagged_checked(peer, bytes) {
-            self.quarantine(peer.0, violation);
+        match self.untagged_checked(peer, bytes) {
+            Ok(()) => {}
+            Err(violation @ Violation::Kind) => self.contextless_arrived(peer, bytes, violation),
+            Err(violation) => self.quarantine(peer.0, violation),
         }
     }
 
     #[inline(always)]
     fn untagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (message, payload) = Message::decode(bytes)?;
-        let Some(stream) = self.arrival_stream(peer, message.context)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else { return Ok(()) };
         self.acknowledged(stream, message.ack)?;
         match message.body {
             Body::Signal { at, op, value, data } => {
@@ -162,9 +165,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     Some((place, len)) => self.place(place, len as u64)?,
                     None => core::ptr::null_mut(),
                 };
-                let next = self.streams[stream as usize].window.take_in_order(message.seq);
+                let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
                 let parked = Parked { at, what: Parcel::Signal { op, value } };
-                if next || self.park(stream, message.seq, parked)? {
+                if next || self.park(stream, message.word, parked)? {
                     // Data lands in any order, at once; only the signal waits for its turn.
                     // SAFETY: the target was checked against its region, the payload against the message's length: it is
                     // empty where there is no target.
@@ -177,13 +180,13 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             }
             Body::Data { at } => {
                 let target = self.place(at, payload.len() as u64)?;
-                let next = self.streams[stream as usize].window.take_in_order(message.seq);
+                let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
                 let mut fresh = next;
                 if next {
                     self.in_order(stream);
                 } else {
                     let (window, mut cells) = self.window(stream);
-                    let arrival = window.write(message.seq, &mut cells)?;
+                    let arrival = window.write(message.word, &mut cells)?;
                     self.held(stream, arrival);
                     fresh = arrival != Arrival::Duplicate;
                 }
@@ -194,22 +197,23 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             }
             Body::Amo { at, amo, token } => {
                 let word = self.word(at, amo.width)?;
-                if token == NO_TOKEN && self.streams[stream as usize].window.take_in_order(message.seq) {
+                if token == NO_TOKEN
+                    && self.streams[stream as usize].window.take_in_order(message.word, self.mask)
+                {
                     // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
                     unsafe { amo.apply(word) };
                     self.stats.applied += 1;
                     self.in_order(stream);
                 } else {
-                    self.park(stream, message.seq, Parked { at, what: Parcel::Amo { amo, token } })?;
+                    self.park(stream, message.word, Parked { at, what: Parcel::Amo { amo, token } })?;
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,
-            Body::Ack { asked: false, freed } => self.credits_freed(stream, freed)?,
-            Body::Ack { asked: true, freed } => {
+            Body::Ack { wanted: None, freed } => self.credits_freed(stream, freed)?,
+            Body::Ack { wanted: Some(wanted), freed } => {
                 self.credits_freed(stream, freed)?;
                 let window = self.config.window as u64;
                 let s = &mut self.streams[stream as usize];
-                let wanted = Seq(expand::<32>(message.seq, s.window.expected().0));
                 if !wanted.is_before(s.window.expected().plus(window + 1)) {
                     return Err(Violation::Sequence);
                 }

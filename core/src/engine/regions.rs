@@ -132,7 +132,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         import: Import<R>,
     ) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if slot.state != PeerState::Connected {
+        if !matches!(slot.state, PeerState::Connected | PeerState::Meeting) {
             return Err(AttachError::UnknownPeer);
         }
         let rails = slot.rails;

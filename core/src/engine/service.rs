@@ -5,7 +5,7 @@ use crate::error::Violation;
 use crate::mem::PeerId;
 use crate::op::AmoOp;
 use crate::rail::Rail;
-use crate::sync::seq::{Seq, truncate};
+use crate::sync::seq::Seq;
 
 use super::list::NONE;
 use super::protocol::Kept;
@@ -35,8 +35,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     fn serve(&mut self, stream: u32) {
         let peer = self.state.streams[stream as usize].peer;
-        if self.state.peers[peer as usize].state != PeerState::Connected {
-            return;
+        match self.state.peers[peer as usize].state {
+            PeerState::Connected => {}
+            PeerState::Meeting => {
+                self.greet(peer);
+                return;
+            }
+            _ => return,
         }
         let applied = match self.state.streams[stream as usize].window.held() {
             0 => Applied::All,
@@ -71,7 +76,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
                     let value = unsafe { amo.apply(word) };
                     self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
-                    if token != NO_TOKEN && !self.post_control(stream, 0, Body::Reply { token, value }) {
+                    if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
                         // Executed once; from now on only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
                         window.replace(Parked { at, what: Parcel::Reply { token, value } }, &mut cells);
@@ -82,7 +87,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     self.state.turn(stream, Tag { lo, hi }, Kept::unpack(kept))?;
                 }
                 Parcel::Reply { token, value } => {
-                    if !self.post_control(stream, 0, Body::Reply { token, value }) {
+                    if !self.post_control(stream, Body::Reply { token, value }) {
                         return Ok(Applied::More);
                     }
                 }
@@ -108,7 +113,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         s.age = s.age.wrapping_add(1);
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
         let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
-        if now && self.post_ack(stream, 0, false) {
+        if now && self.post_ack(stream, None) {
             self.state.stats.acks_alone += 1;
         } else {
             self.state.due.push(self.state.streams, stream);
@@ -124,7 +129,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if !s.live || (s.owed() == 0 && !self.state.credits_owed(stream).0) {
                 continue;
             }
-            match self.post_ack(stream, 0, false) {
+            match self.post_ack(stream, None) {
                 true => self.state.stats.acks_alone += 1,
                 false => self.state.due.push(self.state.streams, stream),
             }
@@ -132,10 +137,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.flush();
     }
 
-    /// Sends an acknowledgement, or asks for one. `false`: no rail has room.
-    fn post_ack(&mut self, stream: u32, seq: u32, asked: bool) -> bool {
+    /// Sends an acknowledgement, and asks for one up to `wanted`. `false`: no rail has room.
+    fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
-        let posted = self.post_control(stream, seq, Body::Ack { asked, freed });
+        let posted = self.post_control(stream, Body::Ack { wanted, freed });
         if posted {
             self.state.told(stream);
         }
@@ -148,9 +153,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !s.ask {
             return;
         }
+        if self.state.hellos != 0 && !self.greet(s.peer) {
+            return;
+        }
+        let s = &self.state.streams[stream as usize];
         let upto = s.next;
         if s.in_flight() != 0 && s.asked != upto {
-            if !self.post_ack(stream, truncate::<32>(upto.0), true) {
+            if !self.post_ack(stream, Some(upto)) {
                 return self.state.due.push(self.state.streams, stream);
             }
             self.state.streams[stream as usize].asked = upto;
@@ -214,7 +223,7 @@ mod tests {
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
         let state = &mut engine.state;
-        assert!(state.streams[0].window.take_in_order(0));
+        assert!(state.streams[0].window.take_in_order(0, state.mask));
         state.streams[0].age = u32::MAX - 1;
         state.due.push(state.streams, 0);
         for _ in 0..3 {

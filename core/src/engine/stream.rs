@@ -36,9 +36,10 @@ pub struct Stream {
     /// Of the peer.
     pub(crate) generation: u16,
     pub(crate) context: u8,
-    /// The peer is connected: what arrives counts.
+    /// It is [open](Self::open).
     pub(crate) live: bool,
-    /// It is, and has asked to be told of nothing that is yet to come: a tagged message makes no haste to be acknowledged.
+    /// It is, and the peer has asked to be told of nothing that is yet to come: a tagged message is
+    /// not acknowledged in haste.
     pub(crate) unhurried: bool,
     /// Silent operations that took no slot are on their way: together they count as one open operation.
     pub(crate) silent: bool,
@@ -49,8 +50,9 @@ pub struct Stream {
     pub(crate) ask: bool,
     /// On the due list.
     pub(crate) due: bool,
+    /// What the words of posts carry beside their number.
+    pub(crate) stamp: u32,
 
-    pub(crate) due_next: u32,
     /// Operations in order of issue, from acceptance to acknowledgement.
     pub(crate) ops: Fifo,
     /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
@@ -63,18 +65,19 @@ pub struct Stream {
     pub(crate) ack_wanted: Seq,
     /// Operations without a report that failed.
     pub(crate) lost: u32,
+    pub(crate) due_next: u32,
     pub(crate) window: Window,
 }
 
-const _: () = assert!(core::mem::offset_of!(Stream, due) < 64 && size_of::<Stream>() <= 192);
+const _: () = assert!(core::mem::offset_of!(Stream, ops) == 64 && size_of::<Stream>() == 128);
 
 impl Stream {
     /// Memory for a stream, before an engine sets it up.
-    pub const EMPTY: Stream = Stream::new(0, 0, 1, Seq(0));
+    pub const EMPTY: Stream = Stream::new(0, 0, Seq(0));
 
-    /// A stream with windows of `window` numbers that begins at `first`.
-    pub(crate) const fn new(context: u8, peer: u16, window: u32, first: Seq) -> Stream {
-        Stream {
+    /// A stream that begins at `first`, and is shut.
+    pub(crate) const fn new(context: u8, peer: u16, first: Seq) -> Stream {
+        let mut stream = Stream {
             peer,
             generation: 0,
             context,
@@ -94,21 +97,46 @@ impl Stream {
             ask: false,
             asked: first,
             lost: 0,
-            window: Window::new(window, first),
+            stamp: 0,
+            window: Window::new(0, first),
             ack_sent: first,
             ack_wanted: first,
             age: 0,
             due: false,
             due_next: NONE,
-        }
+        };
+        stream.shut();
+        stream
     }
 
-    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the next number at once. Only streams of
-    /// peers that may be posted to are live.
+    /// Lets posts out, whose words carry the first stamp, and words in that carry the second.
+    pub(crate) fn open(&mut self, sends: u32, takes: u32) {
+        (self.live, self.unhurried) = (true, true);
+        (self.acked, self.stamp) = (self.next, sends);
+        self.window.set_stamp(takes);
+    }
+
+    /// Lets nothing in or out, at no cost where it is open: more than any window seems to be in
+    /// flight, and no word compares equal to the next.
+    pub(crate) const fn shut(&mut self) {
+        (self.live, self.unhurried) = (false, false);
+        self.acked = self.next.plus(1);
+        // A word with another context leads to another stream. No stamp has a bit of the sequence.
+        self.window.set_stamp((!self.context as u32) << 24 | 1);
+    }
+
+    /// The word of the next post.
+    #[inline(always)]
+    pub(crate) fn word(&self, mask: u32) -> u32 {
+        self.stamp | self.next.low(mask)
+    }
+
+    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the next
+    /// number at once. Never in a stream that is shut.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // Never more than a window is in flight, which fits in 32 bits.
-        self.live && self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
+        self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
     }
 
     /// The number before the next is of a silent operation without a slot. Returns how many operations are open more than before.
@@ -133,7 +161,7 @@ impl Stream {
         over as u32
     }
 
-    /// Numbers sent and not acknowledged.
+    /// Numbers sent and not acknowledged; of a stream that is shut, more than any window.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {
         self.next.since(self.acked)

@@ -8,11 +8,13 @@ use crate::error::{AttachError, OpError, PeerError};
 use crate::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId};
 use crate::rail::RailKey;
 
+use super::epoch::Meeting;
+
 /// Bytes that a region's handle takes at most, for 16 rails.
 pub const HANDLE_MAX: usize = 512;
 
 /// The layout of a handle that this version writes and reads.
-pub const HANDLE_VERSION: u16 = 2;
+pub const HANDLE_VERSION: u16 = 3;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
 const HANDLE_HEAD: usize = 24;
@@ -29,6 +31,8 @@ const _: () = assert!(handle_len(16) <= HANDLE_MAX);
 pub(crate) enum PeerState {
     Free,
     Reserved,
+    /// Connected, and nothing is sent until the other end has answered.
+    Meeting,
     Connected,
     Failed(PeerError),
 }
@@ -52,23 +56,24 @@ impl PeerSlot {
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), OpError> {
         match self.state {
-            PeerState::Connected => Ok(()),
+            PeerState::Connected | PeerState::Meeting => Ok(()),
             PeerState::Failed(why) => Err(OpError::PeerFailed(why)),
             PeerState::Free | PeerState::Reserved => Err(OpError::UnknownPeer),
         }
     }
 }
 
-/// Which rails of one peer ours lead to.
+/// What the two ends of a peer have agreed on: which of its rails ours lead to, and the epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
     /// Four bits for each of our rails.
     theirs: u64,
+    pub(crate) meeting: Meeting,
 }
 
 impl Pairing {
-    /// Both ends count them alike.
-    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210 };
+    /// Both ends count rails alike, and have not met.
+    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210, meeting: Meeting::NONE };
 
     /// Our rail i leads to their rail `theirs[i]`. `None` unless each of `rails` is named once.
     pub(crate) fn of(theirs: &[u8], rails: usize) -> Option<Pairing> {
@@ -81,7 +86,7 @@ impl Pairing {
             named |= bit;
             pairs |= u64::from(rail) << (4 * at);
         }
-        (theirs.len() == rails).then_some(Pairing { theirs: pairs })
+        (theirs.len() == rails).then_some(Pairing { theirs: pairs, ..Pairing::ALIKE })
     }
 
     /// Keys as the peer counts its rails, as we count ours.

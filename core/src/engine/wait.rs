@@ -219,7 +219,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         for peer in 0..self.state.peers.len() as u16 {
             let stream = self.state.stream_of(context.0, peer);
             match self.state.peers[peer as usize].state {
-                PeerState::Connected => self.quiet_stream(stream, waiter, deadline_ns)?,
+                PeerState::Connected | PeerState::Meeting => {
+                    self.quiet_stream(stream, waiter, deadline_ns)?
+                }
                 PeerState::Failed(_) if self.state.streams[stream as usize].lost != 0 => {
                     self.verdict(stream)?
                 }
@@ -258,11 +260,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::UnknownContext);
         }
         match self.state.peers.get(peer.index as usize) {
-            Some(PeerSlot { state: PeerState::Connected | PeerState::Failed(_), generation, .. })
-                if *generation == peer.generation =>
-            {
-                Ok(self.state.stream_of(context.0, peer.index))
-            }
+            Some(PeerSlot {
+                state: PeerState::Connected | PeerState::Meeting | PeerState::Failed(_),
+                generation,
+                ..
+            }) if *generation == peer.generation => Ok(self.state.stream_of(context.0, peer.index)),
             _ => Err(OpError::UnknownPeer),
         }
     }
@@ -383,6 +385,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 peer: hole.map_or(from, |(peer, _)| Some(self.state.peer_id(peer))),
                 rail: None,
                 hole: hole.map(|(_, seq)| seq.0),
+                unanswered: from.is_some_and(|from| self.state.is_unanswered(from.index)),
             }))
         })
     }
@@ -421,7 +424,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match self.state.peers.get(from.index as usize) {
             Some(slot) if slot.generation == from.generation => match slot.state {
                 PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
-                PeerState::Connected | PeerState::Reserved => None,
+                PeerState::Connected | PeerState::Meeting | PeerState::Reserved => None,
                 PeerState::Free => Some(OpError::UnknownPeer.into()),
             },
             _ => Some(OpError::UnknownPeer.into()),
@@ -456,12 +459,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Stuck {
             peer: Some(self.state.peer_id(s.peer)),
             rail: rail.map(|rail| RailId(rail as u8)),
-            hole: (s.in_flight() != 0).then_some(s.acked.0),
+            hole: (s.live && s.in_flight() != 0).then_some(s.acked.0),
+            unanswered: self.state.is_unanswered(s.peer),
         }
     }
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
+    /// A peer is connected here and has not said so much of itself.
+    fn is_unanswered(&self, peer: u16) -> bool {
+        self.peers.get(peer as usize).is_some_and(|slot| slot.state == PeerState::Meeting)
+    }
+
     fn peer_id(&self, peer: u16) -> PeerId {
         PeerId { index: peer, generation: self.peers[peer as usize].generation }
     }

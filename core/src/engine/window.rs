@@ -69,15 +69,26 @@ pub struct Window {
     expected: Seq,
     /// Arrivals not yet consumed.
     held: u32,
-    /// `W - 1`.
-    mask: u32,
+    /// What the words of arrivals carry beside their number.
+    stamp: u32,
 }
 
-/// The memory of one window: arrived bits, which of them are messages, and the messages.
+/// The memory of one window: arrived bits, which of them are messages, and the messages; and the bits
+/// of a word that are its number.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
     pub parked: &'a mut [Parked],
+    pub mask: u32,
+}
+
+impl Cells<'_> {
+    /// The slot of a number.
+    #[inline(always)]
+    fn index(&self, seq: Seq) -> u32 {
+        // As many slots as the window has numbers, a power of two.
+        seq.0 as u32 & (self.parked.len() as u32).wrapping_sub(1)
+    }
 }
 
 /// Words of 64 bits that a window of `size` needs for each of its two bitmaps.
@@ -86,9 +97,26 @@ pub const fn bitmap_words(size: u32) -> usize {
 }
 
 impl Window {
-    /// An empty window of `size`, a power of two, that expects `first`.
-    pub(crate) const fn new(size: u32, first: Seq) -> Self {
-        Window { expected: first, held: 0, mask: size - 1 }
+    /// An empty window that expects `first` in words with this stamp.
+    pub(crate) const fn new(stamp: u32, first: Seq) -> Self {
+        Window { expected: first, held: 0, stamp }
+    }
+
+    /// What the words of arrivals carry beside their number.
+    #[inline(always)]
+    pub(crate) fn stamp(&self) -> u32 {
+        self.stamp
+    }
+
+    /// From now on words carry this stamp.
+    pub(crate) const fn set_stamp(&mut self, stamp: u32) {
+        self.stamp = stamp;
+    }
+
+    /// The word of the number that is next.
+    #[inline(always)]
+    fn next_word(&self, mask: u32) -> u32 {
+        self.stamp | self.expected.low(mask)
     }
 
     /// The first number that has not been applied.
@@ -103,25 +131,25 @@ impl Window {
         self.held
     }
 
-    /// The number that the wire form means, or what is wrong with it. `None`: it was here before.
+    /// The slot of the number in a word, or what is wrong with it. `None`: it was here before. Of the
+    /// numbers that the word may mean it is the one nearest to the next.
     #[inline(always)]
-    fn place(&self, wire: u32) -> Result<Option<u32>, Violation> {
-        let seq = Seq::from_wire(wire, self.expected);
-        let ahead = seq.since(self.expected);
-        if ahead <= self.mask as u64 {
-            Ok(Some(seq.0 as u32 & self.mask))
-        } else if seq.is_before(self.expected) {
+    fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
+        let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
+        if (ahead as usize) < cells.parked.len() {
+            Ok(Some(cells.index(self.expected.plus(ahead as u64))))
+        } else if ahead > cells.mask >> 1 {
             Ok(None)
         } else {
             Err(Violation::Sequence)
         }
     }
 
-    /// Whether what has arrived is the next one and nothing waits behind it. Then it counts as consumed, and the caller applies it
-    /// at once: the usual case, and it needs no cell.
+    /// Whether what has arrived is the next one of this attachment and nothing waits behind it. Then it
+    /// counts as consumed, and the caller applies it at once: the usual case, and it needs no cell.
     #[inline(always)]
-    pub(crate) fn take_in_order(&mut self, wire: u32) -> bool {
-        let next = wire == self.expected.to_wire() && self.held == 0;
+    pub(crate) fn take_in_order(&mut self, word: u32, mask: u32) -> bool {
+        let next = word == self.next_word(mask) && self.held == 0;
         if next {
             self.expected = self.expected.plus(1);
         }
@@ -130,24 +158,24 @@ impl Window {
 
     /// A write has landed out of order: it is noted until its turn.
     #[inline]
-    pub(crate) fn write(&mut self, wire: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
-        self.hold(wire, None, cells)
+    pub(crate) fn write(&mut self, word: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
+        self.hold(word, None, cells)
     }
 
     /// A message has arrived that cannot be applied at once: it is parked until its turn.
     #[inline]
     pub(crate) fn message(
         &mut self,
-        wire: u32,
+        word: u32,
         parked: Parked,
         cells: &mut Cells<'_>,
     ) -> Result<Arrival, Violation> {
-        self.hold(wire, Some(parked), cells)
+        self.hold(word, Some(parked), cells)
     }
 
     /// Whether a number was here before. Says what is wrong with one that no correct peer sends.
-    pub(crate) fn seen(&self, wire: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
-        Ok(match self.place(wire)? {
+    pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
+        Ok(match self.place(word, cells)? {
             Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
             None => true,
         })
@@ -155,11 +183,11 @@ impl Window {
 
     fn hold(
         &mut self,
-        wire: u32,
+        number: u32,
         parked: Option<Parked>,
         cells: &mut Cells<'_>,
     ) -> Result<Arrival, Violation> {
-        let Some(index) = self.place(wire)? else { return Ok(Arrival::Duplicate) };
+        let Some(index) = self.place(number, cells)? else { return Ok(Arrival::Duplicate) };
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         if cells.arrived[word] & bit != 0 {
             return Ok(Arrival::Duplicate);
@@ -173,13 +201,13 @@ impl Window {
             None => cells.message[word] &= !bit,
         }
         self.held += 1;
-        Ok(if wire == self.expected.to_wire() { Arrival::Due } else { Arrival::Early })
+        Ok(if index == cells.index(self.expected) { Arrival::Due } else { Arrival::Early })
     }
 
     /// What is next in order. A write is consumed by this call.
     #[inline]
     pub(crate) fn next(&mut self, cells: &mut Cells<'_>) -> Next {
-        let index = self.expected.0 as u32 & self.mask;
+        let index = cells.index(self.expected);
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         if cells.arrived[word] & bit == 0 {
             return Next::Hole;
@@ -194,13 +222,13 @@ impl Window {
     /// Puts something else in the place of the message that is next.
     #[inline]
     pub(crate) fn replace(&mut self, parked: Parked, cells: &mut Cells<'_>) {
-        cells.parked[(self.expected.0 as u32 & self.mask) as usize] = parked;
+        cells.parked[cells.index(self.expected) as usize] = parked;
     }
 
     /// The one that is next has been applied.
     #[inline]
     pub(crate) fn consume(&mut self, cells: &mut Cells<'_>) {
-        let index = self.expected.0 as u32 & self.mask;
+        let index = cells.index(self.expected);
         cells.arrived[index as usize / 64] &= !(1 << (index % 64));
         self.expected = self.expected.plus(1);
         self.held -= 1;
@@ -215,6 +243,10 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
+    use super::super::wire::{sequence_mask, stamp};
+
+    const STAMP: u32 = stamp(7, u32::MAX, sequence_mask(1 << 19));
+
     struct Model {
         window: Window,
         arrived: Vec<u64>,
@@ -226,7 +258,7 @@ mod tests {
         fn new(size: u32, first: u64) -> Self {
             let words = bitmap_words(size);
             Model {
-                window: Window::new(size, Seq(first)),
+                window: Window::new(STAMP, Seq(first)),
                 arrived: vec![0; words],
                 message: vec![0; words],
                 parked: vec![Parked::EMPTY; size as usize],
@@ -234,22 +266,23 @@ mod tests {
         }
 
         fn split(&mut self) -> (&mut Window, Cells<'_>) {
-            let cells =
-                Cells { arrived: &mut self.arrived, message: &mut self.message, parked: &mut self.parked };
-            (&mut self.window, cells)
+            let mask = sequence_mask(self.parked.len() as u32);
+            let Model { window, arrived, message, parked } = self;
+            (window, Cells { arrived, message, parked, mask })
         }
 
         /// Lets number `seq` arrive; odd numbers are messages that carry their own number.
         fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
             let (window, mut cells) = self.split();
+            let word = STAMP | Seq(seq).low(cells.mask);
             if seq.is_multiple_of(2) {
-                if window.take_in_order(Seq(seq).to_wire()) {
+                if window.take_in_order(word, cells.mask) {
                     return Ok(Arrival::Due);
                 }
-                window.write(Seq(seq).to_wire(), &mut cells)
+                window.write(word, &mut cells)
             } else {
                 let what = Parcel::Signal { op: SignalOp::Set, value: seq };
-                window.message(Seq(seq).to_wire(), Parked { at: Place::default(), what }, &mut cells)
+                window.message(word, Parked { at: Place::default(), what }, &mut cells)
             }
         }
 
@@ -323,7 +356,8 @@ mod tests {
         for size in [1, 2, 64, 128] {
             let mut model = Model::new(size, 1000);
             assert_eq!(model.arrive(1000 + size as u64), Err(Violation::Sequence));
-            assert_eq!(model.arrive(1000 + (1 << 19) - 1), Err(Violation::Sequence));
+            assert_eq!(model.arrive(1000 + 2 * size as u64 - 1), Err(Violation::Sequence));
+            assert_eq!(model.arrive(1000 - size as u64), Ok(Arrival::Duplicate));
             model.arrive(1000 + size as u64 - 1).unwrap();
             assert_eq!(model.window.held(), u32::from(size > 1));
         }

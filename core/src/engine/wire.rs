@@ -1,22 +1,29 @@
-//! What crosses the wire: the 32-bit word that rides on a write, and the six messages. Little-endian, no padding.
+//! What crosses the wire: the 32-bit word that rides on a write, and the messages. Little-endian,
+//! no padding.
 //!
 //! ```text
-//! completion word   context 8 | flags 4 | sequence 20
+//! word                context 8 | epoch 24 - n | sequence n
 //!
 //! message head, 16 bytes, common to all
-//!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 sequence u32 | 8 ack u32 | 12 region u16 | 14 generation u16
+//!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 word u32 | 8 ack u32 | 12 region u16 | 14 generation u16
 //! Signal      32 bytes: head, offset u64, value u64
 //! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16, generation u16
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Ack         16 bytes: head; sequence, of which this kind has 32 bits, names what an acknowledgement is asked for, where `op` is 1;
-//!             instead of region and generation the credits given back, u32 (see `protocol`, whose messages have kinds from 16 on)
+//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | 0 u8 | mine u32 | yours u32 | version u32; no context, see `epoch`
+//! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
+//!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
+//!             wanted u64, the number up to which an acknowledgement is asked for
 //! ```
 //!
-//! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below it were applied here. They are
-//! more than a sequence has, because a message without a number may be as late as it likes: a slow rail may deliver a cursor, or a
-//! request for one, that is millions of numbers old, and it must not pass for a new one.
+//! The sequence has two bits more than the window needs, at most 20; the epoch gets what is left.
+//! The epoch says which attachment the word belongs to: see `epoch`. A message without a number
+//! (Reply, Ack, and those of `protocol` that answer) carries the word with a sequence of 0.
+//!
+//! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
+//! it were applied here. A sequence has fewer bits. A message without a number may be millions of
+//! numbers late on a slow rail, and its cursor must not pass for a new one.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
@@ -35,21 +42,27 @@ const KIND_AMO: u8 = 3;
 const KIND_REPLY: u8 = 4;
 const KIND_ACK: u8 = 5;
 const KIND_DATA: u8 = 6;
+const KIND_HELLO: u8 = 7;
 
-/// The completion word of a write.
-#[inline(always)]
-pub(crate) fn write_word(context: u8, seq: Seq) -> u32 {
-    ((context as u32) << 24) | seq.to_wire()
+/// The bits of a word that are its sequence, for a window of `window` numbers.
+pub(crate) const fn sequence_mask(window: u32) -> u32 {
+    let bits = window.trailing_zeros() + 2;
+    (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// Context and wire sequence of a completion word; its flags must be 0.
-#[inline(always)]
-pub(crate) fn parse_write_word(word: u32) -> Result<(u8, u32), Violation> {
-    if word & 0x00f0_0000 != 0 {
-        return Err(Violation::Kind);
-    }
-    Ok(((word >> 24) as u8, word & ((1 << WIRE_BITS) - 1)))
+/// The bits of a word that are not its sequence. Of `epoch` as many low bits count as there is room
+/// for.
+pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
+    (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
+
+/// The context of a word.
+#[inline(always)]
+pub(crate) const fn context_of(word: u32) -> u8 {
+    (word >> CONTEXT_SHIFT) as u8
+}
+
+const CONTEXT_SHIFT: u32 = 24;
 
 /// A place in the target's registered memory, as the target numbers its regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -70,18 +83,18 @@ pub(crate) enum Body {
     Amo { at: Place, amo: Amo, token: u64 },
     /// The fetched value.
     Reply { token: u64, value: u64 },
-    /// Nothing but the cursor. `asked`: the other side wants one in return once everything below the number is applied.
-    /// `freed`: credits of the reverse stream that came back, as in the messages that carry a tag.
-    Ack { asked: bool, freed: u32 },
+    /// Nothing but the cursor. `wanted`: the other side wants one in return once everything below
+    /// that number is applied. `freed`: credits of the reverse stream that came back, as in the
+    /// messages that carry a tag.
+    Ack { wanted: Option<Seq>, freed: u32 },
 }
 
 /// A message, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub context: u8,
-    /// Wire form of the sequence number; meaningful for Signal, Data and Amo. Of a request for an acknowledgement the low 32 bits of
-    /// what it is asked for.
-    pub seq: u32,
+    /// The word. Its sequence is the number of a Signal, Data or Amo, otherwise 0.
+    pub word: u32,
     /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
     pub body: Body,
@@ -97,10 +110,11 @@ impl Message {
             Body::Data { at } => (KIND_DATA, 0, 0, at, 24),
             Body::Amo { at, amo, .. } => (KIND_AMO, amo.op as u8, amo.width, at, 48),
             Body::Reply { .. } => (KIND_REPLY, 0, 0, Place::default(), 32),
-            Body::Ack { asked, .. } => (KIND_ACK, asked as u8, 0, Place::default(), 16),
+            Body::Ack { wanted: None, .. } => (KIND_ACK, 0, 0, Place::default(), 16),
+            Body::Ack { wanted: Some(_), .. } => (KIND_ACK, 1, 0, Place::default(), 24),
         };
         out[0..4].copy_from_slice(&[kind, self.context, op, width]);
-        out[4..8].copy_from_slice(&self.seq.to_le_bytes());
+        out[4..8].copy_from_slice(&self.word.to_le_bytes());
         out[8..12].copy_from_slice(&self.ack.to_le_bytes());
         out[12..14].copy_from_slice(&at.region.to_le_bytes());
         out[14..16].copy_from_slice(&at.generation.to_le_bytes());
@@ -126,7 +140,12 @@ impl Message {
                 put64(out, 16, token);
                 put64(out, 24, value);
             }
-            Body::Ack { freed, .. } => out[12..16].copy_from_slice(&freed.to_le_bytes()),
+            Body::Ack { wanted, freed } => {
+                out[12..16].copy_from_slice(&freed.to_le_bytes());
+                if let Some(Seq(wanted)) = wanted {
+                    put64(out, 16, wanted);
+                }
+            }
         }
         len
     }
@@ -145,8 +164,8 @@ impl Message {
         let need = match kind {
             KIND_SIGNAL | KIND_REPLY => 32,
             KIND_SIGNAL_DATA | KIND_AMO => 48,
-            KIND_ACK => 16,
-            KIND_DATA => 24,
+            KIND_ACK if op != 1 => 16,
+            KIND_ACK | KIND_DATA => 24,
             _ => return Err(Violation::Kind),
         };
         let (_, rest) = bytes.split_at(need).ok_or(Violation::Length)?;
@@ -178,8 +197,8 @@ impl Message {
             }
             KIND_REPLY => Body::Reply { token: get64(&head, 16), value: get64(&head, 24) },
             _ => match op {
-                0 => Body::Ack { asked: false, freed: get32(&head, 12) },
-                1 => Body::Ack { asked: true, freed: get32(&head, 12) },
+                0 => Body::Ack { wanted: None, freed: get32(&head, 12) },
+                1 => Body::Ack { wanted: Some(Seq(get64(&head, 16))), freed: get32(&head, 12) },
                 _ => return Err(Violation::Kind),
             },
         };
@@ -191,11 +210,62 @@ impl Message {
         if rest.len() != payload {
             return Err(Violation::Length);
         }
-        let (seq, ack) = (get32(&head, 4), get32(&head, 8));
-        if seq >> WIRE_BITS != 0 && !matches!(body, Body::Ack { asked: true, .. }) {
-            return Err(Violation::Sequence);
+        let (word, ack) = (get32(&head, 4), get32(&head, 8));
+        Ok((Message { context, word, ack, body }, rest))
+    }
+}
+
+/// To which attachment of the receiver the sender of a Hello is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bond {
+    None,
+    /// To the one that it names.
+    Yours,
+    Other,
+}
+
+/// What two ends tell each other before anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// The epoch of what comes in at the sender.
+    pub mine: u32,
+    /// The epoch of what comes in at the receiver, as far as the sender has heard; or 0.
+    pub yours: u32,
+    pub bond: Bond,
+}
+
+/// The layout of words and messages that this version writes and reads.
+const VERSION: u32 = 2;
+
+impl Hello {
+    pub(crate) fn encode(&self) -> [u8; 16] {
+        let mut out = [KIND_HELLO, 0, self.bond as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        out[4..8].copy_from_slice(&self.mine.to_le_bytes());
+        out[8..12].copy_from_slice(&self.yours.to_le_bytes());
+        out[12..].copy_from_slice(&VERSION.to_le_bytes());
+        out
+    }
+
+    /// Copies a Hello out and checks its form. `None`: it is another message.
+    pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Hello, Violation>> {
+        let mut head = [0u8; HEAD_MAX];
+        let len = bytes.copy_out(&mut head);
+        if head[0] != KIND_HELLO {
+            return None;
         }
-        Ok((Message { context, seq, ack, body }, rest))
+        if len != 16 || bytes.len() != 16 {
+            return Some(Err(Violation::Length));
+        }
+        let bond = match head[..4] {
+            [_, 0, 0, 0] => Bond::None,
+            [_, 0, 1, 0] => Bond::Yours,
+            [_, 0, 2, 0] => Bond::Other,
+            _ => return Some(Err(Violation::Kind)),
+        };
+        if get32(&head, 12) != VERSION {
+            return Some(Err(Violation::Kind));
+        }
+        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond }))
     }
 }
 
@@ -299,10 +369,10 @@ mod tests {
             Body::Data { at },
             Body::Amo { at, amo, token: 77 },
             Body::Reply { token: u64::MAX, value: 1 },
-            Body::Ack { asked: false, freed: 0 },
-            Body::Ack { asked: true, freed: u32::MAX },
+            Body::Ack { wanted: None, freed: 0 },
+            Body::Ack { wanted: Some(Seq(u64::MAX)), freed: u32::MAX },
         ]
-        .map(|body| Message { context: 200, seq: 0xf_ffff, ack: 0xa_bcde, body })
+        .map(|body| Message { context: 200, word: u32::MAX - 1, ack: 0xa_bcde, body })
     }
 
     #[test]
@@ -358,12 +428,43 @@ mod tests {
     }
 
     #[test]
-    fn completion_words_and_post_tags_come_back() {
-        for (context, seq) in [(0u8, 0u64), (255, 0xf_ffff), (3, u64::MAX)] {
-            let word = write_word(context, Seq(seq));
-            assert_eq!(parse_write_word(word), Ok((context, Seq(seq).to_wire())));
+    fn a_hello_comes_back_and_a_bad_one_is_refused() {
+        for bond in [Bond::None, Bond::Yours, Bond::Other] {
+            let hello = Hello { mine: 1, yours: u32::MAX, bond };
+            let bytes = hello.encode();
+            assert_eq!(Hello::decode(Untrusted::from_slice(&bytes)), Some(Ok(hello)));
+            for cut in 1..16 {
+                let got = Hello::decode(Untrusted::from_slice(&bytes[..cut]));
+                assert_eq!(got, Some(Err(Violation::Length)), "cut to {cut}");
+            }
+            for at in [1, 2, 3, 12, 15] {
+                let mut bad = bytes;
+                bad[at] ^= 0x83;
+                let got = Hello::decode(Untrusted::from_slice(&bad));
+                assert_eq!(got, Some(Err(Violation::Kind)), "byte {at}");
+            }
+            let mut other = bytes;
+            other[0] = KIND_ACK;
+            assert_eq!(Hello::decode(Untrusted::from_slice(&other)), None);
         }
-        assert_eq!(parse_write_word(0x0010_0000), Err(Violation::Kind));
+    }
+
+    #[test]
+    fn completion_words_and_post_tags_come_back() {
+        // Context, epoch and sequence share 32 bits: none is lost, and none reaches into another.
+        for (window, epochs) in [(1, 22), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)] {
+            let mask = sequence_mask(window);
+            assert_eq!(mask.count_ones() + epochs, 24, "window {window}");
+            assert!(mask as u64 + 1 >= 2 * window as u64);
+            for context in [0, 3, 255] {
+                let last = stamp(context, (1 << epochs) - 1, mask);
+                assert_eq!((context_of(last), last & mask), (context, 0));
+                assert_eq!(last | mask, (context as u32) << 24 | 0xff_ffff);
+                assert_eq!(stamp(context, 1 << epochs, mask), (context as u32) << 24);
+                let near = (1..1 << epochs).map(|n| stamp(context, n, mask));
+                assert!(near.clone().zip(near.skip(1)).all(|(a, b)| a != b));
+            }
+        }
         for owner in [
             Owner::Op(0),
             Owner::Op(0x3fff_ffff),

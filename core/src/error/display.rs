@@ -41,6 +41,9 @@ impl Display for PeerError {
             PeerError::Rail(rail) => write!(f, "rail {} failed and left a hole in its stream", rail.0),
             PeerError::Lost => f.write_str("it does not answer any more"),
             PeerError::Removed => f.write_str("it was removed here"),
+            PeerError::Reattached => {
+                f.write_str("it attached this process anew; remove it and attach it again")
+            }
         }
     }
 }
@@ -150,9 +153,12 @@ impl Display for Stuck {
         if let Some(rail) = self.rail {
             write!(f, " on rail {}", rail.0)?;
         }
-        match self.hole {
-            Some(hole) => write!(f, ", first missing number {hole}"),
-            None => Ok(()),
+        if let Some(hole) = self.hole {
+            write!(f, ", first missing number {hole}")?;
+        }
+        match self.unanswered {
+            true => f.write_str(", which has not answered since it was connected"),
+            false => Ok(()),
         }
     }
 }
@@ -177,7 +183,7 @@ mod tests {
     #[test]
     fn a_deadline_names_what_was_stuck() {
         let peer = PeerId { index: 3, generation: 9 };
-        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77) };
+        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), unanswered: false };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
             "the time given has passed: outstanding at peer 3 on rail 1, first missing number 77"

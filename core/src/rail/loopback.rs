@@ -168,6 +168,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             order: Order::Reports,
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,
+            fresh: true,
         }
     }
 

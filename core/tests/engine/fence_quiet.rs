@@ -88,6 +88,7 @@ fn a_fence_delays_nothing_on_one_rail_that_orders_all_or_without_traffic() {
     let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| {
         Tap::new(end, rail as usize, &control)
     });
+    control.borrow_mut().posts.clear();
     let node = &mut nodes[0];
     node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     node.engine.fence(CX, node.peers[0]).unwrap();
@@ -146,6 +147,7 @@ fn an_inject_behind_a_fence_is_refused_and_the_fence_stands() {
     let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| {
         Tap::new(end, rail as usize, &control)
     });
+    control.borrow_mut().posts.clear();
     let node = &mut nodes[0];
     node.engine.put(CX, node.source.at(0), 8, node.remotes[0].at(64), Notice::Silent).unwrap();
     node.engine.fence(CX, node.peers[0]).unwrap();
@@ -224,7 +226,12 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
         own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
         let late = pending(own.engine.signal(CX, add(other, 0, 1), Notice::Report(1)));
         let soon = |own: &Own<_, 2>| fishplate_core::sync::host::Host::now_ns(own.waiter.host()) + 20_000;
-        let want = WaitError::Deadline(Stuck { peer: Some(second), rail: Some(RailId(1)), hole: Some(hole) });
+        let want = WaitError::Deadline(Stuck {
+            peer: Some(second),
+            rail: Some(RailId(1)),
+            hole: Some(hole),
+            ..Stuck::default()
+        });
         let deadline = soon(&own);
         assert_eq!(own.engine.quiet(CX, second, &mut own.waiter, deadline), Err(want));
         let deadline = soon(&own);
@@ -244,7 +251,7 @@ fn a_missing_acknowledgement_names_no_rail() {
     let _held = hold(&control, |event| matches!(event, Event::Landed(..)));
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
-    let want = Stuck { peer: Some(own.peer), rail: None, hole: Some(0) };
+    let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
     // A signal wait says the first number that is missing here.
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
@@ -263,7 +270,7 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     passes(&mut own.engine, 5);
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(second), &mut own.waiter, 20_000);
-    let want = Stuck { peer: Some(second), rail: None, hole: None };
+    let want = Stuck { peer: Some(second), ..Stuck::default() };
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
 

@@ -98,7 +98,7 @@ fn every_violation_has_its_name() {
         ("more data than said", data(0, 7, target, 8), Violation::Length),
         ("endless data", data(0, u32::MAX, target, 8), Violation::Length),
         ("kind 0", message([0, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
-        ("kind 7", message([7, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
+        ("kind 8", message([8, 0, 1, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("signal op 0", message([1, 0, 0, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("signal op 3", message([1, 0, 3, 8], 0, 0, target, &[0, 7]), Violation::Kind),
         ("ack op 2", message([5, 0, 2, 0], 0, 0, (0, 0), &[]), Violation::Kind),
@@ -125,11 +125,14 @@ fn every_violation_has_its_name() {
         ("data in no region", data(0, 8, (7, 0), 8), Violation::Region),
         ("beyond the window", signal(8, target, 0), Violation::Sequence),
         ("far beyond the window", signal((1 << 19) - 1, target, 0), Violation::Sequence),
-        ("more than 20 bits", signal(1 << 20, target, 0), Violation::Sequence),
+        ("another epoch", signal(1 << 20, target, 0), Violation::Sequence),
         ("an ack of nothing", message([5, 0, 0, 0], 0, 1, (0, 0), &[]), Violation::Ack),
         ("an ack far ahead", message([5, 0, 0, 0], 0, (1 << 19) - 1, (0, 0), &[]), Violation::Ack),
         ("an ack of more than 20 bits", message([5, 0, 0, 0], 0, 1 << 20, (0, 0), &[]), Violation::Ack),
-        ("asked for what cannot be", message([5, 0, 1, 0], 9, 0, (0, 0), &[]), Violation::Sequence),
+        ("asked for what cannot be", message([5, 0, 1, 0], 0, 0, (0, 0), &[9]), Violation::Sequence),
+        ("asked for nothing", message([5, 0, 1, 0], 0, 0, (0, 0), &[]), Violation::Length),
+        ("a word of another context", message([1, 1, 1, 8], 0, 0, target, &[0, 7]), Violation::Sequence),
+        ("a hello", message([7, 0, 0, 0], 1, 0, (2, 0), &[]), Violation::Kind),
         ("a reply to nothing", message([4, 0, 0, 0], 0, 0, (0, 0), &[(1 << 32), 7]), Violation::Reply),
         ("a reply to token 0", message([4, 0, 0, 0], 0, 0, (0, 0), &[0, 7]), Violation::Reply),
         ("a reply to slot 4 billion", message([4, 0, 0, 0], 0, 0, (0, 0), &[u64::MAX, 7]), Violation::Reply),
@@ -141,8 +144,8 @@ fn every_violation_has_its_name() {
         bench.check(what, want);
     }
     for (what, data, want) in [
-        ("flags", 0x0010_0000u32, Violation::Kind),
-        ("all flags", 0x00f0_0000, Violation::Kind),
+        ("an epoch", 0x0010_0000u32, Violation::Sequence),
+        ("the last epoch", 0x00f0_0000, Violation::Sequence),
         ("context 2 of 2", 0x0200_0000, Violation::Context),
         ("beyond the window", 8, Violation::Sequence),
         ("half the space away", (1 << 19) - 1, Violation::Sequence),
@@ -436,7 +439,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             // What is heard was made up here, so nothing may be said of it.
             control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
-                let seq = (first_sequence.wrapping_add(n as u64) & 0xf_ffff) as u32;
+                let seq = sequence(first_sequence.wrapping_add(n as u64), 8);
                 Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
@@ -447,7 +450,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             }
             passes(&mut own.engine, 20);
             assert_eq!((word(&own.engine, own.target.at(0)), own.engine.stats().duplicates), (0, 10));
-            control.borrow_mut().inject.push_back(Event::Landed(from, (first_sequence & 0xf_ffff) as u32));
+            control.borrow_mut().inject.push_back(Event::Landed(from, sequence(first_sequence, 8)));
             own.engine.progress();
             for _ in 0..20 {
                 control.borrow_mut().inject.extend(all.iter().cloned());

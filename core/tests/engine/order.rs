@@ -336,7 +336,7 @@ fn i6_numbers_follow_each_other_across_the_wrap_and_none_is_left_out() {
         }
         own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
         let words: Vec<u32> = control.borrow().posts.iter().filter_map(|post| post.data).collect();
-        let want: Vec<u32> = (0..40).map(|n| (first_sequence.wrapping_add(n) & 0xf_ffff) as u32).collect();
+        let want: Vec<u32> = (0..40).map(|n| sequence(first_sequence.wrapping_add(n), 4)).collect();
         assert_eq!(words, want);
     }
 }

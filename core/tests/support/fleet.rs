@@ -1,7 +1,7 @@
 //! Several engines on one simulated fabric, each connected to every other (and to itself), driven in turn by one thread.
 
 use fishplate_core::engine::{Config, Engine};
-use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
+use fishplate_core::mem::{LocalId, Peer, PeerId, RemoteId};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 
@@ -68,7 +68,7 @@ pub fn crossed<const RAILS: usize>(
 }
 
 /// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included. Node `n`
-/// counts rails from `n * shift` on.
+/// counts rails from `n * shift` on. All have met when it returns.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<[R; RAILS]>,
     config: Config,
@@ -103,7 +103,9 @@ pub fn join<R: Rail, const RAILS: usize>(
             node.remotes.push(remote);
         }
     }
-    assert!(fleet[0].engine.rail(RailId(0)).is_some());
+    turn_until(&mut fleet, "all have met", |fleet| {
+        fleet.iter().all(|node| node.peers.iter().all(|&peer| node.engine.has_answered(peer) == Ok(true)))
+    });
     fleet
 }
 

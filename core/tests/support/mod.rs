@@ -165,6 +165,11 @@ pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>,
 /// First sequence numbers: zero, and just before each wrap.
 pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
+/// The bits of a word that are its sequence.
+pub fn sequence(seq: u64, window: u32) -> u32 {
+    seq as u32 & (4 * window - 1)
+}
+
 /// splitmix64.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);

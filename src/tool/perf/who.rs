@@ -145,7 +145,7 @@ mod tests {
         );
         let told = who.gone("it hung up").to_string();
         assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"), "{told}");
-        let stuck = Stuck { peer: None, rail: Some(RailId(0)), hole: Some(17) };
+        let stuck = Stuck { rail: Some(RailId(0)), hole: Some(17), ..Stuck::default() };
         let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
         assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
         let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();

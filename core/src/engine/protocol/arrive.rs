@@ -4,7 +4,6 @@
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
 use crate::op::Outcome;
-use crate::sync::seq::WIRE_BITS;
 
 use super::super::State;
 use super::super::list::NONE;
@@ -56,15 +55,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn tagged_checked(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
         let (head, rest) = Head::read(bytes)?;
-        let Some(stream) = self.arrival_stream(peer, head.context)? else { return Ok(()) };
+        let Some(stream) = self.arrival_stream(peer, head.context, head.word)? else { return Ok(()) };
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         protocol.accounts[stream as usize].freed(head.freed)?;
         self.acknowledged(stream, head.ack)?;
         match head.kind {
             head::TAGGED if head.op <= 1 => {
                 let tag = head.tag()?;
-                if !self.streams[stream as usize].window.take_in_order(head.seq) {
-                    return self.park_payload(stream, head.seq, tag, rest, NO_TOKEN);
+                if !self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
+                    return self.park_payload(stream, head.word, tag, rest, NO_TOKEN);
                 }
                 let s = &mut self.streams[stream as usize];
                 s.unhurried = !s.window.expected().is_before(s.ack_wanted);
@@ -91,8 +90,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 if token == NO_TOKEN {
                     return Err(Violation::Kind);
                 }
-                if !self.streams[stream as usize].window.take_in_order(head.seq) {
-                    return self.park_payload(stream, head.seq, tag, payload, token);
+                if !self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
+                    return self.park_payload(stream, head.word, tag, payload, token);
                 }
                 self.payload(stream, tag, payload, token)?;
                 self.in_order(stream);
@@ -102,10 +101,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let tag = head.tag()?;
                 let mut offer = Offer::<RAILS>::read(rest)?;
                 offer.keys = self.pairings[peer.0 as usize].in_our_order(offer.keys);
-                if head.seq >> WIRE_BITS != 0 {
-                    return Err(Violation::Sequence);
-                }
-                if self.streams[stream as usize].window.take_in_order(head.seq) {
+                if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
                     let kept = self.keep_header(stream, offer)?;
                     self.turn(stream, tag, kept)?;
                     self.in_order(stream);
@@ -113,12 +109,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 // One that was here before has no header left, and needs none.
                 let (window, mut cells) = self.window(stream);
-                if window.seen(head.seq, &mut cells)? {
+                if window.seen(head.word, &mut cells)? {
                     self.held(stream, Arrival::Duplicate);
                     return Ok(());
                 }
                 let kept = self.keep_header(stream, offer)?;
-                self.park_kept(stream, head.seq, tag, kept)
+                self.park_kept(stream, head.word, tag, kept)
             }
             (head::FIN, 0 | 1) if rest.is_empty() => {
                 self.finned(peer.0, head.words[0], head.words[1], head.op == 0)
@@ -223,27 +219,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn park_payload(
         &mut self,
         stream: u32,
-        seq: u32,
+        word: u32,
         tag: Tag,
         payload: Untrusted<'_>,
         token: u64,
     ) -> Result<(), Violation> {
-        if seq >> WIRE_BITS != 0 {
-            return Err(Violation::Sequence);
-        }
         // One that was here before has no credit, and needs none.
         let (window, mut cells) = self.window(stream);
-        if window.seen(seq, &mut cells)? {
+        if window.seen(word, &mut cells)? {
             self.held(stream, Arrival::Duplicate);
             return Ok(());
         }
         let kept = self.keep_payload(stream, payload, token)?;
-        self.park_kept(stream, seq, tag, kept)
+        self.park_kept(stream, word, tag, kept)
     }
 
-    fn park_kept(&mut self, stream: u32, seq: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
+    fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let what = Parcel::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
-        match self.park(stream, seq, Parked { at: Place::default(), what }) {
+        match self.park(stream, word, Parked { at: Place::default(), what }) {
             Ok(true) => Ok(()),
             // Here before, or beyond the window: what was kept for it goes back.
             other => {

@@ -1,7 +1,7 @@
 //! What two-sided messages look like on the wire. Little-endian, no padding.
 //!
 //! ```text
-//! head, 16 bytes: kind u8 | context u8 | op u8 | 0 u8 | sequence u32 | ack u32 | freed u32
+//! head, 16 bytes: kind u8 | context u8 | op u8 | 0 u8 | word u32 | ack u32 | freed u32
 //! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32; op 1: an acknowledgement is wanted soon
 //! Sync        40 bytes and the payload: as Tagged, then token u64
 //! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the region u64, region u16,
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The first three have a number in the stream and wait for their turn, so that messages match in the order sent. The others
-//! answer one of them, by a token or a request that it named, and have none. `freed` counts the sender's credits that came
+//! answer one of them, by a token or a request that it named, and have none: their word says the
+//! attachment alone. `freed` counts the sender's credits that came
 //! back, over the life of the stream: the last 32 bits, so that a late one is told from a new one.
 
 use crate::error::Violation;
@@ -50,7 +51,7 @@ pub(crate) struct Head {
     pub kind: u8,
     pub context: u8,
     pub op: u8,
-    pub seq: u32,
+    pub word: u32,
     pub ack: u32,
     pub freed: u32,
     pub words: [u64; 2],
@@ -60,14 +61,14 @@ impl Head {
     /// The head of a message that carries a tag.
     #[inline(always)]
     pub(crate) fn tagged(kind: u8, context: u8, tag: Tag) -> Head {
-        Head { kind, context, op: 0, seq: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
+        Head { kind, context, op: 0, word: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
     }
 
     /// Four words, as they travel.
     #[inline(always)]
     pub(crate) fn write(&self) -> [u8; HEAD] {
         let first =
-            self.kind as u64 | (self.context as u64) << 8 | (self.op as u64) << 16 | (self.seq as u64) << 32;
+            self.kind as u64 | (self.context as u64) << 8 | (self.op as u64) << 16 | (self.word as u64) << 32;
         let second = self.ack as u64 | (self.freed as u64) << 32;
         let mut out = [0; HEAD];
         for (word, at) in [first, second, self.words[0], self.words[1]].iter().zip(out.chunks_exact_mut(8)) {
@@ -87,7 +88,7 @@ impl Head {
             kind: first as u8,
             context: (first >> 8) as u8,
             op: (first >> 16) as u8,
-            seq: (first >> 32) as u32,
+            word: (first >> 32) as u32,
             ack: second as u32,
             freed: (second >> 32) as u32,
             words: [word(&raw, 16), word(&raw, 24)],
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn a_head_comes_back_and_one_cut_short_is_refused() {
         let tag = Tag { lo: u64::MAX - 3, hi: 0x8765_4321 };
-        let head = Head { op: 1, seq: 0xf_ffff, ack: 7, freed: u32::MAX, ..Head::tagged(TAGGED, 200, tag) };
+        let head = Head { op: 1, word: 0xf_ffff, ack: 7, freed: u32::MAX, ..Head::tagged(TAGGED, 200, tag) };
         let bytes = head.write();
         let (back, rest) = Head::read(Untrusted::from_slice(&bytes)).unwrap();
         assert_eq!((back, back.tag(), rest.len()), (head, Ok(tag), 0));

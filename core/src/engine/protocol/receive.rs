@@ -322,7 +322,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     index: peer,
                     generation: self.state.peers[peer as usize].generation,
                 });
-                Err(WaitError::Deadline(Stuck { peer, rail: None, hole: hole.map(|(_, seq)| seq.0) }))
+                let hole = hole.map(|(_, seq)| seq.0);
+                Err(WaitError::Deadline(Stuck { peer, hole, ..Stuck::default() }))
             }
         }
     }
@@ -384,7 +385,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {
             Some(slot) if slot.generation == source.generation => match slot.state {
-                PeerState::Connected => Ok(()),
+                PeerState::Connected | PeerState::Meeting => Ok(()),
                 PeerState::Failed(why) => {
                     self.left_behind(source, tag, ignore).ok_or(OpError::PeerFailed(why))
                 }

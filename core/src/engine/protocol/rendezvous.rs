@@ -342,7 +342,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {
-                PeerState::Connected => None,
+                PeerState::Connected | PeerState::Meeting => None,
                 PeerState::Failed(why) => Some(Fault::Peer(why)),
                 _ => Some(Fault::Peer(crate::error::PeerError::Removed)),
             },

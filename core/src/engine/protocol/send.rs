@@ -124,9 +124,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return None;
         }
-        let (seq, cursor) = (s.next, s.window.expected());
+        let cursor = s.window.expected();
         let head = Head {
-            seq: seq.to_wire(),
+            word: s.word(state.mask),
             ack: truncate::<32>(cursor.0),
             freed: account.returned,
             ..Head::tagged(head::TAGGED, context.0, tag)
@@ -252,7 +252,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
             return Err(OpError::Again);
         }
-        let head = Head { seq: s.next.to_wire(), ..Head::tagged(head::TAGGED, s.context, tag) };
+        let word = s.word(self.state.mask);
+        let head = Head { word, ..Head::tagged(head::TAGGED, s.context, tag) };
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         let (mut out, payload) = ([0; LONGEST], Untrusted::from_slice(bytes));
         match self.post_headed(stream, to.index, head, &mut out, head::HEAD, payload, owner) {
@@ -274,7 +275,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Posts a send that took its place in its stream.
     pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
-        let (peer, seq, context) = (s.peer, s.next, s.context);
+        let (peer, seq, word, context) = (s.peer, s.next, s.word(self.state.mask), s.context);
         if s.in_flight() >= self.state.config.window as u64 {
             return Err(Blocked::Window);
         }
@@ -288,7 +289,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let head = Head {
             // Whoever sent it waits for its acknowledgement.
             op: (slot.form == Form::Eager) as u8,
-            seq: seq.to_wire(),
+            word,
             freed: self.state.returned(stream),
             ..Head::tagged(kind, context, slot.envelope)
         };
@@ -345,7 +346,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<()> {
         let s = &self.state.streams[stream as usize];
         let peer = s.peer;
-        let head = Head { kind, context: s.context, op, seq: 0, ack: 0, freed: 0, words };
+        let head = Head { kind, context: s.context, op, word: s.stamp, ack: 0, freed: 0, words };
         let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
         let mut out = [0; LONGEST];
         let mut len = head::HEAD;

@@ -15,7 +15,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
 use super::super::stream::WRITES;
-use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag, write_word};
+use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};
@@ -26,6 +26,7 @@ struct Way {
     context: u8,
     rail: usize,
     seq: Seq,
+    word: u32,
     /// The slot that the operation will take; [`NONE`] for a silent one.
     index: u32,
     /// The tag of its post, but for the bytes.
@@ -52,7 +53,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return false;
         }
-        // Of a context that is not configured there is no stream, or none that is live.
+        // Of a context that is not configured there is no stream.
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
         if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES)) {
@@ -66,7 +67,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // A rail is picked only for what will be posted: its turn is over with that.
         let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
-        let State { locals, remotes, streams, loads, stats, open, .. } = &mut self.state;
+        let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) = (
             locals.get(from.region.index as usize),
             remotes.get(to.region.index as usize),
@@ -77,7 +78,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // SAFETY: a byte of the region is asked for, so it is one that is registered.
         let ptr = unsafe { NonNull::new_unchecked(local.ptr.wrapping_add(from.offset as usize)) };
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
-        let word = write_word(s.context, s.next);
+        let word = s.word(*mask);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
         // SAFETY: both ranges lie in their regions, the local one stays as it is until the operation ends (the promise of
         // `Region::new`). The remote one was imported on every rail of its peer, of which this is one; no rail takes less than
@@ -122,7 +123,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };
-        let (peer, word, tag) = (Peer(way.peer), write_word(way.context, way.seq), way.tag | bytes);
+        let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
         // SAFETY: the range was checked by the caller, and the source stays as it is until the operation ends (the promise of
         // `Region::new`), that of an inject during the call. The target was checked by the caller, too, and imported on every rail
         // of its peer, of which this is one; no rail takes less than `single_max`.
@@ -144,8 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let way = self.state.way(stream, (HEAD_MAX + payload.len()) as u64, notice, data)?;
         let cursor = self.state.streams[stream as usize].window.expected();
         let mut head = [0; HEAD_MAX];
-        let message =
-            Message { context: way.context, seq: way.seq.to_wire(), ack: truncate::<32>(cursor.0), body };
+        let message = Message { context: way.context, word: way.word, ack: truncate::<32>(cursor.0), body };
         let len = message.encode(&mut head);
         let bytes = (len + payload.len()) as u64;
         let posted =
@@ -162,7 +162,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(always)]
     fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
-        let (peer, context, seq) = (s.peer, s.context, s.next);
+        let (peer, context, seq, word) = (s.peer, s.context, s.next, s.word(self.mask));
         if !s.clear(self.config.window, data) {
             return None;
         }
@@ -174,7 +174,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         };
         let rail = self.pick(peer, 0, bytes)?;
-        Some(Way { peer, context, rail, seq, index, tag })
+        Some(Way { peer, context, rail, seq, word, index, tag })
     }
 
     /// Notes an operation whose one post was made, or was not.

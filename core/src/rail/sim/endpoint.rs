@@ -212,6 +212,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             order: if world.dials[self.rail as usize].ordered { Order::All } else { Order::None },
             native_atomics: false,
             depth: world.packets.len() as u32,
+            fresh: false,
         }
     }
 

@@ -81,6 +81,8 @@ impl FabricRail {
             order: Order::None,
             native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
             depth,
+            // A completion waits in the queue of the peer for as long as that does not poll.
+            fresh: false,
         };
         let notify = offer.notify;
         let inject_message = inject.min(max_message + HEAD);

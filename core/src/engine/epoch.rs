@@ -1,0 +1,261 @@
+//! Which attachment a message belongs to, and how two ends agree on that.
+//!
+//! Each attachment of a peer has an *epoch*: the receiver chooses it, the sender puts it into every
+//! word (see `wire`). What carries another epoch is left over from an earlier attachment; it is
+//! dropped and counted ([`Stats::stale`](super::Stats)). An engine counts its attachments, so two
+//! that lie near each other never share an epoch, also not the few bits of one that fit in a word.
+//!
+//! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all epochs
+//! are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first. Until
+//! then operations queue, as they do behind a full window.
+//!
+//! # The exchange
+//!
+//! A Hello says `mine`, the sender's epoch, `yours`, an epoch of the receiver that the sender has
+//! heard, and to whom the sender is *bound*. One whose `yours` is our epoch is *proof* that its
+//! sender lives now: it has heard of this attachment. Any other may be old and proves nothing.
+//!
+//! | heard                                    | what follows                                  |
+//! |------------------------------------------|-----------------------------------------------|
+//! | no proof                                 | an answer that repeats its `mine`             |
+//! | proof, and nobody is bound here          | its sender is bound here; an answer           |
+//! | proof, of the one bound here, bound to us | both are bound: operations go out            |
+//! | proof, of another than the one bound here | the peer fails: it has attached anew         |
+//! | proof, of one bound to another of ours   | an answer: proof for the other end to fail us |
+//!
+//! Each epoch that was heard is answered once, so nothing is sent again: of two ends the one that
+//! attaches last is heard by the other. A word with our epoch is as good as a Hello from the one
+//! that is bound here, which no other was told of.
+//!
+//! # One rail
+//!
+//! A stream keeps the two epochs in place, as a stamp for what goes out (`Stream::stamp`) and one for
+//! what comes in (`Window::stamp`). To fence one rail of a peer, bump an epoch of that pair of peer
+//! and rail, and xor it into the epoch of both stamps where a word enters or leaves that rail. The
+//! compare stays the same, and with one rail there is nothing to xor.
+
+use crate::error::{PeerError, Violation};
+use crate::mem::{Peer, Untrusted};
+use crate::rail::Rail;
+
+use super::post::Blocked;
+use super::table::PeerState;
+use super::wire::{Bond, GENERATION_MASK, Hello, Owner, stamp};
+use super::{Engine, State};
+
+/// Hellos that wait for room in a rail, at most; a newer one takes the place of the oldest.
+const ANSWERS: usize = 4;
+
+/// Attachments that count as earlier than the one bound here, rather than as another engine's.
+const EARLIER: u32 = 1 << 16;
+
+/// What was agreed with a peer about its attachment and ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meeting {
+    /// The epoch of what comes in. 0: no Hello is needed.
+    mine: u32,
+    /// The epoch of what goes out: of the one that is bound here. 0: nobody is.
+    theirs: u32,
+    /// What was told last: to whom, and how it stood.
+    told: (u32, Bond),
+    /// To whom a Hello is to be sent, oldest first.
+    answers: [u32; ANSWERS],
+    count: u8,
+}
+
+impl Meeting {
+    /// Nothing to agree on.
+    pub(crate) const NONE: Meeting =
+        Meeting { mine: 0, theirs: 0, told: (0, Bond::None), answers: [0; ANSWERS], count: 0 };
+
+    /// Whether the one with this epoch, or which other, is bound here.
+    fn bond(&self, epoch: u32) -> Bond {
+        match self.theirs {
+            0 => Bond::None,
+            theirs if theirs == epoch => Bond::Yours,
+            _ => Bond::Other,
+        }
+    }
+
+    /// Notes that a Hello is to go to `epoch`, if that does not know how things stand. Returns how
+    /// many more wait.
+    fn answer(&mut self, epoch: u32) -> u32 {
+        let known = epoch != 0 && self.told == (epoch, self.bond(epoch));
+        let count = self.count as usize;
+        if known || self.answers[..count].contains(&epoch) {
+            return 0;
+        }
+        if count == ANSWERS {
+            self.answers.copy_within(1.., 0);
+            self.answers[count - 1] = epoch;
+            return 0;
+        }
+        self.answers[count] = epoch;
+        self.count += 1;
+        1
+    }
+
+    /// The Hello that waits longest.
+    fn first(&self) -> Option<Hello> {
+        let yours = *self.answers[..self.count as usize].first()?;
+        Some(Hello { mine: self.mine, yours, bond: self.bond(yours) })
+    }
+
+    /// It was sent.
+    fn sent(&mut self, hello: Hello) {
+        self.told = (hello.yours, hello.bond);
+        self.answers.copy_within(1.., 0);
+        self.count -= 1;
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Sends the Hellos that wait for a peer. `false`: no rail has room and they stay due, or the peer
+    /// is lost.
+    #[cold]
+    pub(super) fn greet(&mut self, peer: u16) -> bool {
+        let stream = self.state.stream_of(0, peer);
+        let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
+        while let Some(hello) = self.state.pairings[peer as usize].meeting.first() {
+            let owner = Owner::Control(Peer(peer), generation);
+            // A Hello carries no cursor: what the peer was told stays what it is.
+            let cursor = self.state.streams[stream as usize].ack_sent;
+            let nothing = Untrusted::from_slice(&[]);
+            match self.post_bytes(stream, peer, &hello.encode(), nothing, owner, cursor) {
+                Ok(_) => {
+                    self.state.pairings[peer as usize].meeting.sent(hello);
+                    self.state.hellos -= 1;
+                }
+                Err(Blocked::Refused(rail, _)) => {
+                    self.state.fail_peer(peer, PeerError::Rail(rail));
+                    return false;
+                }
+                Err(Blocked::PeerDown) => return false,
+                Err(_) => {
+                    self.state.due.push(self.state.streams, stream);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// A peer was attached to rails which, or which do not, keep attachments apart.
+    pub(super) fn meet(&mut self, peer: u16, fresh: bool) {
+        if fresh {
+            return self.establish(peer);
+        }
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        self.peers[peer as usize].state = PeerState::Meeting;
+        self.pairings[peer as usize].meeting = Meeting { mine: self.epoch, ..Meeting::NONE };
+        self.answer(peer, 0);
+    }
+
+    /// Nobody is to be greeted any more.
+    pub(super) fn part(&mut self, peer: u16) {
+        let meeting = &mut self.pairings[peer as usize].meeting;
+        self.hellos -= meeting.count as u32;
+        *meeting = Meeting::NONE;
+    }
+
+    /// Both ends know each other's epoch.
+    fn establish(&mut self, peer: u16) {
+        let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
+        let waited = self.peers[peer as usize].state == PeerState::Meeting;
+        self.peers[peer as usize].state = PeerState::Connected;
+        for context in 0..self.config.contexts {
+            let (index, context) = (self.stream_of(context as u8, peer), context as u8);
+            let (sends, takes) = (stamp(context, theirs, self.mask), stamp(context, mine, self.mask));
+            self.streams[index as usize].open(sends, takes);
+            if waited {
+                self.due.push(self.streams, index);
+            }
+        }
+    }
+
+    fn answer(&mut self, peer: u16, epoch: u32) {
+        self.hellos += self.pairings[peer as usize].meeting.answer(epoch);
+        if self.pairings[peer as usize].meeting.count != 0 {
+            self.ask(self.stream_of(0, peer));
+        }
+    }
+
+    /// A message that is none of those with a context: a Hello, or not to be understood.
+    #[cold]
+    pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
+        let heard = match Hello::decode(bytes) {
+            Some(Ok(hello)) => self.greeted(peer.0, hello),
+            Some(Err(violation)) => Err(violation),
+            None => Err(violation),
+        };
+        if let Err(violation) = heard {
+            self.quarantine(peer.0, violation);
+        }
+    }
+
+    /// A peer has said hello.
+    fn greeted(&mut self, peer: u16, hello: Hello) -> Result<(), Violation> {
+        let Some(slot) = self.peers.get(peer as usize) else { return Ok(()) };
+        let waiting = slot.state == PeerState::Meeting;
+        if !waiting && slot.state != PeerState::Connected {
+            return Ok(());
+        }
+        let meeting = &mut self.pairings[peer as usize].meeting;
+        if hello.mine == 0 || meeting.mine == 0 {
+            return Err(Violation::Kind);
+        }
+        if hello.yours == meeting.mine {
+            if meeting.bond(hello.mine) == Bond::Other {
+                // The last of an attachment that ended before the one bound here began says nothing.
+                let earlier = (1..EARLIER).contains(&meeting.theirs.wrapping_sub(hello.mine));
+                if !earlier {
+                    self.fail_peer(peer, PeerError::Reattached);
+                }
+                return Ok(());
+            }
+            if hello.bond != Bond::Other {
+                meeting.theirs = hello.mine;
+            }
+            if hello.bond == Bond::Yours && waiting {
+                self.establish(peer);
+            }
+        }
+        self.answer(peer, hello.mine);
+        Ok(())
+    }
+
+    /// What arrived for no open stream of this peer, or under another epoch than that stream's. It
+    /// is dropped, unless it is what the other end sends as soon as both are bound.
+    #[cold]
+    pub(super) fn strange_arrival(
+        &mut self,
+        peer: Peer,
+        context: u8,
+        word: u32,
+    ) -> Result<Option<u32>, Violation> {
+        let Some(slot) = self.peers.get(peer.0 as usize) else { return Ok(None) };
+        let waiting = slot.state == PeerState::Meeting;
+        if !waiting && slot.state != PeerState::Connected {
+            return Ok(None);
+        }
+        let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
+        let right = word & !self.mask == stamp(context, mine, self.mask);
+        // Nothing is left over where rails keep attachments apart: what is not right there is wrong.
+        if (right || mine == 0) && context as u16 >= self.config.contexts {
+            return Err(Violation::Context);
+        }
+        if !right && mine == 0 {
+            return Err(Violation::Sequence);
+        }
+        if !right || (waiting && theirs == 0) {
+            self.stats.stale += 1;
+            return Ok(None);
+        }
+        if waiting {
+            self.establish(peer.0);
+        }
+        Ok(Some(self.stream_of(context, peer.0)))
+    }
+}
