@@ -108,7 +108,7 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
     }
 }
 
-/// Exchanges cards over a stream socket that is connected already, such as one end of a socket pair. The two ends differ in `first`.
+/// Exchanges cards over a stream socket that is connected already, such as one end of a socket pair.
 ///
 /// # Errors
 /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; whatever the other side says that does not fit.

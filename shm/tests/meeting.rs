@@ -1,0 +1,178 @@
+//! Many handshakes at once: each has its own deadline, and too many make the one that has got least far end.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate_shm::meeting::{HalfOpen, MOST, Meetings, Step, meet};
+
+/// Wants the word "hello", byte by byte, and fails at any other.
+#[derive(Debug)]
+struct Word {
+    stream: UnixStream,
+    heard: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failed {
+    Late,
+    Byte(u8),
+    HungUp,
+    System(i32),
+}
+
+const WORD: &[u8] = b"hello";
+
+impl Word {
+    fn new(socket: OwnedFd) -> Result<Word, Failed> {
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(true).map_err(|_| Failed::System(0))?;
+        Ok(Word { stream, heard: 0 })
+    }
+}
+
+impl HalfOpen for Word {
+    type Met = UnixStream;
+    type Error = Failed;
+    const LATE: Failed = Failed::Late;
+
+    fn system(code: i32) -> Failed {
+        Failed::System(code)
+    }
+
+    fn step(mut self) -> Step<Self> {
+        let mut byte = [0];
+        while self.heard < WORD.len() {
+            match self.stream.read(&mut byte) {
+                Ok(1) if byte[0] == WORD[self.heard] => self.heard += 1,
+                Ok(1) => return Step::Failed(Failed::Byte(byte[0])),
+                Ok(_) => return Step::Failed(Failed::HungUp),
+                Err(_) => return Step::Waits(self),
+            }
+        }
+        Step::Met(self.stream)
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    fn events(&self) -> i16 {
+        libc::POLLIN
+    }
+
+    fn heard(&self) -> u32 {
+        self.heard as u32
+    }
+
+    fn who(&self) -> String {
+        "somebody".into()
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// A listener of its own name.
+fn listener(name: &str) -> (UnixListener, SocketAddr) {
+    let address = SocketAddr::from_abstract_name(format!("meeting-{name}-{}", std::process::id())).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    (listener, address)
+}
+
+fn says(address: &SocketAddr, bytes: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect_addr(address).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+fn ended(stream: &mut UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    stream.read(&mut [0]).is_ok_and(|n| n == 0)
+}
+
+#[test]
+fn a_deadline_is_of_one_handshake_and_a_byte_now_and_then_does_not_renew_it() {
+    let (listener, address) = listener("deadline");
+    let patience = Duration::from_millis(150);
+    let mut meetings = Meetings::<Word>::new(patience);
+    let mut slow = says(&address, b"h");
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let trickle = scope.spawn(|| {
+            let mut bytes = 0;
+            while slow.write_all(&WORD[1 + bytes % 3..][..1]).is_ok() && bytes < 3 {
+                bytes += 1;
+                thread::sleep(Duration::from_millis(60));
+            }
+        });
+        while meetings.refused().is_empty() {
+            let quick = Instant::now() + Duration::from_millis(10);
+            assert!(meetings.next(listener.as_fd(), quick, Word::new).unwrap().is_none());
+            assert!(Instant::now() < soon());
+        }
+        assert!(begun.elapsed() >= patience);
+        trickle.join().unwrap();
+    });
+    assert!(ended(&mut slow));
+    // The next one has all the time that one may take.
+    let _fast = says(&address, WORD);
+    assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_some());
+}
+
+#[test]
+fn one_too_many_ends_the_oldest_of_those_that_have_got_least_far() {
+    let (listener, address) = listener("evict");
+    let mut meetings = Meetings::<Word>::new(Duration::from_secs(60));
+    let mut far = says(&address, b"he");
+    let look = |meetings: &mut Meetings<Word>| {
+        let turns = MOST / 8;
+        (0..turns).find_map(|_| meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap())
+    };
+    assert!(look(&mut meetings).is_none());
+    let mut silent: Vec<_> = (1..MOST).map(|_| says(&address, b"")).collect();
+    assert!(look(&mut meetings).is_none());
+    assert_eq!(meetings.refused(), [], "there is room for so many");
+    let mut more: Vec<_> = (0..2).map(|_| says(&address, b"")).collect();
+    assert!(look(&mut meetings).is_none());
+    assert_eq!(
+        meetings.refused(),
+        [("somebody".to_owned(), Failed::Late), ("somebody".to_owned(), Failed::Late)]
+    );
+    assert!(silent[..2].iter_mut().all(ended) && !silent[2..].iter_mut().any(ended));
+    assert!(!ended(&mut far) && !more.iter_mut().any(ended));
+    far.set_nonblocking(false).unwrap();
+    far.write_all(b"llo").unwrap();
+    assert!(look(&mut meetings).is_some());
+}
+
+#[test]
+fn failures_are_kept_by_name_and_the_last_of_them_only() {
+    let (listener, address) = listener("refused");
+    let mut meetings = Meetings::<Word>::new(Duration::from_secs(60));
+    let _held: Vec<_> = (b'a'..b'a' + 5).chain(b'p'..b'p' + 8).map(|byte| says(&address, &[byte])).collect();
+    for _ in 0..4 {
+        assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_none());
+    }
+    let why: Vec<_> = meetings.refused().into_iter().map(|(_, why)| why).collect();
+    assert_eq!(why, (b'p'..b'p' + 8).map(Failed::Byte).collect::<Vec<_>>());
+    drop(says(&address, b"he"));
+    assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_none());
+    assert_eq!(meetings.refused(), [("somebody".to_owned(), Failed::HungUp)]);
+}
+
+#[test]
+fn alone_a_handshake_ends_by_its_deadline() {
+    let (here, mut there) = UnixStream::pair().unwrap();
+    let quick = Instant::now() + Duration::from_millis(20);
+    assert_eq!(meet(Word::new(here.into()).unwrap(), quick).map(drop), Err(Failed::Late));
+    assert!(ended(&mut there));
+    let (here, mut there) = UnixStream::pair().unwrap();
+    there.write_all(WORD).unwrap();
+    assert!(meet(Word::new(here.into()).unwrap(), Instant::now()).is_ok());
+}

@@ -1,0 +1,284 @@
+//! Processes that connect to a listener beside the right one, and what they cost it: no more than their own connection.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use fishplate_shm::{HandshakeError, Link, Listener, Role, ShmConfig, connect};
+
+#[path = "support/raw.rs"]
+mod raw;
+mod support;
+use raw::{HELLO, Raw, packet, send};
+use support::*;
+
+fn config() -> ShmConfig {
+    ShmConfig { lane_cells: 64, max_message: 1024, ..ShmConfig::default() }
+}
+
+/// A socket of the listener's kind, and the address of an abstract name.
+fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
+    // SAFETY: an address of zeros is a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = name.strip_prefix('@').unwrap().as_bytes();
+    for (to, from) in address.sun_path[1..].iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
+    // SAFETY: plain numbers; the descriptor is new.
+    let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0)) };
+    (fd, address, len as u32)
+}
+
+/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue is full.
+fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
+    let (fd, address, len) = socket(name, flags);
+    // SAFETY: an address of that length.
+    let rc = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
+    (rc == 0).then_some(fd)
+}
+
+/// Strangers at a name, in threads of their own until they are told to stop.
+struct Strangers<'s, 'e> {
+    scope: &'s Scope<'s, 'e>,
+    name: &'s str,
+    stop: &'s AtomicBool,
+}
+
+impl<'s> Strangers<'s, '_> {
+    /// Many who connect once. Returns when all have done `each`, with what they hold.
+    fn many<T: Send + 's>(&self, count: usize, each: impl Fn(Raw) -> T + Send + Copy + 's) -> Vec<T> {
+        let (done, all) = mpsc::channel();
+        for _ in 0..count {
+            let (name, done) = (self.name, done.clone());
+            self.scope.spawn(move || done.send(each(Raw::new(knock(name, 0).unwrap(), &config()))).unwrap());
+        }
+        drop(done);
+        all.into_iter().collect()
+    }
+
+    /// One who connects again and again.
+    fn flood(&self, each: impl Fn(OwnedFd) + Send + 's) {
+        let (name, stop) = (self.name, self.stop);
+        self.scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                knock(name, 0).into_iter().for_each(&each);
+            }
+        });
+    }
+}
+
+/// The right process meets the listener beside strangers in less than half the time that one handshake may take, so it waited for
+/// none of them. Returns why strangers were refused.
+#[track_caller]
+fn meets_beside<T>(
+    config: ShmConfig,
+    strangers: impl FnOnce(&Strangers<'_, '_>) -> T,
+) -> Vec<HandshakeError> {
+    let (near, far) = (rail(config.clone()), rail(config));
+    let (name, stop) = (&name(), &AtomicBool::new(false));
+    let listener = Listener::bind(name).unwrap();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(move || {
+            let link = listener.accept(&near.profile(), soon()).map(|link| link.nonces()[0]);
+            let why: Vec<_> = listener.refused().into_iter().map(|(_, why)| why).collect();
+            (link, why)
+        });
+        let held = strangers(&Strangers { scope, name, stop });
+        let begun = Instant::now();
+        let there = connect(name, &far.profile(), soon());
+        stop.store(true, Ordering::Relaxed);
+        let (here, refused) = accepting.join().unwrap();
+        assert_eq!(here, there.map(|link| link.nonces()[1]));
+        assert!(here.is_ok() && begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+        drop(held);
+        refused
+    })
+}
+
+#[test]
+fn silent_strangers_cost_only_their_own_connections() {
+    let _alone = alone();
+    for count in [4, 64, 200] {
+        meets_beside(config(), |strangers| strangers.many(count, |raw| raw.socket));
+    }
+}
+
+#[test]
+fn strangers_who_stop_halfway_cost_only_their_own_connections() {
+    let _alone = alone();
+    meets_beside(config(), |strangers| {
+        strangers.many(64, |mut raw| {
+            raw.hello([7; 16], 0);
+            raw.socket
+        })
+    });
+    meets_beside(config(), |strangers| {
+        strangers.many(64, |mut raw| {
+            raw.hello([7; 16], 0);
+            raw.offer();
+            raw.socket
+        })
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_what_it_is() {
+    let _alone = alone();
+    // Returns when the listener has hung up.
+    fn says(raw: Raw, bytes: &[u8]) {
+        raw.send(bytes, &[]);
+        while !raw.recv().is_empty() {}
+    }
+    let refused = |each: fn(Raw), why| {
+        assert_eq!(meets_beside(config(), |strangers| strangers.many(3, each)), [why; 3]);
+    };
+    let bad = HandshakeError::BadPacket;
+    refused(|raw| says(raw, &[0xee; 60_000]), bad);
+    refused(|raw| says(raw, &[0xee; 70_000]), bad);
+    refused(|raw| says(raw, &packet(HELLO, &[0; 7])), bad);
+    refused(|raw| says(raw, &packet(raw::READY, &[0; 16])), bad);
+    fn version() -> Vec<u8> {
+        let mut hello = packet(HELLO, &[]);
+        hello[8] = 77;
+        hello
+    }
+    let told = meets_beside(config(), |strangers| strangers.many(1, |raw| says(raw, &version())));
+    assert!(matches!(told[..], [HandshakeError::Version { theirs: 77, .. }]), "{told:?}");
+    // An answer to somebody else: replayed.
+    refused(
+        |mut raw| {
+            raw.hello([7; 16], 0);
+            raw.theirs = [9; 16];
+            raw.offer();
+            while !raw.recv().is_empty() {}
+        },
+        HandshakeError::Nonce,
+    );
+    let gone = HandshakeError::HungUp;
+    let told = meets_beside(config(), |strangers| strangers.many(3, drop));
+    assert!(told.iter().all(|why| *why == gone), "{told:?}");
+}
+
+#[test]
+fn floods_cost_only_their_own_connections() {
+    let _alone = alone();
+    meets_beside(config(), |strangers| (0..3).for_each(|_| strangers.flood(drop)));
+    meets_beside(config(), |strangers| {
+        strangers.flood(|socket| {
+            send(&socket, &[0xee; 1000], &[], 0);
+        });
+        let held = std::sync::Mutex::new(std::collections::VecDeque::new());
+        strangers.flood(move |socket| {
+            let mut held = held.lock().unwrap();
+            held.push_back(socket);
+            if held.len() > 100 {
+                held.pop_front();
+            }
+        });
+    });
+}
+
+/// A listener takes no memory for those who have only said Hello, however much a peer is to have in common with it.
+#[test]
+fn strangers_who_say_hello_cost_no_memory() {
+    let _alone = alone();
+    let config = ShmConfig { common_len: 64 << 20, ..config() };
+    let near = rail(config);
+    let name = name();
+    let listener = Listener::bind(&name).unwrap();
+    let before = held();
+    let mut strangers: Vec<_> =
+        (0..32).map(|_| Raw::new(knock(&name, 0).unwrap(), &self::config())).collect();
+    let profile = near.profile();
+    let deadline = || Instant::now() + Duration::from_millis(20);
+    assert_eq!(listener.accept(&profile, deadline()).map(drop), Err(HandshakeError::Deadline));
+    for (i, raw) in strangers.iter_mut().enumerate() {
+        raw.hello([i as u8 + 1; 16], 0);
+    }
+    assert_eq!(listener.accept(&profile, deadline()).map(drop), Err(HandshakeError::Deadline));
+    assert_eq!(held().1, before.1, "mappings");
+    assert_eq!(listener.refused(), []);
+    drop(listener);
+    drop(strangers);
+    assert_eq!(held().0, before.0 - 1, "only the listener itself has gone");
+}
+
+/// More have connected than the kernel lets wait, and nobody accepts for a while.
+#[test]
+fn a_full_backlog_delays_and_does_not_refuse() {
+    let _alone = alone();
+    let (near, far) = (rail(config()), rail(config()));
+    let name = name();
+    let listener = Listener::bind(&name).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| knock(&name, libc::SOCK_NONBLOCK)).collect();
+    assert!(held.len() > 64);
+    let quick = Instant::now() + Duration::from_millis(20);
+    assert_eq!(connect(&name, &far.profile(), quick).map(drop), Err(HandshakeError::Deadline));
+    let profile = far.profile();
+    thread::scope(|scope| {
+        let there = scope.spawn(|| connect(&name, &profile, soon()).map(|link| link.nonces()[1]));
+        let here = listener.accept(&near.profile(), soon()).map(|link| link.nonces()[0]);
+        assert_eq!(Ok(there.join().unwrap().unwrap()), here);
+    });
+}
+
+/// What a listener does that has no room for us.
+#[test]
+fn a_client_that_is_hung_up_on_tries_again() {
+    let _alone = alone();
+    let (near, far) = (rail(config()), rail(config()));
+    let name = name();
+    let (listener, address, len) = socket(&name, 0);
+    // SAFETY: an address of that length, and plain numbers; what is accepted is new.
+    let accept = || unsafe {
+        OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
+    };
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(libc::bind(listener.as_raw_fd(), (&raw const address).cast(), len), 0);
+        assert_eq!(libc::listen(listener.as_raw_fd(), 8), 0);
+    }
+    let profile = far.profile();
+    thread::scope(|scope| {
+        let there = scope.spawn(|| connect(&name, &profile, soon()).map(|link| link.nonces()[1]));
+        drop(accept());
+        let raw = Raw::new(accept(), &config());
+        assert!(!raw.recv().is_empty(), "its Hello");
+        drop(raw);
+        let here = Link::over(accept(), Role::First, &near.profile(), soon());
+        assert_eq!(here.map(|link| link.nonces()[0]), there.join().unwrap());
+    });
+}
+
+#[test]
+fn a_handshake_goes_on_in_the_next_call() {
+    let _alone = alone();
+    let near = rail(config());
+    let name = name();
+    let listener = Listener::bind(&name).unwrap();
+    let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
+    let profile = near.profile();
+    let looks = || listener.accept(&profile, Instant::now());
+    assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
+    raw.hello([7; 16], 0);
+    assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
+    thread::scope(|scope| {
+        let here = scope.spawn(|| listener.accept(&profile, soon()).map(|link| link.nonces()[1]));
+        raw.offer();
+        raw.ready();
+        assert_eq!(here.join().unwrap(), Ok([7; 16]));
+    });
+    assert_eq!(listener.refused(), []);
+    // With another profile it is another rail: whoever was halfway is hung up on.
+    let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
+    assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
+    raw.hello([7; 16], 0);
+    let other = rail(config());
+    let other = listener.accept(&other.profile(), Instant::now()).map(drop);
+    assert_eq!(other, Err(HandshakeError::Deadline));
+    assert!(raw.recv().is_empty(), "hung up");
+}
