@@ -3,7 +3,7 @@
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -12,6 +12,7 @@ share=1
 [ "${1:-}" = --short ] && share=10
 iters=${PROOF_ITERS:-$((10000000 / share))}
 seeds=${PROOF_SEEDS:-$((10000 / share))}
+programs=${PROOF_PROGRAMS:-$((100000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
 cycles=${PROOF_CYCLES:-$((1000 / share))}
 floods=${PROOF_FLOODS:-$((1000000 / share))}
@@ -60,6 +61,14 @@ tagged_seeds() {
         messages_match_in_the_order_sent_over_four >"$log" 2>&1
     local status=$?
     grep -E 'seed|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
+# A debug build, which checks more and is there already.
+memory_oracle() {
+    FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'programs|SKIPPED|FISHPLATE_SEED|test result' "$log" | sed 's/^\.* */   /'
     return $status
 }
 
@@ -141,6 +150,7 @@ tag_matching() {
 
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
+proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
 proof "tagged messages over shared memory, every payload verified" tagged_checked
 proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
 proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
