@@ -39,7 +39,7 @@ mod submit;
 mod table;
 mod tables;
 pub mod tag;
-mod wait;
+pub(crate) mod wait;
 mod window;
 mod wire;
 pub mod worker;

@@ -34,6 +34,7 @@ pub use request::{MqReq, MqSlot};
 pub use status::{Code, Stats, Status, Status2};
 
 use crate::engine::tag::Tag;
+use crate::engine::wait::Drive;
 use crate::engine::{ContextId, Engine};
 use crate::mem::LocalAddr;
 use crate::rail::Rail;
@@ -84,8 +85,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// One pass of the engine, and what it brought.
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) {
-        self.engine.progress();
-        self.after_pass();
+        self.pass();
     }
 
     /// Takes over what a pass brought, and uses the room that it made.

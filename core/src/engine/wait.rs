@@ -131,40 +131,79 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
     }
 }
 
+/// What a wait drives.
+pub(crate) trait Drive {
+    /// One pass. Returns how many events came in.
+    fn pass(&mut self) -> u32;
+
+    /// Asks whether the peers live.
+    fn check(&mut self);
+
+    /// Whether something is left to do that no event announces.
+    fn is_due(&self) -> bool;
+}
+
+impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
+    #[inline(always)]
+    fn pass(&mut self) -> u32 {
+        self.progress()
+    }
+
+    fn check(&mut self) {
+        self.check_peers();
+    }
+
+    #[inline(always)]
+    fn is_due(&self) -> bool {
+        self.has_due()
+    }
+}
+
+/// Drives until `ready` returns something. `None`: the deadline expired.
+#[inline(always)]
+pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
+    driven: &mut D,
+    waiter: &mut Waiter<'_, H, P>,
+    deadline_ns: u64,
+    mut ready: impl FnMut(&mut D) -> Option<T>,
+) -> Option<T> {
+    let Waiter { host, event, wakes, idle, pulse } = waiter;
+    let slept = Cell::new(false);
+    let mut found = None;
+    let turn = || {
+        let events = driven.pass();
+        found = ready(driven);
+        if found.is_some() {
+            return Turn::Ready;
+        }
+        if pulse.due(*host, slept.replace(false)) {
+            driven.check();
+            found = ready(driven);
+            if found.is_some() {
+                return Turn::Ready;
+            }
+        }
+        match events != 0 || driven.is_due() {
+            true => Turn::Busy,
+            false if *wakes => Turn::Nothing,
+            false => Turn::Unnotified,
+        }
+    };
+    match wait_until(*host, idle, &Noted { event: *event, slept: &slept }, deadline_ns, turn) {
+        Waited::Ready => found,
+        Waited::Expired => None,
+    }
+}
+
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Drives progress until `ready` gives something. `None`: the deadline has passed.
+    /// Drives progress until `ready` returns something. `None`: the deadline expired.
     pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
-        mut ready: impl FnMut(&mut Self) -> Option<T>,
+        ready: impl FnMut(&mut Self) -> Option<T>,
     ) -> Option<T> {
-        let Waiter { host, event, wakes, idle, pulse } = waiter;
-        let slept = Cell::new(false);
-        let mut found = None;
-        let turn = || {
-            let events = self.progress();
-            found = ready(self);
-            if found.is_some() {
-                return Turn::Ready;
-            }
-            if pulse.due(*host, slept.replace(false)) {
-                self.check_peers();
-                found = ready(self);
-                if found.is_some() {
-                    return Turn::Ready;
-                }
-            }
-            match events != 0 || self.has_due() {
-                true => Turn::Busy,
-                false if *wakes => Turn::Nothing,
-                false => Turn::Unnotified,
-            }
-        };
-        match wait_until(*host, idle, &Noted { event: *event, slept: &slept }, deadline_ns, turn) {
-            Waited::Ready => found,
-            Waited::Expired => None,
-        }
+        block(self, waiter, deadline_ns, ready)
     }
 
     /// Completes: on return everything this context sent to the peer is applied there, and everything it asked for is here.

@@ -1,6 +1,7 @@
 //! Requests that have completed: told, waited for, taken.
 
 use crate::engine::Waiter;
+use crate::engine::wait::{Drive, block};
 use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
@@ -8,6 +9,23 @@ use crate::sync::host::Host;
 use super::Mq;
 use super::request::{MqReq, State};
 use super::status::{Code, Status, Status2};
+
+impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
+    fn pass(&mut self) -> u32 {
+        let events = self.engine.progress();
+        self.after_pass();
+        events
+    }
+
+    fn check(&mut self) {
+        self.engine.check_peers();
+    }
+
+    fn is_due(&self) -> bool {
+        // Nothing announces that there is room for a deferred send.
+        self.requests.waiting() != 0 || self.engine.is_due()
+    }
+}
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// The request that completed first among those not taken. It stays: `test` or `wait` takes it. Polls only if there is none.
@@ -117,21 +135,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<Status2, Code> {
-        let mut passes = 0u32;
-        loop {
-            match self.test2(req) {
-                Err(Code::NoCompletions) => {}
-                other => return other,
-            }
-            self.poll();
-            passes = passes.wrapping_add(1);
-            if passes.is_multiple_of(1024) {
-                self.engine.check_peers();
-                if waiter.host().now_ns() >= deadline_ns {
-                    return self.test2(req);
-                }
-                waiter.host().yield_now();
-            }
+        let mut ready = |mq: &mut Self| match mq.test2(req) {
+            Err(Code::NoCompletions) => None,
+            ended => Some(ended),
+        };
+        match ready(self) {
+            Some(ended) => ended,
+            None => block(self, waiter, deadline_ns, ready).unwrap_or(Err(Code::NoCompletions)),
         }
     }
 }

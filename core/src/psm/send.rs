@@ -10,7 +10,7 @@ use crate::sync::event::Park;
 use crate::sync::host::Host;
 
 use super::request::{Deferred, MqReq, State};
-use super::status::{Code, Status2};
+use super::status::{Code, Stats, Status2};
 use super::{Buffer, FLAG_SENDSYNC, Mq};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
@@ -119,15 +119,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 return Err(error.into());
             }
         }
-        self.stats.tx_num += 1;
-        let len = from.map_or(0, |(_, len)| len as u64);
-        if len <= self.engine.eager_max() as u64 {
-            (self.stats.tx_eager_num, self.stats.tx_eager_bytes) =
-                (self.stats.tx_eager_num + 1, self.stats.tx_eager_bytes + len);
-        } else {
-            (self.stats.tx_rndv_num, self.stats.tx_rndv_bytes) =
-                (self.stats.tx_rndv_num + 1, self.stats.tx_rndv_bytes + len);
-        }
         Ok(self.requests.name(index))
     }
 
@@ -142,6 +133,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             true => self.engine.send_sync(self.context, send.to, send.tag, payload, notice)?,
             false => self.engine.send(self.context, send.to, send.tag, payload, notice)?,
         };
+        self.count(send, issued);
         let slot = &mut self.requests.slots[index as usize];
         slot.status = Status2::sent(send, slot.context, Code::Ok);
         match issued {
@@ -153,6 +145,19 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             }
         }
         Ok(())
+    }
+
+    /// Counts a message that the engine has taken, by the way it travels: without a credit a short one stays here, too.
+    fn count(&mut self, send: Deferred, issued: Issued) {
+        let len = send.from.map_or(0, |(_, len)| len as u64);
+        let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
+        let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = &mut self.stats;
+        let (num, bytes) = match stays {
+            true => (tx_rndv_num, tx_rndv_bytes),
+            false => (tx_eager_num, tx_eager_bytes),
+        };
+        (*num, *bytes) = (*num + 1, *bytes + len);
+        self.stats.tx_num += 1;
     }
 
     /// Sends what found no room, to each peer in order; at most a batch, peer by peer in turn.

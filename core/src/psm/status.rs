@@ -149,11 +149,11 @@ pub struct Stats {
     pub rx_sys_num: u64,
     /// Messages sent.
     pub tx_num: u64,
-    /// Of these, short ones.
+    /// Of these, those that travelled with their payload.
     pub tx_eager_num: u64,
     /// Their bytes.
     pub tx_eager_bytes: u64,
-    /// Long ones.
+    /// Those whose payload the receiver fetched.
     pub tx_rndv_num: u64,
     /// Their bytes.
     pub tx_rndv_bytes: u64,

@@ -1,10 +1,13 @@
 //! The compatibility layer keeps PSM's rules: two words or three, fields of statuses, oldest completed first, cancel before wait.
 
-use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::engine::{Config, Waiter};
 use fishplate_core::mem::{LocalId, PeerId};
 use fishplate_core::psm::{Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, Opt, Status, Status2};
 use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::sync::event::Park;
+use fishplate_core::sync::host::{Host, Woken};
+use fishplate_core::sync::spin::Policy;
 
 use super::rig::*;
 use super::support::*;
@@ -213,6 +216,47 @@ fn sends_that_find_no_room_wait_in_order_and_requests_run_out_by_name() {
         }
     }
     assert_eq!((ends, bench.mq.stats().tx_num), (30, 30));
+}
+
+#[test]
+fn a_short_send_without_a_credit_is_counted_by_the_way_it_travels() {
+    for (credits, eager, fetched) in [(32, 3, 0), (2, 2, 1), (0, 0, 3)] {
+        let mut bench = bench(16, MatchConfig { credits, ..ROOMY });
+        for n in 0..3 {
+            bench.mq.isend(bench.me, 0, n, bench.from(8), n).unwrap();
+        }
+        let stats = bench.mq.stats();
+        assert_eq!((stats.tx_num, stats.tx_eager_num, stats.tx_rndv_num), (3, eager, fetched), "{credits}");
+        assert_eq!((stats.tx_eager_bytes, stats.tx_rndv_bytes), (8 * eager, 8 * fetched), "{credits}");
+    }
+}
+
+/// Counts how often it is slept on.
+struct Bed(std::cell::Cell<u32>);
+
+impl Park for Bed {
+    fn park<H: Host + ?Sized>(&self, host: &H, _: u64, work: impl FnOnce() -> bool) -> Option<Woken> {
+        self.0.set(self.0.get() + 1);
+        host.now_ns();
+        (!work()).then_some(Woken::Called)
+    }
+}
+
+#[test]
+fn a_wait_sleeps_on_what_its_waiter_has_and_not_while_a_send_is_deferred() {
+    for deferred in [false, true] {
+        let mut bench = bench(8, MatchConfig { credits: 0, headers: 1, ..SMALL });
+        for n in 0..1 + u64::from(deferred) {
+            bench.mq.isend(bench.me, 0, 5, bench.from(8), n).unwrap();
+        }
+        let never = bench.mq.irecv(1, ALL, bench.to(8), 0).unwrap();
+        let bed = Bed(0.into());
+        let mut waiter = Waiter::new(host(), &bed, Policy::BALANCED);
+        let deadline = host().now_ns().saturating_add(100_000);
+        let end = bench.mq.wait2(&mut Some(never), &mut waiter, deadline);
+        assert_eq!(end, Err(Code::NoCompletions));
+        assert_eq!(bed.0.get() > 0, !deferred, "slept {} times", bed.0.get());
+    }
 }
 
 #[test]

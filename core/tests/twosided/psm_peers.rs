@@ -99,6 +99,36 @@ fn whoever_probes_sends_what_found_no_room() {
     }
 }
 
+/// A pass that frees room for a deferred send, and whatever runs it leaves that send where it is: a probe that
+/// finds its message in that pass, or the owner of the engine.
+#[test]
+fn a_send_does_not_overtake_one_that_is_deferred_when_there_is_room_for_both() {
+    let mut found_both = 0;
+    for passes in 0..24 {
+        for probes in [false, true] {
+            let mut bench = bench(32, TIGHT);
+            bench.send(0, 1);
+            bench.send(0, 2);
+            let into = bench.to(8);
+            bench.mq.irecv(1, ALL, into, 0).unwrap();
+            for _ in 0..passes {
+                bench.mq.engine_mut().progress();
+            }
+            if probes {
+                bench.send(1, 9);
+                found_both += u32::from(bench.mq.iprobe(9, ALL).is_ok());
+            }
+            bench.send(0, 3);
+            for tag in [2, 3] {
+                let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], into, 0).unwrap();
+                let status = bench.mq.wait2(&mut Some(any), &mut waiter(), SOON).unwrap();
+                assert_eq!(status.msg_tag[0], tag, "after {passes} passes, probes {probes}");
+            }
+        }
+    }
+    assert!(found_both > 0, "no probe found its message in the pass that it made");
+}
+
 #[test]
 fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
     let mut bench = bench(2, MatchConfig { credits: 8, ..SMALL });

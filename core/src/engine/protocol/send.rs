@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
+use crate::op::Token;
 use crate::rail::{Posted, Rail, RailKey};
 use crate::sync::seq::truncate;
 
@@ -87,6 +88,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         notice: Notice,
     ) -> Result<Issued, OpError> {
         self.send_slow(context, to, tag, payload, notice, true)
+    }
+
+    /// Whether the receiver of a send that has not been taken fetches its payload.
+    pub(crate) fn is_fetched(&self, token: Token) -> bool {
+        let index = self.state.pending.find(token);
+        index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
     }
 
     /// Posts the message now, if it has a credit, its stream has nothing unposted, and a rail takes it.
