@@ -1,21 +1,24 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # Compares our structures of libfabric with the official binding (ofi-libfabric-sys), built against the headers of libfabric 2.
 # Debian 12 has 1.17, whose headers the binding does not take, so those of Debian trixie's libfabric-dev are unpacked aside:
-# nothing of it is installed. Needs: apt-get, dpkg-deb, pkg-config, libclang (Debian: libclang-dev), libfabric1.
-# Exits with 77 where something is missing.
+# nothing of it is installed. Installs pkg-config, libclang and libfabric1 where they are missing. Exits with 77 where something
+# cannot be had.
 # Usage: tests/fabric-oracle.sh [DIRECTORY]   the directory is kept and used again.
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 place=${1:-${TMPDIR:-/tmp}/fishplate-fabric-oracle}
 mkdir -p "$place"
 skip() { echo "SKIPPED fabric-oracle: $1"; exit 77; }
 
-for tool in apt-get dpkg-deb pkg-config; do
+source "$here/need.sh"
+for tool in apt-get dpkg-deb; do
     command -v "$tool" >/dev/null || skip "no $tool"
 done
-ls /usr/lib/llvm-*/lib/libclang.so* /usr/lib/*/libclang*.so* >/dev/null 2>&1 || skip "no libclang (Debian: libclang-dev)"
-installed=$(find /usr/lib -name 'libfabric.so.1' 2>/dev/null | head -n 1)
-[ -n "$installed" ] || skip "no libfabric.so.1 (Debian: libfabric1)"
+need pkg-config pkg-config || skip "no pkg-config, and it could not be installed"
+# Of libclang the headers of its own compiler are needed, too: the library alone is often there already.
+need_file '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' libclang-dev || skip "no libclang-dev, and it could not be installed"
+need_file '/usr/lib/*/libfabric.so.1' libfabric1 || skip "no libfabric.so.1, and libfabric1 could not be installed"
+installed=$(compgen -G '/usr/lib/*/libfabric.so.1' | head -n 1)
 
 if ! ls "$place"/libfabric-dev_2*.deb >/dev/null 2>&1; then
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg

@@ -1,14 +1,26 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: finds a command, or installs the Debian package that has it and says so.
+# Sourced by the other scripts: finds a command or a file, or installs the Debian package that has it and says so.
 
 # need COMMAND PACKAGE
 need() {
     command -v "$1" >/dev/null && return
+    fetch_package "$1" "$2"
+    command -v "$1" >/dev/null
+}
+
+# need_file PATTERN PACKAGE: PATTERN is a path, or one for the shell to expand
+need_file() {
+    compgen -G "$1" >/dev/null && return
+    fetch_package "$1" "$2"
+    compgen -G "$1" >/dev/null
+}
+
+fetch_package() {
     echo "$1 is missing: installing the package $2"
     local as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo)
     {
         { [ -n "${APT_UPDATED:-}" ] || "${as_root[@]}" apt-get update -qq; } && APT_UPDATED=1 &&
             "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null
-    } </dev/null && command -v "$1" >/dev/null
+    } </dev/null
 }

@@ -27,6 +27,8 @@ part() {
 
 command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
 need fi_info libfabric-bin || echo "libfabric is missing and cannot be installed: what needs it says SKIPPED"
+need_file /usr/include/rdma/fabric.h libfabric-dev ||
+    echo "libfabric's headers are missing and cannot be installed: what compares with them says SKIPPED"
 need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what compares with it says SKIPPED"
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
