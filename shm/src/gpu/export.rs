@@ -112,17 +112,43 @@ impl From<DeviceError> for ExportError {
     }
 }
 
-/// Allocations that this process exports, through whichever rail: where they are, for importers in the process itself.
-static HOME: Mutex<BTreeMap<AllocId, (DevicePtr, u64)>> = Mutex::new(BTreeMap::new());
+/// What this process exports, through whichever rail, for importers in the process itself.
+struct Home {
+    /// First byte and size of each allocation.
+    places: BTreeMap<AllocId, (DevicePtr, u64)>,
+    /// How many of those importers use the memory that begins there.
+    users: BTreeMap<DevicePtr, u32>,
+}
 
-fn home() -> MutexGuard<'static, BTreeMap<AllocId, (DevicePtr, u64)>> {
-    // No panic between lock and unlock leaves the map half changed.
+static HOME: Mutex<Home> = Mutex::new(Home { places: BTreeMap::new(), users: BTreeMap::new() });
+
+fn home() -> MutexGuard<'static, Home> {
+    // No panic between lock and unlock leaves the maps half changed.
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where an allocation is that this very process exports, and its size.
-pub(crate) fn at_home(alloc: AllocId) -> Option<(DevicePtr, u64)> {
-    home().get(&alloc).copied()
+/// Where an allocation of `size` bytes begins that this very process exports. It stays until the importer [leaves](leave_home).
+pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
+    let mut home = home();
+    let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;
+    *home.users.entry(base).or_default() += 1;
+    Some(base)
+}
+
+/// An importer is done with what begins there.
+pub(crate) fn leave_home(base: DevicePtr) {
+    let mut home = home();
+    if let Some(users) = home.users.get_mut(&base) {
+        *users -= 1;
+        if *users == 0 {
+            home.users.remove(&base);
+        }
+    }
+}
+
+/// Whether importers in this process use what begins there.
+pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
+    home().users.contains_key(&base)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +282,7 @@ impl Exports {
         self.entries.insert(alloc, entry);
         self.by_place.insert((whole.base, whole.size), alloc);
         self.longest = self.longest.max(whole.size);
-        home().insert(alloc, (whole.base, whole.size));
+        home().places.insert(alloc, (whole.base, whole.size));
         for shorter in inside {
             self.outgrow(shorter);
         }
@@ -295,7 +321,7 @@ impl Exports {
         let whole = entry.run.whole();
         self.by_place.remove(&(whole.base, whole.size));
         entry.state = State::Superseded;
-        home().remove(&alloc);
+        home().places.remove(&alloc);
         self.superseded.push(alloc);
         true
     }
@@ -388,7 +414,7 @@ impl Exports {
         let live = entry.state == State::Live;
         if live {
             entry.state = State::Revoking;
-            home().remove(&alloc);
+            home().places.remove(&alloc);
         }
         Ok(live)
     }
@@ -399,7 +425,7 @@ impl Exports {
         let entry = entry.ok_or(ExportError::Unknown(alloc))?;
         entry.state = State::Live;
         let whole = entry.run.whole();
-        home().insert(alloc, (whole.base, whole.size));
+        home().places.insert(alloc, (whole.base, whole.size));
         Ok(())
     }
 
@@ -410,7 +436,15 @@ impl Exports {
             if self.by_place.get(&(whole.base, whole.size)) == Some(&alloc) {
                 self.by_place.remove(&(whole.base, whole.size));
             }
-            home().remove(&alloc);
+            home().places.remove(&alloc);
+        }
+    }
+
+    /// Importers in this process find none of it any more.
+    pub(crate) fn withdraw(&self) {
+        let mut home = home();
+        for alloc in self.entries.keys() {
+            home.places.remove(alloc);
         }
     }
 
@@ -427,10 +461,7 @@ impl Exports {
 
 impl Drop for Exports {
     fn drop(&mut self) {
-        let mut home = home();
-        for alloc in self.entries.keys() {
-            home.remove(alloc);
-        }
+        self.withdraw();
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fishplate_core::mem::copy_bytes;
 
 use super::done::tell;
+use super::export::is_used_at_home;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 use crate::foreign;
 use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
@@ -107,6 +108,17 @@ impl HostDevice {
     /// What is allocated and what is open, in pieces.
     pub fn held(&self) -> (usize, usize) {
         (self.allocations.len(), self.opened.len())
+    }
+}
+
+impl Drop for HostDevice {
+    /// Frees what was allocated. What importers in this process still use stays mapped until the process ends.
+    fn drop(&mut self) {
+        for (base, made) in std::mem::take(&mut self.allocations) {
+            if is_used_at_home(base) {
+                std::mem::forget(made);
+            }
+        }
     }
 }
 

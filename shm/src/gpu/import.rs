@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use fishplate_core::mem::Peer;
 
-use super::export::{AllocId, at_home};
+use super::export::{AllocId, enter_home, leave_home};
 use super::wire::Offer;
 use super::{Device, DeviceError, DevicePtr, Handle};
 use crate::handshake::Nonce;
@@ -268,10 +268,7 @@ impl Imports {
                 self.bytes += size;
                 (base, true)
             }
-            None => match at_home(alloc) {
-                Some((base, actual)) if actual == size => (base, false),
-                _ => return Err(Fault::NotExported),
-            },
+            None => (enter_home(alloc, size).ok_or(Fault::NotExported)?, false),
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -407,6 +404,8 @@ impl Imports {
                 self.stats.closes += 1;
                 self.open -= 1;
                 self.bytes -= mapping.size;
+            } else {
+                leave_home(mapping.base);
             }
             if let Some(sequence) = mapping.revoke {
                 let (incarnation, alloc) = key;

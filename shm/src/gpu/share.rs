@@ -240,8 +240,10 @@ impl<D: Device> Sharing<D> {
 }
 
 impl<D: Device> Drop for Sharing<D> {
-    /// Closes what nothing is queued to. What something is queued to stays open until the process ends.
+    /// Closes what nothing is queued to. What something is queued to stays open until the process ends. What the device frees, no
+    /// importer in this process finds any more.
     fn drop(&mut self) {
+        self.exports.withdraw();
         self.imports.keep_only(|_| false);
         self.imports.sweep(&mut self.device);
     }

@@ -172,6 +172,13 @@ impl SimRail<'_, '_> {
     }
 }
 
+impl Drop for SimRail<'_, '_> {
+    /// The end of the node on this rail: its memory cannot be reached any more, and nothing touches what it had posted.
+    fn drop(&mut self) {
+        self.sim.world.borrow_mut().withdraw(self.node, self.rail);
+    }
+}
+
 /// What the owner of an engine may do with a [`SimRail`] in it.
 pub struct SimSetup<'a, 's, 'm>(&'a mut SimRail<'s, 'm>);
 

@@ -144,6 +144,43 @@ impl World<'_> {
         self.free = index;
     }
 
+    /// Forgets what an endpoint has registered and posted. What is under way to it comes back as failed.
+    pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
+        for place in &mut self.regions {
+            if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {
+                (place.memory, place.uses) = (None, place.uses + 1);
+            }
+        }
+        let own = node * self.rails + rail;
+        for endpoint in 0..ENDPOINTS {
+            let mut link = core::mem::replace(&mut self.heads[endpoint], NONE);
+            let (mut last, mut returned) = (NONE, NONE);
+            while link != NONE {
+                let packet = &mut self.packets[link as usize];
+                let next = core::mem::replace(&mut packet.next, NONE);
+                if packet.from == own {
+                    self.release(link);
+                } else if endpoint == own as usize {
+                    packet.kind = Kind::Done(Err(CompleteError::PeerDown));
+                    packet.next = returned;
+                    returned = link;
+                } else {
+                    match last {
+                        NONE => self.heads[endpoint] = link,
+                        last => self.packets[last as usize].next = link,
+                    }
+                    last = link;
+                }
+                link = next;
+            }
+            while returned != NONE {
+                let Packet { next, from, .. } = self.packets[returned as usize];
+                self.schedule(returned, from / self.rails, from % self.rails, 0);
+                returned = next;
+            }
+        }
+    }
+
     /// The place that a key of an endpoint, a node's on a rail, names.
     pub(super) fn registered(&self, endpoint: (u16, u16), key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
