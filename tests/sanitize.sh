@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The unit tests of every package under AddressSanitizer or ThreadSanitizer: tests/sanitize.sh address|thread.
+# The unit tests of every package, and the lifecycles, under AddressSanitizer or ThreadSanitizer: tests/sanitize.sh address|thread.
 # Needs a nightly toolchain; std stays as shipped, without instrumentation.
 #
 # ThreadSanitizer does not understand fences. The eventcount's do not need it to: they order atomics only. What it
@@ -20,4 +20,4 @@ esac
 export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1 RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
 # UCX, which one test loads to compare with, rewrites the code of malloc and mmap: no sanitizer survives that.
-cargo "+$toolchain" test --workspace --lib --bins --locked --no-fail-fast --target $host -- --skip as_in_ucx
+cargo "+$toolchain" test --workspace --lib --bins --test lifecycles --locked --no-fail-fast --target $host -- --skip as_in_ucx

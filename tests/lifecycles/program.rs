@@ -1,0 +1,449 @@
+//! A random program over two ends, or one.
+
+use std::ptr::NonNull;
+
+use fishplate_core::engine::protocol::Payload;
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{ContextId, Engine, HANDLE_MAX, Notice, Signal};
+use fishplate_core::error::{AttachError, OpError, Use};
+use fishplate_core::mem::{LocalId, PeerId, RegionKind};
+use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
+use fishplate_core::rail::Rail;
+
+use super::behaviour::Random;
+use super::end::{End, Imported, Registered, Role};
+use super::memory::{Memory, SIZE};
+
+const CX: ContextId = ContextId(0);
+const STEPS: u64 = 250;
+
+/// Where ends get rails and meet.
+pub trait World: Sized {
+    type Rail: Rail;
+    const NAME: &'static str;
+    /// Ends that can meet each other. One end meets only itself.
+    const ENDS: usize = 2;
+    /// Whether an end can have itself for a peer.
+    const OWN: bool = true;
+    /// Whether a rail may keep memory that was posted to a peer that is gone, until it is dropped.
+    const KEEPS: bool = false;
+
+    fn new(seed: u64) -> Self;
+
+    /// A rail for end `end`, which has none or has just lost it.
+    fn rail(&mut self, end: usize) -> Self::Rail;
+
+    /// Attaches the rail of end `a` to that of `b`, which may be the same one. Each is told under which number it has the other.
+    fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail>]);
+
+    /// Memory of the device of a rail, if it has one.
+    fn device(_engine: &mut Engine<'static, Self::Rail, 1>) -> Option<(NonNull<u8>, RegionKind)> {
+        None
+    }
+}
+
+/// What programs did.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub programs: u64,
+    done: u64,
+    failed: u64,
+    unknown: u64,
+    received: u64,
+    deregistered: u64,
+    operations_in_use: u64,
+    receives_in_use: u64,
+    posts_in_use: u64,
+    pub imported_in_use: u64,
+    release_in_use: u64,
+    refused: u64,
+    stale: u64,
+    removed: u64,
+    dropped: u64,
+}
+
+impl Tally {
+    /// Whether everything has happened that these programs are for.
+    pub fn is_whole(&self) -> bool {
+        let Tally { done, received, deregistered, operations_in_use, receives_in_use, .. } = *self;
+        let Tally { release_in_use, stale, removed, dropped, failed, .. } = *self;
+        [done, received, deregistered, operations_in_use, receives_in_use, release_in_use]
+            .into_iter()
+            .chain([stale, removed, dropped, failed])
+            .all(|count| count > 0)
+    }
+}
+
+struct Program<'t, W: World> {
+    random: Random,
+    ends: Vec<End<W::Rail>>,
+    words: u64,
+    tally: &'t mut Tally,
+    // Last: rails may need it until they are dropped.
+    world: W,
+}
+
+/// Runs one.
+pub fn run<W: World>(seed: u64, tally: &mut Tally) {
+    let mut world = W::new(seed);
+    let ends = (0..W::ENDS).map(|end| End::new(world.rail(end), W::ENDS)).collect();
+    let random = Random(seed);
+    let mut program = Program { random, ends, words: seed << 20, tally, world };
+    program.tally.programs += 1;
+    program.meet();
+    for _ in 0..STEPS {
+        program.step();
+    }
+    program.finish();
+}
+
+impl<W: World> Program<'_, W> {
+    fn below(&mut self, n: usize) -> usize {
+        self.random.below(n as u64) as usize
+    }
+
+    /// One of some, or none if there are none.
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        if of.is_empty() { None } else { Some(of[self.below(of.len())]) }
+    }
+
+    /// Attaches all ends that do not have each other.
+    fn meet(&mut self) {
+        for a in 0..W::ENDS {
+            for b in a..W::ENDS {
+                if a == b && !W::OWN || self.ends[a].peers[b].is_some() || self.ends[b].peers[a].is_some() {
+                    continue;
+                }
+                let Ok(of_a) = self.ends[a].engine().reserve_peer() else { continue };
+                let of_b = if a == b { Ok(of_a) } else { self.ends[b].engine().reserve_peer() };
+                let Ok(of_b) = of_b else { continue };
+                self.world.attach([(a, of_a), (b, of_b)], &mut self.ends);
+                self.ends[a].engine().connect_peer(of_a, 1).unwrap();
+                self.ends[a].peers[b] = Some(of_a);
+                if a != b {
+                    self.ends[b].engine().connect_peer(of_b, 1).unwrap();
+                    self.ends[b].peers[a] = Some(of_b);
+                }
+            }
+        }
+    }
+
+    /// As [`meet`](Self::meet), also of those of which one has given up the other.
+    fn meet_again(&mut self) {
+        for a in 0..W::ENDS {
+            for b in 0..W::ENDS {
+                let failed = |why| !matches!(why, Ok(None));
+                let peer = self.ends[a].peers[b];
+                let gone = peer.is_some_and(|peer| failed(self.ends[a].engine().peer_error(peer)));
+                if gone || self.ends[b].peers[a].is_none() {
+                    self.remove_peer(a, b);
+                }
+            }
+        }
+        self.meet();
+    }
+
+    fn step(&mut self) {
+        let end = self.below(W::ENDS);
+        match self.below(100) {
+            0..10 => drop(self.register(end, Role::Target, None)),
+            10..13 => drop(self.register(end, Role::Scratch, None)),
+            13..23 => self.deregister(end),
+            23..33 => self.import(end),
+            33..38 => self.release(end),
+            38..64 => self.post(end),
+            64..76 => self.message(end),
+            76..95 => self.progress(end),
+            95..97 => self.meet_again(),
+            97..99 => self.remove(end),
+            _ => self.replace(end),
+        }
+    }
+
+    fn register(&mut self, end: usize, role: Role, word: Option<u64>) -> Option<LocalId> {
+        self.words += 1;
+        let word = word.unwrap_or(self.words);
+        let kind = self.below(6);
+        let engine = self.ends[end].engine();
+        let memory = match kind {
+            0 => Memory::segment(),
+            1 | 2 => match W::device(engine) {
+                Some((at, kind)) => Memory::Device(at, kind),
+                None => Memory::page(),
+            },
+            _ => Memory::page(),
+        };
+        memory.fill(if role == Role::Source { word } else { 0 });
+        // A rail may refuse the kind of memory, or have no room.
+        let id = engine.register(memory.region()).ok()?;
+        self.ends[end].regions.push(Registered { id, role, word, memory });
+        Some(id)
+    }
+
+    /// A region of a role; now and then a name that is none of those.
+    fn local(&mut self, end: usize, role: Role) -> Option<LocalId> {
+        let fit: Vec<_> = self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
+        match self.below(16) {
+            0 => self.one_of(&self.ends[end].old_locals.clone()),
+            _ => self.one_of(&fit).or_else(|| self.register(end, role, None)),
+        }
+    }
+
+    /// A source with that word.
+    fn source(&mut self, end: usize, word: u64) -> Option<LocalId> {
+        let is = |region: &&Registered| region.role == Role::Source && region.word == word;
+        match self.ends[end].regions.iter().find(is) {
+            Some(region) => Some(region.id),
+            None => self.register(end, Role::Source, Some(word)),
+        }
+    }
+
+    fn deregister(&mut self, end: usize) {
+        let stale = self.below(8) == 0;
+        if let (true, Some(id)) = (stale, self.one_of(&self.ends[end].old_locals.clone())) {
+            assert_eq!(self.ends[end].engine().deregister(id), Err(AttachError::UnknownRegion));
+            self.tally.stale += 1;
+            return;
+        }
+        let count = self.ends[end].regions.len();
+        if count > 0 {
+            let at = self.below(count);
+            self.deregister_at(end, at);
+        }
+    }
+
+    /// Deregisters, and takes the memory away if the engine says that it may be. Whether it did.
+    fn deregister_at(&mut self, end: usize, at: usize) -> bool {
+        let id = self.ends[end].regions[at].id;
+        match self.ends[end].engine().deregister(id) {
+            Ok(()) => {
+                let region = self.ends[end].regions.swap_remove(at);
+                region.check();
+                drop(region);
+                self.ends[end].old_locals.push(id);
+                self.tally.deregistered += 1;
+                return true;
+            }
+            Err(AttachError::InUse(by)) => match by {
+                Use::Operations => self.tally.operations_in_use += 1,
+                Use::Receives => self.tally.receives_in_use += 1,
+                Use::Posts(_) => self.tally.posts_in_use += 1,
+                Use::Import => self.tally.imported_in_use += 1,
+                other => panic!("{other:?}"),
+            },
+            Err(error) => panic!("{error:?}"),
+        }
+        false
+    }
+
+    /// Imports a target of any end that this one knows.
+    fn import(&mut self, end: usize) {
+        let from = self.below(W::ENDS);
+        let Some(peer) = self.ends[end].peers[from] else { return };
+        let targets = self.ends[from].regions.iter().filter(|region| region.role == Role::Target);
+        let targets: Vec<_> = targets.map(|region| (region.id, region.word)).collect();
+        let Some((id, word)) = self.one_of(&targets) else { return };
+        let mut handle = [0; HANDLE_MAX];
+        let len = self.ends[from].engine().export(id, &mut handle).unwrap();
+        let changed = self.below(16) == 0;
+        if changed {
+            let (at, bit) = (self.below(len), self.below(8));
+            handle[at] ^= 1 << bit;
+        }
+        match self.ends[end].engine().import(peer, &handle[..len]) {
+            // What is done to it would be done to another region of the peer, for all we know.
+            Ok(id) if changed => {
+                self.ends[end].engine().release(id).unwrap();
+            }
+            Ok(id) => self.ends[end].imports.push(Imported { id, word }),
+            Err(_) => self.tally.refused += 1,
+        }
+    }
+
+    fn release(&mut self, end: usize) {
+        let count = self.ends[end].imports.len();
+        if count == 0 {
+            return;
+        }
+        let at = self.below(count);
+        let id = self.ends[end].imports[at].id;
+        match self.ends[end].engine().release(id) {
+            Ok(()) => {
+                self.ends[end].imports.swap_remove(at);
+                self.ends[end].old_remotes.push(id);
+            }
+            Err(AttachError::InUse(_)) => self.tally.release_in_use += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// One of the verbs on imported memory. What a target gets is always its own word.
+    fn post(&mut self, end: usize) {
+        let imports = self.ends[end].imports.clone();
+        let stale = self.one_of(&self.ends[end].old_remotes.clone()).filter(|_| self.below(16) == 0);
+        let Some(Imported { id, word }) = self.one_of(&imports) else { return };
+        let to = stale.unwrap_or(id);
+        let burst = 1 + self.below(12);
+        let (verb, report) = (self.below(9), self.below(3) == 0);
+        let len = 8 * [1, 7, 30, 200, SIZE / 8][self.below(5)];
+        let offset = 8 * self.below((SIZE - len) / 8 + 1) as u64;
+        let Some(source) = self.source(end, word) else { return };
+        let Some(scratch) = self.local(end, Role::Scratch) else { return };
+        let notice = if report { Notice::Report(1) } else { Notice::Silent };
+        let at = to.at(offset);
+        let amo = |op, width, operand| Amo { op, width, operand, compare: 0 };
+        let engine = self.ends[end].engine();
+        for _ in 0..burst {
+            let signal = Signal { at: to.at(0), op: SignalOp::Set, value: word };
+            let issued = match verb {
+                0..3 => engine.put(CX, source.at(offset), len, at, notice).map(drop),
+                3 => engine.put_signal(CX, source.at(offset), len, at, signal, notice).map(drop),
+                4 => engine.get(CX, scratch.at(offset), len, at, notice).map(drop),
+                5 => engine.signal(CX, signal, notice).map(drop),
+                6 => engine.amo(CX, at, amo(AmoOp::Swap, 8, word), notice).map(drop),
+                7 => engine.fetch(CX, at, amo(AmoOp::Add, 8, 0), 1).map(drop),
+                _ => engine.inject(CX, &word.to_ne_bytes(), at),
+            };
+            if let Err(error) = issued {
+                self.tally.refused += 1;
+                self.tally.stale += u64::from(error == OpError::UnknownRegion);
+            }
+        }
+    }
+
+    /// A peer of an end; now and then one that is not.
+    fn peer(&mut self, end: usize) -> Option<PeerId> {
+        let known: Vec<_> = self.ends[end].peers.iter().flatten().copied().collect();
+        match self.below(16) {
+            0 => self.one_of(&self.ends[end].old_peers.clone()),
+            _ => self.one_of(&known),
+        }
+    }
+
+    /// Tagged messages.
+    fn message(&mut self, end: usize) {
+        let tag = Tag::from(self.random.below(3));
+        let ignore = if self.below(3) == 0 { Tag::ALL } else { Tag::ZERO };
+        let len = [0, 8, 90, 300, SIZE][self.below(5)];
+        let notice = if self.below(2) == 0 { Notice::Report(2) } else { Notice::Silent };
+        let Some(peer) = self.peer(end) else { return };
+        let from = if self.below(3) == 0 { None } else { Some(peer) };
+        let choice = self.below(12);
+        let region = match choice {
+            0..4 => self.ends[end].regions.iter().find(|r| r.role == Role::Source).map(|r| r.id),
+            _ => self.local(end, Role::Scratch),
+        };
+        let Some(region) = region else { return };
+        let into = Some((region.at(0), len));
+        let chosen = self.random.next() as usize;
+        let End { requests, claimed, .. } = &mut self.ends[end];
+        let (mut requests, mut claimed) = (std::mem::take(requests), std::mem::take(claimed));
+        let engine = self.ends[end].engine();
+        let done = match choice {
+            0 | 1 => engine.send(CX, peer, tag, Payload::Region(region.at(0), len), notice).map(drop),
+            2 => engine.send_sync(CX, peer, tag, Payload::Region(region.at(0), len), notice).map(drop),
+            3 => engine.send(CX, peer, tag, Payload::Bytes(&[7; 64][..len.min(64)]), notice).map(drop),
+            4..8 => engine.recv(from, tag, ignore, into, 0).map(|request| requests.push(request)),
+            8 => engine.mprobe(from, tag, ignore).map(|found| claimed.extend(found)),
+            9 if !claimed.is_empty() => {
+                let message = claimed.swap_remove(chosen % claimed.len());
+                match chosen % 3 {
+                    0 => engine.discard(message),
+                    _ => engine.mrecv(message, into, 0).map(|request| requests.push(request)),
+                }
+            }
+            10 if !requests.is_empty() => engine.cancel(requests[chosen % requests.len()]).map(drop),
+            _ => engine.fence(CX, peer),
+        };
+        self.tally.refused += u64::from(done.is_err());
+        (self.ends[end].requests, self.ends[end].claimed) = (requests, claimed);
+    }
+
+    fn progress(&mut self, end: usize) {
+        let passes = 1 + self.below(6);
+        let check = self.below(20) == 0;
+        let engine = self.ends[end].engine();
+        for _ in 0..passes {
+            engine.progress();
+        }
+        if check {
+            engine.check_peers();
+        }
+        self.collect(end);
+    }
+
+    fn collect(&mut self, end: usize) {
+        while let Some(completion) = self.ends[end].engine().next_completion() {
+            match completion.outcome {
+                Outcome::Done => self.tally.done += 1,
+                Outcome::Failed(_) => self.tally.failed += 1,
+                Outcome::Unknown(_) => self.tally.unknown += 1,
+            }
+        }
+        while let Some(status) = self.ends[end].engine().next_recv() {
+            self.ends[end].requests.retain(|request| *request != status.request);
+            self.tally.received += u64::from(status.delivered > 0);
+        }
+    }
+
+    fn remove(&mut self, end: usize) {
+        let other = self.below(W::ENDS);
+        self.remove_peer(end, other);
+    }
+
+    fn remove_peer(&mut self, end: usize, other: usize) {
+        let Some(peer) = self.ends[end].peers[other].take() else { return };
+        self.ends[end].engine().remove_peer(peer).unwrap();
+        assert_eq!(self.ends[end].engine().remove_peer(peer), Err(AttachError::UnknownPeer));
+        self.ends[end].old_peers.push(peer);
+        self.tally.removed += 1;
+        // Its regions were released with it.
+        let End { imports, .. } = &mut self.ends[end];
+        let imports = std::mem::take(imports);
+        for import in imports {
+            // Those of other peers are still there; they are given up as well.
+            let released = self.ends[end].engine().release(import.id);
+            match released {
+                Ok(()) | Err(AttachError::UnknownRegion) => self.ends[end].old_remotes.push(import.id),
+                Err(AttachError::InUse(_)) => self.ends[end].imports.push(import),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    /// Drops an end in the midst of whatever it does, and begins it anew. The other one is not told.
+    fn replace(&mut self, end: usize) {
+        self.tally.dropped += 1;
+        // Its rail goes first: the new one may take its place.
+        self.ends.remove(end);
+        let fresh = End::new(self.world.rail(end), W::ENDS);
+        self.ends.insert(end, fresh);
+    }
+
+    /// Everything ends: then nothing is in use any more.
+    fn finish(&mut self) {
+        for end in 0..W::ENDS {
+            for other in 0..W::ENDS {
+                self.remove_peer(end, other);
+            }
+            for request in std::mem::take(&mut self.ends[end].requests) {
+                let _ = self.ends[end].engine().cancel(request);
+            }
+        }
+        for _ in 0..200 {
+            for end in 0..W::ENDS {
+                self.ends[end].engine().progress();
+                self.collect(end);
+            }
+        }
+        for end in 0..W::ENDS {
+            while let Some(import) = self.ends[end].imports.pop() {
+                self.ends[end].engine().release(import.id).expect("all operations have ended");
+            }
+            for at in (0..self.ends[end].regions.len()).rev() {
+                let gone = self.deregister_at(end, at);
+                assert!(gone || W::KEEPS, "still in use: {:?}", self.tally);
+            }
+        }
+    }
+}

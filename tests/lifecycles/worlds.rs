@@ -1,0 +1,317 @@
+//! The rails that programs run over.
+
+use std::ptr::NonNull;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::fake::{Fake, Persona};
+use fishplate_core::engine::Engine;
+use fishplate_core::mem::{Peer, PeerId, RailId, RegionKind};
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
+use fishplate_shm::gpu::{GpuConfig, GpuRail, HostDevice};
+use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
+use fishplate_sys::LinuxHost;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+
+use super::end::End;
+use super::memory::SIZE;
+use super::program::World;
+
+/// Gives the owner of an engine its rail.
+macro_rules! rail {
+    ($ends:ident[$end:expr]) => {
+        $ends[$end].engine().rail_mut(RailId(0)).unwrap()
+    };
+}
+
+/// A rail to oneself, as a network.
+pub struct Network(u64);
+
+impl World for Network {
+    type Rail = Loopback<32>;
+    const NAME: &'static str = "loopback";
+    const ENDS: usize = 1;
+
+    fn new(seed: u64) -> Self {
+        Network(seed)
+    }
+
+    fn rail(&mut self, _: usize) -> Self::Rail {
+        if self.0.is_multiple_of(2) { Loopback::new() } else { Loopback::new().with_native_atomics() }
+    }
+
+    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
+}
+
+/// A rail to oneself that maps.
+pub struct Mapped(u64);
+
+impl World for Mapped {
+    type Rail = Loopback<32>;
+    const NAME: &'static str = "loopback that maps";
+    const ENDS: usize = 1;
+
+    fn new(seed: u64) -> Self {
+        Mapped(seed)
+    }
+
+    fn rail(&mut self, _: usize) -> Self::Rail {
+        if self.0.is_multiple_of(2) { Loopback::mapped() } else { Loopback::mapped_where_shared() }
+    }
+
+    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
+}
+
+/// The memory of a fabric and the fabric in it, freed in this order.
+struct Owned {
+    sim: *mut Sim<'static>,
+    packets: *mut [Packet],
+}
+
+impl Owned {
+    fn new(dials: Dials, seed: u64) -> Self {
+        let packets: *mut [Packet] = Box::into_raw(vec![Packet::EMPTY; 48].into_boxed_slice());
+        // SAFETY: just made, and freed behind the fabric.
+        let sim = Sim::new(unsafe { &mut *packets }, 2, 1, dials, seed).unwrap();
+        Owned { sim: Box::into_raw(Box::new(sim)), packets }
+    }
+
+    fn rail(&self, end: usize) -> SimRail<'static, 'static> {
+        // SAFETY: programs drop their rails before their world.
+        unsafe { &*self.sim }.endpoint(end as u16, 0)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; all rails are gone.
+        unsafe {
+            drop(Box::from_raw(self.sim));
+            drop(Box::from_raw(self.packets));
+        }
+    }
+}
+
+/// A simulated fabric.
+pub struct Simulated(Owned);
+
+impl World for Simulated {
+    type Rail = SimRail<'static, 'static>;
+    const NAME: &'static str = "a simulated fabric";
+
+    fn new(seed: u64) -> Self {
+        Simulated(Owned::new(if seed.is_multiple_of(2) { Dials::WILD } else { Dials::CALM }, seed))
+    }
+
+    fn rail(&mut self, end: usize) -> Self::Rail {
+        self.0.rail(end)
+    }
+
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+        rail!(ends[a]).attach(of_a.peer(), b as u16).unwrap();
+        if a != b {
+            rail!(ends[b]).attach(of_b.peer(), a as u16).unwrap();
+        }
+    }
+}
+
+/// A simulated fabric below a rail that misbehaves.
+pub struct Disordered(Owned, u64);
+
+impl World for Disordered {
+    type Rail = Faulty<SimRail<'static, 'static>, 16>;
+    const NAME: &'static str = "a simulated fabric that disorders";
+
+    fn new(seed: u64) -> Self {
+        Disordered(Owned::new(Dials::WILD, seed), seed)
+    }
+
+    fn rail(&mut self, end: usize) -> Self::Rail {
+        Faulty::new(self.0.rail(end), Faults { fail: 2, ..Faults::DISORDER }, self.1 + end as u64)
+    }
+
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+        rail!(ends[a]).inner_mut().attach(of_a.peer(), b as u16).unwrap();
+        if a != b {
+            rail!(ends[b]).inner_mut().attach(of_b.peer(), a as u16).unwrap();
+        }
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn shm_config(staging: bool) -> ShmConfig {
+    ShmConfig {
+        max_peers: 3,
+        max_regions: 16,
+        max_segments: 16,
+        lane_cells: 128,
+        max_message: 1024,
+        force_staging: staging,
+        timeout: Duration::from_millis(20),
+        ..ShmConfig::default()
+    }
+}
+
+type Shm = ShmRail<LinuxHost>;
+
+fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+    if a == b {
+        return rail!(ends[a]).attach_self(of_a.peer()).unwrap();
+    }
+    let profiles = [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().profile());
+    let [first, second] = &profiles;
+    let (ours, theirs) = socket_pair().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let (ours, theirs) = thread::scope(|scope| {
+        let other = scope.spawn(|| Link::over(theirs, Role::Second, second, deadline).unwrap());
+        (Link::over(ours, Role::First, first, deadline).unwrap(), other.join().unwrap())
+    });
+    rail!(ends[a]).attach(of_a.peer(), ours).unwrap();
+    rail!(ends[b]).attach(of_b.peer(), theirs).unwrap();
+}
+
+/// Shared memory, with copies by the kernel.
+pub struct Shared;
+
+impl World for Shared {
+    type Rail = Shm;
+    const NAME: &'static str = "shared memory";
+
+    fn new(_: u64) -> Self {
+        Shared
+    }
+
+    fn rail(&mut self, _: usize) -> Shm {
+        ShmRail::new(LinuxHost::shared(), shm_config(false)).unwrap()
+    }
+
+    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+        attach_shm(links, ends);
+    }
+}
+
+/// Shared memory, private memory through the lane.
+pub struct Staged;
+
+impl World for Staged {
+    type Rail = Shm;
+    const NAME: &'static str = "shared memory in chunks";
+
+    fn new(_: u64) -> Self {
+        Staged
+    }
+
+    fn rail(&mut self, _: usize) -> Shm {
+        ShmRail::new(LinuxHost::shared(), shm_config(true)).unwrap()
+    }
+
+    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+        attach_shm(links, ends);
+    }
+}
+
+/// Devices that are memory of the processor, reached directly or through bounce slots.
+pub struct Devices(u64);
+
+impl World for Devices {
+    type Rail = GpuRail<HostDevice, LinuxHost>;
+    const NAME: &'static str = "devices";
+
+    fn new(seed: u64) -> Self {
+        Devices(seed)
+    }
+
+    fn rail(&mut self, _: usize) -> Self::Rail {
+        let gpu = GpuConfig {
+            ops: 16,
+            max_regions: 16,
+            chunk: 1024,
+            relay_slots: 4,
+            relay_chunk: 4096,
+            force_relay: self.0.is_multiple_of(2),
+            pin_regions: self.0.is_multiple_of(3),
+            mapped_store: 64,
+            timeout: Duration::from_millis(20),
+            ..GpuConfig::default()
+        };
+        GpuRail::new(HostDevice::new(), LinuxHost::shared(), shm_config(self.0.is_multiple_of(5)), gpu)
+            .unwrap()
+    }
+
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+        if a == b {
+            return rail!(ends[a]).attach_self(of_a.peer()).unwrap();
+        }
+        let profiles = [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().profile());
+        let (ours, theirs) = socket_pair().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let [first, second] = &profiles;
+        let (ours, theirs) = thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let link = Link::over(theirs, Role::Second, second.profile(), deadline).unwrap();
+                second.agree(link, deadline).unwrap()
+            });
+            let link = Link::over(ours, Role::First, first.profile(), deadline).unwrap();
+            (first.agree(link, deadline).unwrap(), other.join().unwrap())
+        });
+        rail!(ends[a]).attach(of_a.peer(), ours).unwrap();
+        rail!(ends[b]).attach(of_b.peer(), theirs).unwrap();
+    }
+
+    fn device(engine: &mut Engine<'static, Self::Rail, 1>) -> Option<(NonNull<u8>, RegionKind)> {
+        let at = engine.rail_mut(RailId(0))?.alloc(SIZE as u64).ok()?;
+        Some((NonNull::new(at.0 as *mut u8)?, RegionKind::Device { ordinal: 0 }))
+    }
+}
+
+/// A fake provider of libfabric, as each that there is.
+pub struct Fabric {
+    fake: Fake,
+    name: &'static str,
+    interface: &'static str,
+    opened: u64,
+}
+
+impl World for Fabric {
+    type Rail = FabricRail;
+    const NAME: &'static str = "libfabric";
+    const OWN: bool = false;
+    // A provider may be silent of those who are gone.
+    const KEEPS: bool = true;
+
+    fn new(seed: u64) -> Self {
+        let all = Persona::all();
+        let (name, persona) = all[seed as usize % all.len()].clone();
+        let interface = persona.interfaces[0];
+        Fabric { fake: Fake::new(persona, seed), name, interface, opened: seed << 16 }
+    }
+
+    fn rail(&mut self, _: usize) -> FabricRail {
+        let ask = Ask { interface: Some(self.interface), ..Ask::new(self.name) };
+        let offer = negotiate(self.fake.library(), &ask).unwrap();
+        self.opened += 1;
+        let config = FabricConfig {
+            max_peers: 3,
+            depth: 16,
+            receives: 16,
+            bounces: 8,
+            deadline: Some(Duration::from_millis(3)),
+            seed: Some(self.opened),
+            ..FabricConfig::default()
+        };
+        FabricRail::open(&offer, config).unwrap()
+    }
+
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+        let [of, by] = [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().address().unwrap());
+        let mut attach =
+            |end: usize, peer: Peer, address: &[u8]| rail!(ends[end]).attach(peer, address).unwrap();
+        attach(a, of_a.peer(), &by);
+        if a != b {
+            attach(b, of_b.peer(), &of);
+        }
+    }
+}
