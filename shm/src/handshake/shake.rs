@@ -145,8 +145,10 @@ pub(crate) struct Shake {
     /// Where our nonce lies for the peer to read, until the handshake is over.
     _probe: Box<Nonce>,
     _mine: Mine,
-    /// Packets that the socket had no room for, with their descriptors.
-    unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// What we bring, once it is made.
+    made: Option<Made>,
+    /// Packets that are due, and whether the descriptors of what we bring go with them.
+    unsent: VecDeque<(Vec<u8>, bool)>,
     stage: Stage,
 }
 
@@ -154,16 +156,15 @@ pub(crate) struct Shake {
 #[derive(Debug)]
 enum Stage {
     Nothing,
-    /// With what we have offered, if we have.
-    Hello(Hello, Option<Made>),
-    Offer(Hello, Made, Given),
+    Hello(Hello),
+    Offer(Hello, Given),
 }
 
 /// What we bring.
 #[derive(Debug)]
 struct Made {
     lane: LaneMemory,
-    common: Option<Mapping>,
+    common: Option<(OwnedFd, Mapping)>,
 }
 
 /// What the peer brings.
@@ -204,7 +205,8 @@ impl Shake {
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
             _mine: Mine::enter(*probe),
             _probe: probe,
-            unsent: VecDeque::from([(ours.encode(), vec![])]),
+            made: None,
+            unsent: VecDeque::from([(ours.encode(), false)]),
             ours,
             stage: Stage::Nothing,
         })
@@ -232,11 +234,11 @@ impl Shake {
                     let theirs = Hello::decode(body)?;
                     self.hear_hello(theirs, sender)?
                 }
-                (Stage::Hello(theirs, made), Kind::Offer) => {
+                (Stage::Hello(theirs), Kind::Offer) => {
                     echoes(body, &self.ours.nonce)?;
-                    self.hear_offer(theirs, made, fds)?
+                    self.hear_offer(theirs, fds)?
                 }
-                (Stage::Offer(theirs, made, given), Kind::Ready) => {
+                (Stage::Offer(theirs, given), Kind::Ready) => {
                     let [] = exactly(fds)?;
                     echoes(body, &self.ours.nonce)?;
                     if sender.pid != self.peer.pid {
@@ -244,6 +246,7 @@ impl Shake {
                         return Err(HandshakeError::Process { hello, ready: sender.pid });
                     }
                     self.socket.name_senders(false)?;
+                    let made = self.made.take().ok_or(HandshakeError::BadPacket)?;
                     return Ok(Some((theirs, made, given)));
                 }
                 _ => return Err(HandshakeError::BadPacket),
@@ -258,19 +261,13 @@ impl Shake {
             return Err(HandshakeError::User(self.peer.uid));
         }
         // The end that listens takes no memory for a peer that has not shown any of its own.
-        let made = match self.ours.role {
-            Role::First => None,
-            Role::Second => Some(self.make(&theirs)?),
-        };
-        Ok(Stage::Hello(theirs, made))
+        if self.ours.role == Role::Second {
+            self.make(&theirs)?;
+        }
+        Ok(Stage::Hello(theirs))
     }
 
-    fn hear_offer(
-        &mut self,
-        theirs: Hello,
-        made: Option<Made>,
-        fds: Vec<Foreign>,
-    ) -> Result<Stage, HandshakeError> {
+    fn hear_offer(&mut self, theirs: Hello, fds: Vec<Foreign>) -> Result<Stage, HandshakeError> {
         let config = Arc::clone(&self.profile.config);
         let (lane, bell, common) = match self.ours.role {
             Role::Second if config.common_len > 0 => {
@@ -291,41 +288,44 @@ impl Shake {
             }
             None => None,
         };
-        let made = match made {
-            Some(made) => made,
-            None => self.make(&theirs)?,
-        };
+        if self.made.is_none() {
+            self.make(&theirs)?;
+        }
         // The other end keeps its nonce where it says until we are ready; only a process that lets us shows it.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
         let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
         let mut ready = Writer::new(Kind::Ready);
         ready.put(theirs.nonce);
-        self.unsent.push_back((ready.finish(), vec![]));
-        Ok(Stage::Offer(theirs, made, Given { lane, doorbell, common, home, shown }))
+        self.unsent.push_back((ready.finish(), false));
+        Ok(Stage::Offer(theirs, Given { lane, doorbell, common, home, shown }))
     }
 
     /// Makes our memory, and offers it.
-    fn make(&mut self, theirs: &Hello) -> Result<Made, HandshakeError> {
+    fn make(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let config = &*self.profile.config;
         let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;
-        let mut fds = vec![copy(lane.fd())?, copy(self.profile.doorbell.fd())?];
         let mut common = None;
         if self.ours.role == Role::First && config.common_len > 0 {
             let fd = segment::create(config.common_len)?;
-            common = Some(Mapping::new(fd.as_fd(), config.common_len, Access::Write)?);
+            let mapping = Mapping::new(fd.as_fd(), config.common_len, Access::Write)?;
             segment::seal(fd.as_fd())?;
-            fds.push(fd);
+            common = Some((fd, mapping));
         }
         let mut offer = Writer::new(Kind::Offer);
         offer.put(theirs.nonce);
-        self.unsent.push_back((offer.finish(), fds));
-        Ok(Made { lane, common })
+        self.unsent.push_back((offer.finish(), true));
+        self.made = Some(Made { lane, common });
+        Ok(())
     }
 
     /// Sends what is due. Whether all of it is sent.
     fn send(&mut self) -> Result<bool, HandshakeError> {
-        while let Some((packet, fds)) = self.unsent.front() {
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        while let Some((packet, offers)) = self.unsent.front() {
+            let mut fds = Vec::new();
+            if let Some(made) = self.made.as_ref().filter(|_| *offers) {
+                fds.extend([made.lane.fd(), self.profile.doorbell.fd()]);
+                fds.extend(made.common.as_ref().map(|(fd, _)| fd.as_fd()));
+            }
             match self.socket.try_send_named(packet, &fds) {
                 Ok(()) => {}
                 Err(HandshakeError::System(libc::EAGAIN)) => return Ok(false),
@@ -338,7 +338,7 @@ impl Shake {
 
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
         let Shake { socket, profile, peer, buffer, ours, .. } = self;
-        let common = if ours.role == Role::First { made.common } else { given.common };
+        let common = made.common.map(|(_, mapping)| mapping).or(given.common);
         // Towards this process the kernel copies only if it is the peer: another could name our own memory as its.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
@@ -384,7 +384,7 @@ impl HalfOpen for Shake {
     fn heard(&self) -> u32 {
         match self.stage {
             Stage::Nothing => 0,
-            Stage::Hello(..) => 1,
+            Stage::Hello(_) => 1,
             Stage::Offer(..) => 2,
         }
     }
@@ -397,8 +397,4 @@ impl HalfOpen for Shake {
 /// As many descriptors as must be. On another number they close.
 fn exactly<const N: usize>(fds: Vec<Foreign>) -> Result<[Foreign; N], HandshakeError> {
     <[Foreign; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)
-}
-
-fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, HandshakeError> {
-    fd.try_clone_to_owned().map_err(|error| HandshakeError::System(error.raw_os_error().unwrap_or(0)))
 }

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_shm::ShmConfig;
 
+/// Version of the protocol.
+const VERSION: u16 = 2;
+
 pub const HELLO: u16 = 1;
 pub const OFFER: u16 = 2;
 pub const READY: u16 = 3;
@@ -26,7 +29,7 @@ pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// A packet of the socket.
 pub fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"fishplat".to_vec();
-    bytes.extend(1u16.to_ne_bytes());
+    bytes.extend(VERSION.to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());
     bytes.extend((16 + body.len() as u32).to_ne_bytes());
     bytes.extend(body);
@@ -136,7 +139,7 @@ impl Raw {
             self.lane = at.cast();
             let words = at.cast::<u64>();
             words.write(u64::from_le_bytes(*b"fishplat"));
-            words.add(1).write(1 << 48 | 64 << 32 | u64::from(self.cells));
+            words.add(1).write(u64::from(VERSION) << 48 | 64 << 32 | u64::from(self.cells));
             words.add(2).cast::<[u8; 16]>().write(self.ours);
             words.add(4).cast::<[u8; 16]>().write(self.theirs);
             assert_eq!(

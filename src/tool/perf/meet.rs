@@ -167,14 +167,22 @@ fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
     })
 }
 
-/// The socket that this process inherited from the one that started it.
+/// The socket that this process inherited from the one that started it. To be called before this process opens any of that kind.
 pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
-    // SAFETY: a call with plain numbers; whether the descriptor exists, it says. It is not inherited any further.
-    let known = socket > 2 && unsafe { libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
-    // SAFETY: it exists, and nothing else in this process knows of it: it was opened before the process began, for this use.
-    known.then(|| unsafe { OwnedFd::from_raw_fd(socket) }).ok_or_else(|| {
-        Failure::usage(format!("--socket {socket}: no descriptor; only a measuring process starts this one"))
-    })
+    let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: a call with plain numbers, which says whether the descriptor exists, and is not inherited any further; the kernel
+    // writes one number.
+    let known = unsafe {
+        let domain = (&raw mut domain).cast();
+        libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) == 0
+            && libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_DOMAIN, domain, &mut len) == 0
+    };
+    if !known || domain != libc::AF_UNIX {
+        let why = "not a socket of a process that measures, which alone starts this one";
+        return Err(Failure::usage(format!("--socket {socket}: {why}")));
+    }
+    // SAFETY: it is open, and nothing in this process has opened such a socket, so it was opened for this use before we began.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
 /// Whom a listener has turned away.
