@@ -5,6 +5,9 @@
 
 mod tool;
 
+#[global_allocator]
+static HEAP: tool::Heap = tool::Heap;
+
 fn main() -> std::process::ExitCode {
-    tool::main()
+    tool::within_limits(tool::main)
 }

@@ -1,5 +1,5 @@
 //! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`, `variables`), where it runs (`cpu`,
-//! `clock`), what it is measured with (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
+//! `clock`, `room`), what it is measured with (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
 //! (`report`, `info`, `demo`).
 
 mod args;
@@ -16,12 +16,14 @@ mod payload;
 mod perf;
 mod progress;
 mod report;
+mod room;
 mod sizes;
 mod variables;
 
 use std::process::ExitCode;
 
 use args::{Cli, Command};
+pub use room::{Heap, within_limits};
 
 /// Runs the command line and says how it went.
 pub fn main() -> ExitCode {

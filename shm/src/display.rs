@@ -23,6 +23,14 @@ impl Display for SegmentError {
             }
             SegmentError::Sparse => f.write_str("some pages of the segment do not exist yet"),
             SegmentError::Foreign => f.write_str("not the memory that was announced"),
+            SegmentError::Room { asked, there } => write!(
+                f,
+                "{asked} bytes of memory, but {there} can be had within the limits of this machine and its control groups"
+            ),
+            SegmentError::FileSize { asked, limit } => write!(
+                f,
+                "{asked} bytes of shared memory, but files are limited to {limit} bytes; raise ulimit -f"
+            ),
             SegmentError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
     }

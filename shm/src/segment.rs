@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::room;
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
@@ -40,6 +41,20 @@ pub enum SegmentError {
     Sparse,
     /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
     Foreign,
+    /// More than can be had within the limits of the machine and of the control groups of this process.
+    Room {
+        /// What was asked, in bytes.
+        asked: u64,
+        /// What can be had, in bytes.
+        there: u64,
+    },
+    /// More than files of this process may have (RLIMIT_FSIZE), which shared memory counts as.
+    FileSize {
+        /// What was asked, in bytes.
+        asked: u64,
+        /// What is allowed, in bytes.
+        limit: u64,
+    },
     /// The system's own code.
     System(i32),
 }
@@ -49,6 +64,8 @@ impl From<SegmentError> for AttachError {
         match error {
             SegmentError::Length | SegmentError::Range => AttachError::BadRange,
             SegmentError::System(code) => AttachError::System(code),
+            SegmentError::Room { .. } => AttachError::System(libc::ENOMEM),
+            SegmentError::FileSize { .. } => AttachError::System(libc::EFBIG),
             _ => AttachError::BadHandle,
         }
     }
@@ -176,6 +193,9 @@ pub(crate) fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     if size == 0 {
         return Err(SegmentError::Length);
     }
+    // Beyond these limits the system would send a signal rather than return an error.
+    room::check_file(len)?;
+    room::check_room(len)?;
     // SAFETY: the name is a C string; the call touches nothing else.
     let fd =
         unsafe { libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };

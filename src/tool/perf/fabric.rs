@@ -26,6 +26,7 @@ use crate::tool::args::{Meeting, PeerArgs, Plan, Transport, name};
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::cpu;
 use crate::tool::failure::{Failure, Outcome};
+use crate::tool::room;
 use crate::tool::variables;
 
 /// How long a listener may take to appear.
@@ -41,6 +42,9 @@ type Rail = Guard<FabricRail>;
 
 /// Runs a plan as the side that its meeting says.
 pub fn run(plan: &Plan) -> Outcome {
+    let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
+    let own = 2 * Leg::arena(plan.region);
+    room::demand(plan.region, own, sides * own)?;
     match plan.rails {
         1 => side::<1>(plan),
         2 => side::<2>(plan),
@@ -130,8 +134,8 @@ impl<const RAILS: usize> Ground<RAILS> {
             config,
             storage: Storage::new(&config, limits),
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            arena: Buffer::new(Leg::arena(region))?,
-            buffer: Buffer::new(Leg::arena(region))?,
+            arena: Buffer::new(region, Leg::arena(region))?,
+            buffer: Buffer::new(region, Leg::arena(region))?,
             host: LinuxHost::private(),
             never: Asleep::new(),
         })
@@ -144,7 +148,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         timeout: u64,
         who: &str,
     ) -> Outcome<table::Table<'_, Rail, RAILS, Aside>> {
-        let failed = |error: AttachError| Failure::run(format!("cannot set up the connection: {error}"));
+        let failed = |error| room::attach_failed("the connection", error);
         let agreement = self.card.agree(&theirs).map_err(|error| Failure::run(format!("{who}: {error}")))?;
         let notes = notes(&self.card, &theirs, &agreement);
         let names = self.card.rails.iter().enumerate().map(|(at, rail)| rail_name(at, rail)).collect();

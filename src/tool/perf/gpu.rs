@@ -26,6 +26,7 @@ use crate::tool::clock::Clock;
 use crate::tool::cpu::{self, Pinned};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::report::{Moved, Row};
+use crate::tool::room;
 
 use device::Chosen;
 use fishplate::{Limits, MatchStorage, Storage};
@@ -53,6 +54,9 @@ struct Side {
 
 /// Runs a plan as the side that its meeting says.
 pub fn run(plan: &Plan) -> Outcome {
+    let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
+    let own = 2 * Leg::arena(plan.region);
+    room::demand(plan.region, own, sides * own)?;
     let first = plan.devices.first().copied().unwrap_or_else(device::usual);
     let second = plan.devices.get(1).copied().unwrap_or(first);
     let plan = &Plan { devices: vec![first, second], ..plan.clone() };
@@ -117,13 +121,8 @@ impl Side {
         };
         let config = GpuConfig { force_relay: self.path == IpcPath::Relay, ..GpuConfig::default() };
         GpuRail::new(device::open(self.device)?, host, shm, config)
-            .map_err(|error| attach_failed("the rail", error))
+            .map_err(|error| room::attach_failed("the rail", error))
     }
-}
-
-#[cold]
-fn attach_failed(what: &str, error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up {what}: {error}"))
 }
 
 /// What a table stands on.
@@ -148,7 +147,7 @@ impl Ground {
     }
 
     fn set(&mut self, side: &Side, mut rail: Rail, link: Link) -> Outcome<Table<'_>> {
-        let refused = |error| attach_failed("the connection", error);
+        let refused = |error| room::attach_failed("the connection", error);
         let deadline = Instant::now() + Duration::from_secs(side.timeout);
         let pid = link.pid();
         let who = format!("the other process (pid {pid})");
@@ -341,7 +340,7 @@ impl Talk<Rail, 1> for Aside {
 
     /// Takes this side's memory back before it is freed, and gives the other side's back.
     fn part(&mut self, seat: &mut Seat<'_, Rail, 1>) -> Outcome {
-        let refused = |error| attach_failed("the end", error);
+        let refused = |error| room::attach_failed("the end", error);
         seat.engine.release(seat.there).map_err(refused)?;
         seat.engine.deregister(seat.buffer).map_err(refused)?;
         let deadline = Instant::now() + PART;

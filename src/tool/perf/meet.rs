@@ -6,10 +6,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use fishplate_shm::{HandshakeError, Link, Listener, Profile, Role, connect, socket_pair};
+use fishplate_shm::{HandshakeError, Link, Listener, Profile, Role, SegmentError, connect, socket_pair};
 
 use crate::tool::args::{PeerArgs, Plan};
 use crate::tool::failure::{Failure, Outcome};
+use crate::tool::room;
 use crate::tool::sizes;
 
 /// How long a process that has nothing more to do may take to end: it gives its memory back first.
@@ -62,8 +63,9 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
             }
         });
     }
-    let child =
-        command.spawn().map_err(|error| Failure::run(format!("cannot start a second process: {error}")))?;
+    let child = command.spawn().map_err(|error| {
+        Failure::run(format!("cannot start a second process: {error}; raise ulimit -v or ulimit -u"))
+    })?;
     Ok(Second { child })
 }
 
@@ -148,6 +150,14 @@ pub fn find(at: &OsStr, region: usize, timeout: u64, profile: &Profile) -> Outco
 
 /// What went wrong between two processes that reached each other.
 fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
+    if let HandshakeError::Segment(
+        error @ (SegmentError::Room { .. }
+        | SegmentError::FileSize { .. }
+        | SegmentError::System(libc::ENOMEM)),
+    ) = error
+    {
+        return room::lack(region, error);
+    }
     Failure::run(match error {
         HandshakeError::Version { theirs, ours } => format!(
             "{who} speaks protocol version {theirs} and this program {ours}: run the same build on both sides"

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
-use fishplate_core::error::AttachError;
 use fishplate_core::mem::RailId;
 use fishplate_shm::{HandshakeError, Link, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
@@ -19,6 +18,7 @@ use crate::tool::clock::Clock;
 use crate::tool::cpu::{self, Pinned};
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::floor::{PAD_LEN, Pad};
+use crate::tool::room;
 
 use fishplate::{Limits, MatchStorage, Storage};
 
@@ -30,6 +30,10 @@ type Rail = ShmRail<LinuxHost>;
 
 /// Runs a plan as the side that its meeting says.
 pub fn run(plan: &Plan) -> Outcome {
+    // What both have in common, and what each has of its own.
+    let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
+    let arena = Leg::arena(plan.region);
+    room::demand(plan.region, 2 * arena, (1 + sides) * arena)?;
     match &plan.meeting {
         Meeting::Listen(at) => {
             let rail = rail(plan.region)?;
@@ -72,12 +76,7 @@ fn rail(region: usize) -> Outcome<Rail> {
         membarrier: host.sleeper_uses_membarrier(),
         ..ShmConfig::default()
     };
-    ShmRail::new(host, config).map_err(|error| attach_failed("the rail", error))
-}
-
-#[cold]
-fn attach_failed(what: &str, error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up {what}: {error}"))
+    ShmRail::new(host, config).map_err(|error| room::attach_failed("the rail", error))
 }
 
 /// What a table stands on.
@@ -97,14 +96,14 @@ impl Ground {
         Ok(Ground {
             storage: Storage::new(&CONFIG, limits),
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            buffer: Buffer::new(Leg::arena(region))?,
+            buffer: Buffer::new(region, Leg::arena(region))?,
             host: LinuxHost::shared(),
             never: Asleep::new(),
         })
     }
 
     fn set(&mut self, rail: Rail, link: Link, region: usize, timeout: u64) -> Outcome<Table<'_>> {
-        let refused = |error| attach_failed("the connection", error);
+        let refused = |error| room::attach_failed("the connection", error);
         let pid = link.pid();
         let common = link.common().map(|(base, _)| base);
         let base = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;

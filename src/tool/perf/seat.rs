@@ -1,10 +1,8 @@
 //! A [`Seat`]: one side's engine, and the memory it measures with.
 //!
 //! Everything a test touches in its timed loop is here. The arena is what the other side writes to; the buffer is this side's private
-//! memory, from which it sends and into which it gets. Both are as large as each other and are mapped, but not touched,
-//! until a test does.
+//! memory, from which it sends and into which it gets. Both are as large as each other.
 
-use std::alloc::{Layout as Block, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +13,7 @@ use fishplate_core::error::{OpError, Stuck, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
-use fishplate_shm::Bell;
+use fishplate_shm::{Bell, SegmentError};
 use fishplate_sys::LinuxHost;
 
 use super::watch::Watch;
@@ -23,6 +21,7 @@ use super::who::Who;
 use crate::tool::clock::Clock;
 use crate::tool::failure::{Failure, Outcome};
 use crate::tool::histogram::Histogram;
+use crate::tool::room;
 
 /// Two-sided messages in the tests: twice as many credits as numbers may be in flight, so that a receiver that posts its receives in
 /// time never makes its sender wait for more than the window.
@@ -289,23 +288,26 @@ macro_rules! issue {
 }
 pub(crate) use issue;
 
-/// Zeroed private memory, aligned to a page. Not touched until used.
+/// Zeroed private memory, aligned to a page. All of it is there from the beginning: no page is made, and none is one that stands in for
+/// pages never written, while something is timed.
 pub struct Buffer {
     ptr: NonNull<u8>,
-    block: Block,
+    len: usize,
 }
 
 impl Buffer {
-    /// Takes `len` bytes.
-    pub fn new(len: usize) -> Outcome<Self> {
-        let block = Block::from_size_align(len.max(1), 4096).map_err(|_| {
-            Failure::usage(format!("--region: {len} bytes are more than this machine can address"))
-        })?;
-        // SAFETY: the size is not zero.
-        let ptr = unsafe { alloc_zeroed(block) };
-        match NonNull::new(ptr) {
-            Some(ptr) => Ok(Buffer { ptr, block }),
-            None => handle_alloc_error(block),
+    /// Takes `len` bytes for a region of `region` bytes.
+    pub fn new(region: usize, len: usize) -> Outcome<Self> {
+        let len = len.max(1);
+        room::demand(region, len, len)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        // SAFETY: the system chooses a free place, so no memory of ours is replaced.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        match NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED) {
+            Some(ptr) => Ok(Buffer { ptr, len }),
+            None => Err(room::lack(region, SegmentError::System(libc::ENOMEM))),
         }
     }
 
@@ -321,13 +323,13 @@ impl Buffer {
     pub unsafe fn region(&self) -> Region {
         // SAFETY: the memory is ours and lives as long as the caller promises; the tool touches it only through raw
         // pointers, atomics and the engine.
-        unsafe { Region::new(self.ptr, self.block.size(), RegionKind::Private) }
+        unsafe { Region::new(self.ptr, self.len, RegionKind::Private) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this very block.
-        unsafe { dealloc(self.ptr.as_ptr(), self.block) }
+        // SAFETY: mapped by `new` with this very length.
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }

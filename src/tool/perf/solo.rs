@@ -27,6 +27,7 @@ use crate::tool::histogram::Histogram;
 use crate::tool::payload::Pattern;
 use crate::tool::progress::Progress;
 use crate::tool::report::{Report, Row};
+use crate::tool::room;
 use crate::tool::sizes;
 
 mod ground;
@@ -131,7 +132,7 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
 }
 
 fn attach_failed(error: AttachError) -> Failure {
-    Failure::run(format!("cannot set up the engine: {error}"))
+    room::attach_failed("the engine", error)
 }
 
 fn loop_back<const RAILS: usize>(

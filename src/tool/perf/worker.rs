@@ -72,7 +72,9 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
         let (send, stop) = (&channels.send, &stop);
         let running = thread::Builder::new()
             .spawn_scoped(scope, move || worker.run(host, send, arrivals, stop, deadline_ns))
-            .map_err(|error| Failure::run(format!("cannot start a worker: {error}")))?;
+            .map_err(|error| {
+                Failure::run(format!("cannot start a worker: {error}; raise ulimit -v or ulimit -u"))
+            })?;
         let tally = user.play(histogram);
         // Release: pairs with the worker's load; it finds in its ring what was submitted before.
         stop.store(true, Ordering::Release);

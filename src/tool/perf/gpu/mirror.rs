@@ -31,10 +31,10 @@ fn failed(error: DeviceError) -> Failure {
 impl Copies {
     /// Copies of two memories of `len` bytes, made by `device`.
     pub fn new(mut device: Chosen, landing: DevicePtr, buffer: DevicePtr, len: usize) -> Outcome<Copies> {
-        let pinned = Buffer::new(PIECE)?;
+        let pinned = Buffer::new(PIECE, PIECE)?;
         // SAFETY: the buffer is given back only after it was unpinned, by drop.
         let seen = unsafe { device.pin(pinned.ptr(), PIECE) }.map_err(failed)?;
-        let (landing, buffer) = ((landing, Buffer::new(len)?), (buffer, Buffer::new(len)?));
+        let (landing, buffer) = ((landing, Buffer::new(len, len)?), (buffer, Buffer::new(len, len)?));
         Ok(Copies { device, pinned, seen, landing, buffer })
     }
 

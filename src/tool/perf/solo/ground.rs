@@ -35,8 +35,8 @@ impl<const RAILS: usize> Ground<RAILS> {
         Ok(Ground {
             storage: Storage::new(config, limits),
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            arena: Buffer::new(bytes)?,
-            buffer: Buffer::new(bytes)?,
+            arena: Buffer::new(leg.size, bytes)?,
+            buffer: Buffer::new(leg.size, bytes)?,
         })
     }
 }

@@ -1,0 +1,157 @@
+//! Limits of the process and the machine that end a program by a signal: found out before, or turned into an error with a remedy. Only
+//! the tool does this; a library leaves allocator, signals and stack to its user.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::process::ExitCode;
+use std::thread;
+
+use fishplate_core::error::AttachError;
+use fishplate_shm::{SegmentError, check_room};
+
+use super::failure::{Failure, Outcome};
+use super::sizes;
+
+/// The stack that the tool needs at most, in bytes, also where nothing is optimised.
+const STACK: usize = 8 << 20;
+
+/// The system's heap. Where that has no more, the program ends with exit code 1 and a remedy rather than with SIGABRT.
+pub struct Heap;
+
+// SAFETY: every call is handed on to the system's allocator, and returns what that returns or not at all.
+unsafe impl GlobalAlloc for Heap {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: handed on to our caller.
+        found(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: handed on to our caller.
+        found(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: handed on to our caller.
+        found(unsafe { System.realloc(block, layout, size) }, size)
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: handed on to our caller.
+        unsafe { System.dealloc(block, layout) };
+    }
+}
+
+#[inline]
+fn found(block: *mut u8, size: usize) -> *mut u8 {
+    if block.is_null() { lacking(size) } else { block }
+}
+
+/// Says that there is no memory, without taking any, and ends the program.
+#[cold]
+fn lacking(size: usize) -> ! {
+    let mut text = [0u8; 160];
+    let mut rest = &mut text[..];
+    // It fits; if it did not, less would be told.
+    let _ = writeln!(
+        rest,
+        "fishplate: cannot take {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
+    );
+    let left = rest.len();
+    let len = text.len() - left;
+    // SAFETY: `text` has `len` bytes. The program ends here without running anything that might need memory.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
+        libc::_exit(1)
+    }
+}
+
+/// Runs the program where no limit that can be dealt with here ends it by a signal.
+pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
+    // SAFETY: no handler is installed. A write beyond the limit on files (ulimit -f) then fails with an error.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let stack = limit(libc::RLIMIT_STACK);
+    if stack >= STACK as u64 && limit(libc::RLIMIT_AS) == libc::RLIM_INFINITY {
+        return program();
+    }
+    // The stack of this thread may be too small (ulimit -s), or may find no addresses to grow into (ulimit -v). That of another thread
+    // has all that it was asked for, or is not made.
+    let running = thread::Builder::new().stack_size(STACK).spawn(program);
+    match running.map(thread::JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // It has said why.
+        Ok(Err(_)) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!(
+                "fishplate: cannot make a stack of {}: {error}; raise ulimit -v, or ulimit -s",
+                sizes::show(STACK)
+            );
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A limit of this process, in bytes.
+fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is ours and of the type that the call fills.
+    match unsafe { libc::getrlimit(of, &mut limit) } {
+        0 => limit.rlim_cur,
+        _ => libc::RLIM_INFINITY,
+    }
+}
+
+/// Checks that memory for a region of so many bytes can be had: `own` bytes in this process, `all` in it and the one that it starts.
+pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
+    check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
+}
+
+/// Checks that so many bytes more can be mapped.
+fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the system chooses a free place, so no memory of ours is replaced.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(SegmentError::System(libc::ENOMEM));
+    }
+    // SAFETY: just mapped, with this very length, and known to nobody else.
+    unsafe { libc::munmap(at, bytes.max(1)) };
+    Ok(())
+}
+
+/// Why there is no memory for a region, and what to do.
+pub fn lack(region: usize, error: SegmentError) -> Failure {
+    let region = sizes::show(region);
+    Failure::usage(match error {
+        SegmentError::Room { asked, there } => format!(
+            "--region {region}: it takes {} MiB of memory on this host, and {} MiB can be had; choose a smaller one",
+            asked >> 20,
+            there >> 20
+        ),
+        SegmentError::FileSize { limit, .. } => format!(
+            "--region {region}: memory in common is limited to {} KiB, as files are; choose a smaller one, or raise ulimit -f",
+            limit >> 10
+        ),
+        SegmentError::System(libc::ENOMEM | libc::ENOSPC) => format!(
+            "--region {region}: no memory, or no addresses, for it; choose a smaller one, or raise ulimit -v"
+        ),
+        error => format!("--region {region}: {error}"),
+    })
+}
+
+/// Why something cannot be set up, and what to do where a limit stands in the way.
+#[cold]
+pub fn attach_failed(what: &str, error: AttachError) -> Failure {
+    let remedy = match error {
+        AttachError::System(libc::EFBIG) => "; memory in common is limited as files are: raise ulimit -f",
+        AttachError::System(libc::ENOMEM) => {
+            "; there is no memory: choose a smaller --region, or raise ulimit -v"
+        }
+        AttachError::System(libc::EMFILE) => "; too many files are open: raise ulimit -n",
+        _ => "",
+    };
+    Failure::run(format!("cannot set up {what}: {error}{remedy}"))
+}
