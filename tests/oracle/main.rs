@@ -16,22 +16,26 @@ mod tcp;
 use fishplate_core::rail::Rail;
 
 use program::Counts;
-use rig::Pair;
+use rig::{Pair, Room};
 
 /// Programs that run over one pair.
 const GROUP: u64 = 25;
 
 /// Runs the groups of programs that are asked for, `usual` of them unless the environment says otherwise. `pair`
 /// makes what a group runs over; the number of the group says what it is like.
-fn programs<R: Rail, const RAILS: usize>(name: &str, usual: u64, pair: impl Fn(u64) -> Pair<R, RAILS>) {
+fn programs<R: Rail, const RAILS: usize>(
+    name: &str,
+    usual: u64,
+    pair: impl for<'m> Fn(u64, &'m mut Room<RAILS>) -> Pair<'m, R, RAILS>,
+) {
     let set = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
     let (first, last) = match set("FISHPLATE_SEED") {
         Some(seed) => (seed - seed % GROUP, seed),
         None => (0, set("FISHPLATE_PROGRAMS").unwrap_or(usual) - 1),
     };
-    let mut total = Counts::default();
+    let (mut total, mut room) = (Counts::default(), Room::new());
     for group in first / GROUP..=last / GROUP {
-        let mut pair = pair(group);
+        let mut pair = pair(group, &mut room);
         for seed in group * GROUP..=(group * GROUP + GROUP - 1).min(last) {
             match program::run(&mut pair, seed) {
                 Ok(counts) => total.add(counts),

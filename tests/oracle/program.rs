@@ -26,8 +26,9 @@ const FIRST: usize = 64;
 /// Tagged messages of a program at most.
 const MESSAGES: usize = 6;
 
-/// Lengths of data: in a message, at the limit of what goes in one, in one write, in pieces.
-const LENGTHS: [usize; 8] = [1, 8, 8, 40, 192, 193, 600, 3000];
+/// Lengths of data: in a message, at the limit of what goes in one, in one write, in pieces, more than a small
+/// lane holds.
+const LENGTHS: [usize; 9] = [1, 8, 8, 40, 192, 193, 600, 3000, 9000];
 
 /// Turns after which what has not come never will.
 const PATIENCE: u32 = 200_000;
@@ -71,8 +72,8 @@ impl Counts {
     }
 }
 
-struct Run<'p, R: Rail, const RAILS: usize> {
-    pair: &'p mut Pair<R, RAILS>,
+struct Run<'p, 'm, R: Rail, const RAILS: usize> {
+    pair: &'p mut Pair<'m, R, RAILS>,
     model: Model,
     random: Random,
     counts: Counts,
@@ -89,7 +90,7 @@ struct Run<'p, R: Rail, const RAILS: usize> {
 }
 
 /// Runs the program of a seed. Says what was wrong.
-pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<R, RAILS>, seed: u64) -> Result<Counts, String> {
+pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64) -> Result<Counts, String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::new(pair.targets.map(|target| target.base).to_vec(), &WORDS, FIRST);
     let messages = (0..MESSAGES)
@@ -125,7 +126,7 @@ pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<R, RAILS>, seed: u64) ->
     Ok(run.counts)
 }
 
-impl<R: Rail, const RAILS: usize> Run<'_, R, RAILS> {
+impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn step(&mut self, polls: u64) -> &'static str {
         self.counts.steps += 1;
         match self.random.below(100) {

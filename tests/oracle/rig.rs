@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use fishplate::shm::Segment;
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Waiter};
@@ -12,35 +13,54 @@ use fishplate_core::sync::host::SpinHost;
 pub const CX: ContextId = ContextId(0);
 
 /// Bytes of each region.
-pub const SIZE: usize = 256 << 10;
+pub const SIZE: usize = 512 << 10;
 
 /// Small, so that windows and credits run out.
 pub const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 8, seed: 3 };
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };
 
-fn leak<T>(value: T) -> &'static mut T {
-    Box::leak(Box::new(value))
+/// What pairs borrow, one after the other: the tables of both engines, private memory, a waiter.
+pub struct Room<const RAILS: usize> {
+    tables: [(Storage<RAILS>, MatchStorage<RAILS>); 2],
+    memory: [Vec<u64>; 3],
+    host: SpinHost,
+    never: Asleep,
 }
 
-/// Zeroed private memory that is never freed.
-pub fn private() -> Region {
-    let words = leak(vec![0u64; SIZE / 8]);
-    // SAFETY: leaked, and touched through raw copies and the engines alone.
+impl<const RAILS: usize> Room<RAILS> {
+    /// Room for pairs of [`CONFIG`] or less. The memory is all zero.
+    pub fn new() -> Self {
+        let tables = || (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, 1, 32, 8));
+        Room {
+            tables: [tables(), tables()],
+            memory: [(); 3].map(|()| vec![0; SIZE / 8]),
+            host: SpinHost::new(1),
+            never: Asleep::new(),
+        }
+    }
+}
+
+fn private(words: &mut [u64]) -> Region {
+    // SAFETY: the words stay while the pair borrows them, and are touched through raw copies and the engines alone.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
 /// One engine with one peer.
-pub struct End<R: Rail, const RAILS: usize> {
-    pub engine: Engine<'static, R, RAILS>,
+pub struct End<'m, R: Rail, const RAILS: usize> {
+    pub engine: Engine<'m, R, RAILS>,
     pub peer: PeerId,
 }
 
-impl<R: Rail, const RAILS: usize> End<R, RAILS> {
+impl<'m, R: Rail, const RAILS: usize> End<'m, R, RAILS> {
     /// An engine over rails that have the other end attached as peer 0.
-    fn new(config: Config, rails: [R; RAILS]) -> Self {
-        let mut engine = leak(Storage::new(&config, LIMITS)).engine(config, rails).unwrap();
-        engine.attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, 1, 32, 8)).memory()).unwrap();
+    fn new(
+        config: Config,
+        rails: [R; RAILS],
+        (storage, matching): &'m mut (Storage<RAILS>, MatchStorage<RAILS>),
+    ) -> Self {
+        let mut engine = storage.engine(config, rails).unwrap();
+        engine.attach_matching(MATCHING, matching.memory()).unwrap();
         let peer = engine.reserve_peer().unwrap();
         assert_eq!(peer.peer().0, 0);
         engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
@@ -57,19 +77,34 @@ pub struct Target {
 }
 
 /// The origin `a`, the target `b`, and their memory.
-pub struct Pair<R: Rail, const RAILS: usize> {
-    pub a: End<R, RAILS>,
-    pub b: End<R, RAILS>,
+pub struct Pair<'m, R: Rail, const RAILS: usize> {
+    pub a: End<'m, R, RAILS>,
+    pub b: End<'m, R, RAILS>,
     pub source: NonNull<u8>,
     pub from: LocalId,
     pub targets: [Target; 2],
-    pub waiter: Waiter<'static, SpinHost, Asleep>,
+    pub waiter: Waiter<'m, SpinHost, Asleep>,
+    /// Freed after the engines.
+    _segment: Option<Segment>,
 }
 
-impl<R: Rail, const RAILS: usize> Pair<R, RAILS> {
-    pub fn new(config: Config, [near, far]: [[R; RAILS]; 2], regions: [Region; 2]) -> Self {
-        let (mut a, mut b) = (End::new(config, near), End::new(config, far));
-        let region = private();
+impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
+    /// A pair over rails that are attached to each other. The second region of the target lies in the segment,
+    /// if there is one.
+    pub fn new(
+        room: &'m mut Room<RAILS>,
+        config: Config,
+        [near, far]: [[R; RAILS]; 2],
+        segment: Option<Segment>,
+    ) -> Self {
+        let Room { tables: [first, second], memory: [source, one, other], host, never } = room;
+        let (mut a, mut b) = (End::new(config, near, first), End::new(config, far, second));
+        let shared = segment.as_ref().map(|segment| {
+            // SAFETY: the pair keeps the segment for longer than its engines.
+            unsafe { segment.region(0, SIZE) }.unwrap()
+        });
+        let regions = [private(one), shared.unwrap_or_else(|| private(other))];
+        let region = private(source);
         let (source, from) = (region.ptr(), a.engine.register(region).unwrap());
         let targets = regions.map(|region| {
             let base = region.ptr();
@@ -79,7 +114,7 @@ impl<R: Rail, const RAILS: usize> Pair<R, RAILS> {
             let remote = a.engine.import(a.peer, &handle[..len]).unwrap();
             Target { base, local, remote }
         });
-        let waiter = Waiter::awake(leak(SpinHost::new(1)), leak(Asleep::new()));
-        Pair { a, b, source, from, targets, waiter }
+        let waiter = Waiter::awake(host, never);
+        Pair { a, b, source, from, targets, waiter, _segment: segment }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fishplate::core::mem::{Peer, Region};
+use fishplate::core::mem::Peer;
 use fishplate::core::sync::host::SpinHost;
 use fishplate::shm::{Link, Role, Segment, ShmConfig, ShmRail, socket_pair};
 use fishplate_core::engine::{Config, Notice, Signal};
@@ -10,16 +10,9 @@ use fishplate_core::error::PeerError;
 use fishplate_core::op::{Fault, Outcome, SignalOp};
 
 use crate::programs;
-use crate::rig::{CONFIG, CX, Pair, SIZE, private};
+use crate::rig::{CONFIG, CX, Pair, Room, SIZE};
 
 type Rails<const RAILS: usize> = [ShmRail<SpinHost>; RAILS];
-
-/// Memory of a segment that is never given back.
-fn mapped() -> Region {
-    let segment = Box::leak(Box::new(Segment::create(SIZE).unwrap()));
-    // SAFETY: the segment is never dropped, and touched through raw copies and the engines alone.
-    unsafe { segment.region(0, SIZE) }.unwrap()
-}
 
 /// Two rails that met in two threads, attached to each other as peer 0.
 fn meet(config: &ShmConfig) -> [ShmRail<SpinHost>; 2] {
@@ -57,10 +50,10 @@ fn config(group: u64) -> ShmConfig {
     }
 }
 
-fn pair<const RAILS: usize>(group: u64) -> Pair<ShmRail<SpinHost>, RAILS> {
+fn pair<const RAILS: usize>(group: u64, room: &mut Room<RAILS>) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
     let first_sequence = [0, (1 << 20) - 40, u64::MAX - 100][group as usize % 3];
     let engine = Config { first_sequence, stripe_threshold: 512, stripe_chunk: 256, ..CONFIG };
-    Pair::new(engine, ends(&config(group)), [private(), mapped()])
+    Pair::new(room, engine, ends(&config(group)), Some(Segment::create(SIZE).unwrap()))
 }
 
 #[test]
@@ -77,7 +70,8 @@ fn memory_is_what_the_contract_allows_over_two_rails_of_shared_memory() {
 #[test]
 fn what_a_removed_peer_still_applies_was_not_reported_as_over() {
     let config = ShmConfig { force_staging: true, ..ShmConfig::default() };
-    let mut pair = Pair::new(CONFIG, ends::<1>(&config), [private(), mapped()]);
+    let mut room = Room::new();
+    let mut pair = Pair::new(&mut room, CONFIG, ends::<1>(&config), None);
     let (engine, to) = (&mut pair.a.engine, pair.targets[0].remote);
     // SAFETY: inside the source, which nothing reads yet.
     unsafe { pair.source.write_bytes(7, 8) };

@@ -8,7 +8,7 @@ use fishplate::core::mem::Peer;
 use fishplate::sys::fabric::{Ask, FabricConfig, FabricRail, Library, negotiate};
 
 use crate::programs;
-use crate::rig::{CONFIG, Pair, private};
+use crate::rig::{CONFIG, Pair, Room};
 
 /// Time enough for a busy machine: nobody dies here.
 const FABRIC: FabricConfig = FabricConfig {
@@ -34,7 +34,11 @@ fn rail(library: Library, seed: u64) -> FabricRail {
     FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn pair<const RAILS: usize>(library: &Library, group: u64) -> Pair<FabricRail, RAILS> {
+fn pair<'m, const RAILS: usize>(
+    library: &Library,
+    group: u64,
+    room: &'m mut Room<RAILS>,
+) -> Pair<'m, FabricRail, RAILS> {
     let mut ends = [0, 1].map(|end| {
         std::array::from_fn::<_, RAILS, _>(|at| rail(*library, group << 8 | (at as u64) << 1 | end))
     });
@@ -45,14 +49,14 @@ fn pair<const RAILS: usize>(library: &Library, group: u64) -> Pair<FabricRail, R
         other.attach(Peer(0), &addresses[0]).unwrap();
     }
     let engine = Config { stripe_threshold: 512, stripe_chunk: 256, ..CONFIG };
-    Pair::new(engine, ends, [private(), private()])
+    Pair::new(room, engine, ends, None)
 }
 
 fn over<const RAILS: usize>(name: &str, usual: u64) {
     let path = std::env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
     // SAFETY: what the linker finds under this name, or whoever runs the tests names, is a libfabric.
     match unsafe { Library::open(path.as_deref()) } {
-        Ok(library) => programs(name, usual, |group| pair::<RAILS>(&library, group)),
+        Ok(library) => programs::<_, RAILS>(name, usual, |group, room| pair(&library, group, room)),
         Err(why) => println!("SKIPPED {name}: {why}"),
     }
 }
