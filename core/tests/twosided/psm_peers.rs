@@ -130,6 +130,25 @@ fn a_send_does_not_overtake_one_that_is_deferred_when_there_is_room_for_both() {
 }
 
 #[test]
+fn sends_deferred_before_and_after_others_were_sent_keep_their_order() {
+    let mut bench = bench(64, TIGHT);
+    let mut next = 1..;
+    let mut send = |bench: &mut Bench, count| {
+        for tag in next.by_ref().take(count) {
+            bench.send(0, tag);
+        }
+    };
+    send(&mut bench, 4);
+    for tag in 1..30 {
+        let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], bench.to(8), 0).unwrap();
+        let status = bench.mq.wait2(&mut Some(any), &mut waiter(), 1_000_000).unwrap();
+        assert_eq!(status.msg_tag[0], tag);
+        // Behind those that still wait.
+        send(&mut bench, tag as usize % 3);
+    }
+}
+
+#[test]
 fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
     let mut bench = bench(2, MatchConfig { credits: 8, ..SMALL });
     for _ in 0..5 {
