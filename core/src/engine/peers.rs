@@ -1,6 +1,6 @@
 //! Peers: from the place that one takes to its removal. Slow paths, which neither block nor allocate; an error means that nothing changed.
 
-use crate::error::{AttachError, PeerError};
+use crate::error::{AttachError, PeerError, Use};
 use crate::mem::PeerId;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
@@ -65,10 +65,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Forgets a peer, alive or failed. Operations to it end as failed, and as unknown where something was sent that a living peer
     /// may still apply; its regions are released, its number is stale.
     /// Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::InUse`] while regions are registered that lie in the segment in common with this peer: they go with it.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         // One that was never connected may be attached to any rail.
         let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
+        if self.state.locals.iter().any(|local| local.common == peer.index) {
+            return Err(AttachError::InUse(Use::Common));
+        }
         self.state.fail_peer(peer.index, PeerError::Removed);
         for index in 0..self.state.remotes.len() {
             if self.state.remotes[index].peer == peer.index {

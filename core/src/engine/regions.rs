@@ -32,6 +32,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             _ => (region.len() as u64, 0),
         };
         let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
+        if let RegionKind::Common { peer, .. } = region.kind() {
+            slot.common = peer.0;
+        }
         for i in 0..RAILS {
             match self.rails[i].register(&region) {
                 Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),

@@ -109,6 +109,8 @@ pub struct LocalSlot<const RAILS: usize> {
     /// Size of a device's memory in bytes; otherwise 0.
     pub(crate) device: u64,
     pub(crate) generation: u16,
+    /// The peer with whom the segment is in common that it lies in, or [`LocalSlot::OURS`].
+    pub(crate) common: u16,
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
 }
@@ -117,12 +119,16 @@ pub struct LocalSlot<const RAILS: usize> {
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
+    /// In place of a peer: it lies in no segment in common with any. No peer has this number.
+    pub(crate) const OURS: u16 = u16::MAX;
+
     /// A slot without a region.
     pub const EMPTY: Self = LocalSlot {
         ptr: ptr::null_mut(),
         len: 0,
         device: 0,
         generation: 0,
+        common: Self::OURS,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
         desc: [0; RAILS],
     };

@@ -4,7 +4,7 @@
 use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, OpError, Use};
-use fishplate_core::mem::{LocalId, RailId};
+use fishplate_core::mem::{LocalId, RailId, Region, RegionKind};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
@@ -173,4 +173,17 @@ fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
     for remote in remotes {
         own.engine.release(remote).unwrap();
     }
+}
+
+#[test]
+fn a_peer_is_not_removed_before_the_regions_in_the_segment_in_common_with_it() {
+    let mut own = mapped();
+    let plain = region(64);
+    let kind = RegionKind::Common { peer: own.me.peer(), offset: 0 };
+    // SAFETY: as what `region` gives.
+    let common = own.engine.register(unsafe { Region::new(plain.ptr(), 64, kind) }).unwrap();
+    assert_eq!(own.engine.remove_peer(own.me), in_use(Use::Common));
+    assert_eq!(own.engine.peer_error(own.me), Ok(None), "nothing has changed");
+    own.engine.deregister(common).unwrap();
+    assert_eq!(own.engine.remove_peer(own.me), Ok(()));
 }

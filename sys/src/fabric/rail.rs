@@ -35,6 +35,7 @@
 //! provider moves the data there (`tcp`, devices); `shm` may copy by address and ask nobody.
 
 mod address;
+mod batch;
 mod complete;
 mod config;
 mod imports;
@@ -63,11 +64,12 @@ use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use self::address::Address;
+use self::batch::Batch;
 use self::imports::Imports;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
 use self::slab::Slab;
-use super::cq::{self, CqError};
+use super::cq::CqError;
 use super::domain::Domain;
 use super::endpoint::{Buffer, Endpoint, Target};
 use super::error::{CallError, Code};
@@ -187,7 +189,7 @@ pub struct FabricRail {
     owed: VecDeque<(u16, u32)>,
     /// To be reported.
     events: VecDeque<Event>,
-    entries: [cq::Entry; BATCH],
+    entries: Batch,
     sources: [u64; BATCH],
     /// Where a message is put together that the provider copies.
     scratch: Box<[u8]>,

@@ -49,7 +49,7 @@ impl FabricRail {
             return 0;
         }
         let want = (budget as usize).min(BATCH);
-        match self.endpoint.completions(&mut self.entries[..want]) {
+        match self.endpoint.completions(self.entries.room(want)) {
             Ok(count) if count < want => {
                 self.complete_all(count, sink);
                 count as u32
@@ -92,7 +92,7 @@ impl FabricRail {
     /// Reads a batch of completions, at most `want`.
     #[inline(always)]
     fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
-        let entries = &mut self.entries[..want];
+        let entries = self.entries.room(want);
         match self.notify {
             Notify::Source => self.endpoint.completions_from(entries, &mut self.sources),
             _ => self.endpoint.completions(entries),
@@ -144,7 +144,7 @@ impl FabricRail {
     fn prepare(&mut self, count: usize) {
         let arrived = |entry: &Entry| is_arrival(entry) || entry.flags & FI_RECV != 0;
         if let Some(hook) = &mut self.on_arrival
-            && self.entries[..count].iter().any(arrived)
+            && self.entries.room(count).iter().any(arrived)
         {
             hook();
         }
@@ -153,7 +153,7 @@ impl FabricRail {
     /// Handles what was read. Ends of the same word are reported together: those of a stream of posts are.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
-        let mut next = self.entries.as_ptr();
+        let mut next = self.entries.first();
         // SAFETY: no more were read than there are places.
         let end = unsafe { next.add(count) };
         while next != end {
@@ -203,7 +203,7 @@ impl FabricRail {
     /// Where what an entry says came from, as far as the provider tells.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
-        let at = (place.addr() - self.entries.as_ptr().addr()) / size_of::<Entry>();
+        let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
         self.sources[at]
     }
 

@@ -7,13 +7,14 @@ use alloc::vec::Vec;
 
 use fishplate_core::rail::{Caps, Order};
 
+use super::batch::Batch;
 use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
 use super::slab::Slab;
 use super::{BATCH, FabricConfig, FabricRail, FabricStats, HEAD, MAX_RMA, SetupError, post};
 use crate::fabric::av::AddressVector;
-use crate::fabric::cq::{self, CompletionQueue, CqError};
+use crate::fabric::cq::{CompletionQueue, CqError};
 use crate::fabric::domain::Domain;
 use crate::fabric::endpoint::Endpoint;
 use crate::fabric::error::{CallError, Code};
@@ -120,7 +121,7 @@ impl FabricRail {
             unposted: Vec::with_capacity(receives as usize),
             owed: VecDeque::with_capacity(depth as usize),
             events: VecDeque::with_capacity(depth as usize + 2 * config.max_peers as usize),
-            entries: [cq::EMPTY; BATCH],
+            entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),
             on_arrival: None,
