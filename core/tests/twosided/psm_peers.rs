@@ -2,8 +2,9 @@
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::mem::{LocalId, PeerId};
+use fishplate_core::mem::{LocalId, PeerId, RailId, Untrusted};
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqSlot};
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
@@ -169,18 +170,79 @@ fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
     }
 }
 
+impl Bench {
+    /// The contexts of all that has completed, in order.
+    fn completed(&mut self) -> Vec<u64> {
+        let mut contexts = vec![];
+        while let Ok((req, status)) = self.mq.ipeek_dequeue() {
+            contexts.push(status.context);
+            self.mq.req_free(req).unwrap();
+        }
+        contexts
+    }
+
+    /// The peer breaks the protocol.
+    fn fail(&mut self, peer: usize) {
+        let mut ack = [0u8; 16];
+        (ack[0], ack[11]) = (5, 0x40);
+        // SAFETY: one message, which has no end to be reported.
+        let rail = unsafe { self.mq.engine_mut().rail_unchecked(RailId(0)) }.unwrap();
+        rail.post_message(self.peers[peer].peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
+        self.mq.poll();
+    }
+}
+
+/// The engine's owner makes passes of its own, so that something has ended that the queue was not told of.
+#[test]
+fn what_ended_before_a_request_that_is_done_at_once_is_told_before_it() {
+    for claimed in [false, true] {
+        let mut bench = bench(8, MatchConfig { credits: 8, ..SMALL });
+        let (into, from) = (bench.to(8), bench.from(8));
+        bench.send(1, 1);
+        bench.mq.poll();
+        let (req, _) = bench.mq.improbe(1, ALL).unwrap();
+        bench.mq.irecv(2, ALL, into, 10).unwrap();
+        bench.mq.isend(bench.peers[0], 0, 2, from, 11).unwrap();
+        for _ in 0..10 {
+            bench.mq.engine_mut().progress();
+        }
+        match claimed {
+            true => {
+                let gone = bench.peers[1];
+                bench.mq.engine_mut().remove_peer(gone).unwrap();
+                bench.mq.imrecv(into, 12, req).unwrap();
+            }
+            false => drop(bench.mq.isend(bench.peers[0], 0, 3, from, 12).unwrap()),
+        }
+        assert_eq!(bench.completed(), [1, 11, 10, 12], "claimed {claimed}");
+    }
+}
+
+#[test]
+fn all_sends_that_are_deferred_to_a_peer_end_when_it_fails() {
+    let mut bench = bench(16, TIGHT);
+    for tag in 1..5 {
+        bench.send(1, tag);
+    }
+    bench.send(0, 5);
+    bench.fail(1);
+    for _ in 0..20 {
+        bench.mq.poll();
+    }
+    let mut ends = vec![];
+    while let Ok((req, status)) = bench.mq.ipeek_dequeue() {
+        ends.push((status.context, status.error_code));
+        bench.mq.req_free(req).unwrap();
+    }
+    ends.sort_unstable_by_key(|&(tag, _)| tag);
+    assert_eq!(ends, [1, 2, 3, 4].map(|tag| (tag, Code::InternalErr)));
+}
+
 #[test]
 fn a_failed_peer_is_no_bad_parameter() {
     let mut bench = bench(4, SMALL);
     let (gone, into, from) = (bench.peers[1], bench.to(8), bench.from(8));
-    let mut ack = [0u8; 16];
-    (ack[0], ack[11]) = (5, 0x40);
-    use fishplate_core::mem::{RailId, Untrusted};
-    use fishplate_core::rail::Rail;
-    // SAFETY: one message, which has no end to be reported.
-    let rail = unsafe { bench.mq.engine_mut().rail_unchecked(RailId(0)) }.unwrap();
-    rail.post_message(gone.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
-    bench.mq.poll();
+    bench.fail(1);
     assert_eq!(bench.mq.isend(gone, 0, 1, from, 0), Err(Code::InternalErr));
     assert_eq!(bench.mq.irecv2(Some(gone), [1; 3], ALL3, into, 0), Err(Code::InternalErr));
     assert_eq!(bench.mq.iprobe2(Some(gone), [1; 3], ALL3), Err(Code::InternalErr));
