@@ -11,10 +11,9 @@
 //! carry, and takes in what is left before it closes. What remains is a process that has run out of descriptors: there the
 //! kernel may wait.
 
-use std::collections::VecDeque;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{ptr, thread};
 
 use crate::segment::{self, Mapping, SegmentError};
@@ -74,42 +73,88 @@ pub(crate) fn unmap(mapping: Mapping) {
 }
 
 /// Threads that drop things at once. What comes while all of them are held up stays as it is until one is free.
-const THREADS: usize = 8;
+const THREADS: usize = 4;
 
-/// What is still to be dropped, and how many threads do it.
+/// Something that is still to be dropped, in a list.
 struct Waiting {
-    things: VecDeque<Box<dyn Send>>,
-    threads: usize,
+    thing: Box<dyn Send>,
+    next: *mut Waiting,
 }
 
-static WAITING: Mutex<Waiting> = Mutex::new(Waiting { things: VecDeque::new(), threads: 0 });
+/// What is still to be dropped: a list that anybody adds to and that is taken as a whole, so nobody waits for a lock whose holder has lost
+/// its processor.
+static WAITING: AtomicPtr<Waiting> = AtomicPtr::new(ptr::null_mut());
 
-fn waiting() -> MutexGuard<'static, Waiting> {
-    // No panic between lock and unlock leaves it half changed.
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Threads that are dropping.
+static DROPPING: AtomicUsize = AtomicUsize::new(0);
 
 /// Drops something in a thread that nobody waits for. If no thread can be had, it stays until the next call.
 #[cold]
 pub(crate) fn drop_elsewhere<T: Send + 'static>(thing: T) {
-    let mut waiting = waiting();
-    waiting.things.push_back(Box::new(thing));
-    if waiting.threads < THREADS {
-        let builder = thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10);
-        waiting.threads += usize::from(without_signals(|| builder.spawn(drop_all)).is_ok());
+    let waiting = Box::into_raw(Box::new(Waiting { thing: Box::new(thing), next: ptr::null_mut() }));
+    // SAFETY: a list of one, which is ours.
+    unsafe { add(waiting, waiting) };
+    let builder = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10);
+    if take_turn() && without_signals(|| builder().spawn(drop_all)).is_err() {
+        DROPPING.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
+/// Adds a list to what waits.
+///
+/// # Safety
+/// `first` leads to `last`, and nobody else has any of them.
+unsafe fn add(first: *mut Waiting, last: *mut Waiting) {
+    let mut next = WAITING.load(Ordering::SeqCst);
+    loop {
+        // SAFETY: the caller's promise: nobody else sees it before the exchange succeeds.
+        unsafe { (*last).next = next };
+        match WAITING.compare_exchange(next, first, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return,
+            Err(now) => next = now,
+        }
+    }
+}
+
+/// Whether one thread more may drop things, which then counts.
+fn take_turn() -> bool {
+    let more = |count: usize| (count < THREADS).then_some(count + 1);
+    DROPPING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+}
+
+/// Drops what waits. Whoever adds something looks for a thread afterwards, and a thread that leaves looks once more for something: one of
+/// the two sees the other.
 fn drop_all() {
     loop {
-        let mut waiting = waiting();
-        let Some(thing) = waiting.things.pop_front() else {
-            waiting.threads -= 1;
+        while let Some(thing) = take_one() {
+            drop(thing);
+        }
+        DROPPING.fetch_sub(1, Ordering::SeqCst);
+        if WAITING.load(Ordering::SeqCst).is_null() || !take_turn() {
             return;
-        };
-        drop(waiting);
-        drop(thing);
+        }
     }
+}
+
+/// Takes one thing that waits. The others go back first, for they must not wait for its end.
+fn take_one() -> Option<Box<dyn Send>> {
+    let first = WAITING.swap(ptr::null_mut(), Ordering::SeqCst);
+    if first.is_null() {
+        return None;
+    }
+    // SAFETY: each was made by `Box::into_raw`, and the exchange gave all of them to this thread alone.
+    let one = unsafe { Box::from_raw(first) };
+    let mut last = one.next;
+    if !last.is_null() {
+        // SAFETY: as above; the list ends with a null pointer.
+        unsafe {
+            while !(*last).next.is_null() {
+                last = (*last).next;
+            }
+            add(one.next, last);
+        }
+    }
+    Some(one.thing)
 }
 
 /// Blocks all signals meanwhile, so that a thread begun here never runs a handler of the program's.

@@ -517,9 +517,12 @@ impl Drop for Exhausted {
 #[test]
 fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
     let _alone = alone();
-    refused(HandshakeError::System(libc::EMFILE), |raw| {
+    let victim = this_thread();
+    refused(HandshakeError::System(libc::EMFILE), move |raw| {
         raw.greet();
         let (lane, bell) = (raw.lane(|_| ()), doorbell());
+        // It has let go of what it needed to send its Offer.
+        until_asleep(victim);
         let _exhausted = Exhausted::new();
         raw.offer(&[&lane, &bell]);
         assert_eq!(raw.recv(), [], "hung up");

@@ -92,18 +92,28 @@ pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
 
 /// An engine over one rail, with one peer, that matches. Nothing has much room.
 pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine<'static, R, 1> {
+    engine_of(rail, 1, config, matching)
+}
+
+/// The same with so many peers.
+pub fn engine_of<R: Rail>(
+    rail: R,
+    peers: usize,
+    config: Config,
+    matching: MatchConfig,
+) -> Engine<'static, R, 1> {
     let memory = Memory {
-        peers: leak(PeerSlot::EMPTY, 1),
-        pairings: leak(Pairing::ALIKE, 1),
-        streams: leak(Stream::EMPTY, 1),
-        parked: leak(Parked::EMPTY, config.window as usize),
-        bitmap: leak(0, config.bitmap_words(1)),
+        peers: leak(PeerSlot::EMPTY, peers),
+        pairings: leak(Pairing::ALIKE, peers),
+        streams: leak(Stream::EMPTY, peers),
+        parked: leak(Parked::EMPTY, peers * config.window as usize),
+        bitmap: leak(0, config.bitmap_words(peers)),
         locals: leak(LocalSlot::EMPTY, 4),
         remotes: leak(RemoteSlot::EMPTY, 8),
         pending: leak(PendingSlot::EMPTY, 32),
     };
     let mut engine = Engine::new(config, [rail], memory).unwrap();
-    let (blocks, unexpected) = (matching.credits as usize, matching.unexpected(1));
+    let (blocks, unexpected) = (peers * matching.credits as usize, matching.unexpected(peers));
     let memory = MatchMemory {
         matcher: MatcherMemory {
             posted: leak(PostedSlot::EMPTY, 16),
@@ -111,10 +121,10 @@ pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine
             buckets: leak(0, MatcherMemory::buckets(16, unexpected)),
         },
         receives: leak(RecvSlot::EMPTY, 16),
-        accounts: leak(Account::EMPTY, 1),
+        accounts: leak(Account::EMPTY, peers),
         blocks: leak(BlockSlot::EMPTY, blocks),
         block_bytes: leak(0, blocks * matching.block()),
-        headers: leak(HeaderSlot::EMPTY, matching.headers as usize),
+        headers: leak(HeaderSlot::EMPTY, peers * matching.headers as usize),
         outgoing: leak(BlockSlot::EMPTY, 4),
         outgoing_bytes: leak(0, 4 * matching.block()),
     };

@@ -1,0 +1,456 @@
+//! Whatever a peer sends, withholds or passes as a descriptor, no call on the path of progress takes long, and honest peers get on.
+//!
+//! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process; the honest peer and the hostile one are processes
+//! of their own. The hostile one plays one [trick](tricks) and then does nothing more, until it is killed. A call counts as too long only
+//! if one does in each of three runs of the trick.
+
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{Config, ContextId, Engine, Notice};
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
+use fishplate_shm::{HandshakeError, Listener, Profile, ShmConfig, connect};
+
+#[path = "hostile_time/meter.rs"]
+mod meter;
+#[path = "support/raw.rs"]
+mod raw;
+mod support;
+#[path = "hostile_time/tricks.rs"]
+mod tricks;
+
+use meter::Meter;
+use raw::Raw;
+use support::*;
+use tricks::{End, SIZE, TRICKS, Trick, played};
+
+/// What no call may take.
+const LIMIT: Duration = Duration::from_millis(10);
+
+const CX: ContextId = ContextId(0);
+const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
+const MATCHING: MatchConfig = MatchConfig { eager: 1024, credits: 4, headers: 8, seed: 3 };
+
+/// Tags: what anybody may send, what goes to the honest peer, what it answers.
+const ANY: Tag = Tag { lo: 1, hi: 0 };
+const THERE: Tag = Tag { lo: 2, hi: 0 };
+const BACK: Tag = Tag { lo: 3, hi: 0 };
+
+/// Receives that are posted for anybody, and where the honest peer's answers go.
+const POSTED: u64 = 6;
+const ANSWERS: u64 = 32 << 10;
+
+/// Rounds with the honest peer that each trick must leave room for.
+const ROUNDS: u64 = 10;
+
+/// Memory before and behind what is registered.
+const EDGE: usize = 4096;
+const CANARY: u8 = 0xc5;
+
+fn config() -> ShmConfig {
+    ShmConfig { timeout: Duration::from_millis(500), ..ShmConfig::default() }
+}
+
+/// Connects to the victim, as any process can.
+fn connect_raw(address: &OsStr) -> OwnedFd {
+    let name = address.as_encoded_bytes();
+    // SAFETY: the address is built in place, no longer than it may be; the descriptor is made here.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        let mut at: libc::sockaddr_un = std::mem::zeroed();
+        at.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        // An abstract name: a zero byte in the place of `@`.
+        for (to, from) in at.sun_path[1..].iter_mut().zip(&name[1..]) {
+            *to = *from as libc::c_char;
+        }
+        let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len();
+        assert_eq!(libc::connect(fd, (&raw const at).cast(), len as u32), 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// The other processes.
+#[test]
+fn child() {
+    let Some((role, address)) = role() else { return };
+    if role == "honest" {
+        return echo(&address);
+    }
+    if let Some((_, play)) = handshakes().into_iter().find(|(name, _)| *name == role) {
+        return play(Raw::new(connect_raw(&address), &config()));
+    }
+    let (_, _, play) = TRICKS.iter().find(|(name, ..)| *name == role).unwrap();
+    let mut raw = Raw::new(connect_raw(&address), &config());
+    raw.meet();
+    play(&mut raw);
+    played();
+    wait_for_the_end();
+}
+
+/// Waits until the victim lets go, or kills this process.
+fn wait_for_the_end() {
+    // SAFETY: descriptor 0 leads to the victim; a byte of ours.
+    unsafe { libc::read(0, [0u8; 1].as_mut_ptr().cast(), 1) };
+}
+
+/// The honest peer: sends back whatever it gets.
+fn echo(address: &OsStr) {
+    let rail = rail(config());
+    let link = connect(address, &rail.profile(), soon()).unwrap();
+    let mut engine = engine(rail, CONFIG, MATCHING);
+    let peer = engine.reserve_peer().unwrap();
+    engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
+    engine.connect_peer(peer, 1).unwrap();
+    let at = leak(0u64, 8);
+    // SAFETY: leaked, and touched through raw copies and the engine alone.
+    let region = unsafe { Region::new(NonNull::from(&mut at[0]).cast(), 64, RegionKind::Private) };
+    let bytes = region.ptr();
+    let region = engine.register(region).unwrap();
+    engine.recv(Some(peer), THERE, Tag::ZERO, Some((region.at(0), 64)), 0).unwrap();
+    while engine.peer_error(peer) == Ok(None) {
+        if engine.progress() == 0 {
+            std::thread::yield_now();
+            engine.check_peers();
+        }
+        if engine.next_recv().is_some_and(|status| status.outcome == Received::Ok) {
+            // SAFETY: 64 bytes, which nothing writes before the next receive is posted.
+            let answer: [u8; 64] = unsafe { bytes.cast().read() };
+            engine.send(CX, peer, BACK, Payload::Bytes(&answer), Notice::Silent).unwrap();
+            engine.recv(Some(peer), THERE, Tag::ZERO, Some((region.at(0), 64)), 0).unwrap();
+        }
+    }
+}
+
+/// A process that plays a role until this is dropped, and the line to it.
+struct Process {
+    _child: Killed,
+    line: UnixStream,
+}
+
+fn begin(role: &str, address: &str) -> Process {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env("FISHPLATE_ROLE", role)
+        .env("FISHPLATE_ADDRESS", address)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    Process { _child: Killed(child), line: ours }
+}
+
+impl Process {
+    /// Whether it has played its trick, or is gone.
+    fn has_played(&mut self) -> bool {
+        match self.line.read(&mut [0; 1]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            read => read.is_ok(),
+        }
+    }
+}
+
+struct Victim {
+    engine: Engine<'static, TestRail, 1>,
+    listener: Listener,
+    address: String,
+    profile: Profile,
+    honest: PeerId,
+    region: LocalId,
+    memory: &'static mut [u8],
+    posted: u64,
+    /// Rounds with the honest peer that have ended.
+    rounds: u64,
+    meter: Meter,
+}
+
+impl Victim {
+    fn new(config: ShmConfig) -> (Self, Process) {
+        let rail = rail(config);
+        let (profile, address) = (rail.profile(), name());
+        let listener = Listener::bind(&address).unwrap();
+        let mut engine = engine_of(rail, 2, CONFIG, MATCHING);
+        let memory = leak(CANARY, 2 * EDGE + SIZE);
+        // The canaries begin so that what lies between them is aligned.
+        let at = memory[EDGE - 8..].as_ptr().align_offset(8) + EDGE - 8;
+        let first = NonNull::from(&mut memory[at]);
+        // SAFETY: leaked, and looked at while no call of the engine is made.
+        let region = unsafe { Region::new(first, SIZE, RegionKind::Private) };
+        let region = engine.register(region).unwrap();
+        let honest = begin("honest", &address);
+        let peer = engine.reserve_peer().unwrap();
+        let link = listener.accept(&profile, soon()).unwrap();
+        engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
+        engine.connect_peer(peer, 1).unwrap();
+        let mut victim = Victim {
+            engine,
+            listener,
+            address,
+            profile,
+            honest: peer,
+            region,
+            memory,
+            posted: 0,
+            rounds: 0,
+            meter: Meter::new(),
+        };
+        victim.ask();
+        while victim.rounds < ROUNDS {
+            victim.turn();
+        }
+        (victim, honest)
+    }
+
+    /// What is sent to the honest peer in a round.
+    fn payload(round: u64) -> [u8; 64] {
+        std::array::from_fn(|i| (round as u8).wrapping_mul(31).wrapping_add(i as u8))
+    }
+
+    /// Begins a round with the honest peer.
+    fn ask(&mut self) {
+        let into = Some((self.region.at(ANSWERS), 64));
+        self.engine.recv(Some(self.honest), BACK, Tag::ZERO, into, ANSWERS).unwrap();
+        let bytes = Self::payload(self.rounds);
+        self.engine.send(CX, self.honest, THERE, Payload::Bytes(&bytes), Notice::Silent).unwrap();
+    }
+
+    /// One turn of what a process does all day, each call measured.
+    fn turn(&mut self) {
+        let Victim { engine, meter, .. } = self;
+        let events = meter.call("progress", || engine.progress());
+        meter.call("check_peers", || engine.check_peers());
+        while let Some(status) = self.engine.next_recv() {
+            if status.word != ANSWERS {
+                self.posted -= 1;
+                continue;
+            }
+            assert_eq!(status.outcome, Received::Ok, "from the honest peer");
+            let at = self.engine.local_ptr(self.region.at(ANSWERS), 64).unwrap();
+            // SAFETY: 64 bytes of the region, which nothing writes before the next receive is posted.
+            let answer: [u8; 64] = unsafe { at.cast().read() };
+            assert_eq!(answer, Self::payload(self.rounds), "round {}", self.rounds);
+            self.rounds += 1;
+            self.ask();
+        }
+        while self.posted < POSTED {
+            let into = Some((self.region.at(self.posted * 1024), 1024));
+            self.engine.recv(None, ANY, Tag::ZERO, into, self.posted).unwrap();
+            self.posted += 1;
+        }
+        if events == 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Has a hostile process play its trick, and returns what was said of it and the longest call.
+    fn suffers(&mut self, (name, end, _): &Trick) -> (Option<PeerError>, (Duration, &'static str)) {
+        let mut hostile = begin(name, &self.address);
+        let link = self.listener.accept(&self.profile, soon()).unwrap();
+        let peer = self.engine.reserve_peer().unwrap();
+        self.engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
+        self.engine.connect_peer(peer, 1).unwrap();
+        self.meter = Meter::new();
+        let deadline = soon();
+        let (mut has_played, mut rounds) = (false, self.rounds);
+        let why = loop {
+            self.turn();
+            let Victim { engine, meter, .. } = self;
+            // It is written to as well, whether or not it reads that.
+            let bytes = Payload::Bytes(&[7; 100]);
+            let _ = meter.call("send", || engine.send(CX, peer, ANY, bytes, Notice::Silent));
+            let why = engine.peer_error(peer).unwrap();
+            if !has_played && (hostile.has_played() || why.is_some()) {
+                (has_played, rounds) = (true, self.rounds);
+            }
+            let settled = match end {
+                End::Blamed | End::Gone => why.is_some(),
+                End::Harmless | End::Either => true,
+            };
+            if has_played && settled && self.rounds >= rounds + ROUNDS {
+                break why;
+            }
+            let done = self.rounds - rounds;
+            assert!(Instant::now() < deadline, "{name}: played {has_played}, {why:?}, {done} rounds");
+        };
+        let Victim { engine, meter, .. } = self;
+        meter.call("remove_peer", || engine.remove_peer(peer)).unwrap();
+        let first = self.engine.local_ptr(self.region.at(0), SIZE).unwrap().as_ptr();
+        let first = first.addr() - self.memory.as_ptr().addr();
+        let edges = self.memory[..first].iter().chain(&self.memory[first + SIZE..]);
+        assert!(edges.into_iter().all(|byte| *byte == CANARY), "{name}: written outside");
+        (why, self.meter.longest)
+    }
+}
+
+/// Waits until this process holds no more than before.
+fn nothing_left(before: (usize, usize), what: &str) {
+    let deadline = soon();
+    while held() != before {
+        assert!(Instant::now() < deadline, "{what}: left open: {:?}, before {before:?}", held());
+        std::thread::yield_now();
+    }
+}
+
+fn play(config: ShmConfig) {
+    let _alone = alone();
+    let (mut victim, _honest) = Victim::new(config);
+    let wanted = std::env::var("FISHPLATE_TRICK").unwrap_or_default();
+    let mut too_long = Vec::new();
+    for trick in TRICKS.iter().filter(|(name, ..)| name.contains(&wanted)) {
+        let (name, end, _) = trick;
+        let before = held();
+        let mut longest = (Duration::MAX, "");
+        for _ in 0..3 {
+            let (why, took) = victim.suffers(trick);
+            nothing_left(before, name);
+            let as_said = match end {
+                End::Blamed => matches!(why, Some(PeerError::Protocol(_))),
+                End::Gone => matches!(why, Some(PeerError::Died | PeerError::Closed)),
+                End::Harmless => why.is_none(),
+                End::Either => matches!(why, None | Some(PeerError::Protocol(_))),
+            };
+            assert!(as_said, "{name}: {why:?}, not {end:?}");
+            longest = longest.min(took);
+            if longest.0 <= LIMIT {
+                break;
+            }
+        }
+        println!("{:>9.3} ms in {:<12} {name}", longest.0.as_secs_f64() * 1e3, longest.1);
+        if longest.0 > LIMIT {
+            too_long.push((name, longest));
+        }
+    }
+    assert!(TRICKS.len() >= 40);
+    assert!(too_long.is_empty(), "longer than {LIMIT:?}: {too_long:#?}");
+}
+
+#[test]
+fn no_trick_holds_progress_up() {
+    play(config());
+}
+
+#[test]
+fn no_trick_holds_progress_up_where_all_is_staged() {
+    play(ShmConfig { force_staging: true, ..config() });
+}
+
+#[test]
+fn a_planted_wait_is_found_and_a_busy_machine_is_not() {
+    let _alone = alone();
+    let mut meter = Meter::new();
+    meter.call("sleeps", || std::thread::sleep(Duration::from_millis(20)));
+    assert!(meter.longest.0 > LIMIT && meter.longest.1 == "sleeps", "{:?}", meter.longest);
+    let mut meter = Meter::new();
+    meter.call("works", || (0..100_000_000u64).fold(1, |x, n| std::hint::black_box(x ^ n)));
+    assert!(meter.longest.0 > LIMIT, "{:?}", meter.longest);
+    // Four threads to a processor: each is kept waiting much longer than it works.
+    let end = Instant::now() + Duration::from_millis(300);
+    let count = 4 * std::thread::available_parallelism().unwrap().get();
+    let busy: Vec<_> =
+        (0..count).map(|_| std::thread::spawn(move || while Instant::now() < end {})).collect();
+    let mut shortest = Duration::MAX;
+    for _ in 0..10 {
+        let mut meter = Meter::new();
+        meter.call("computes", || (0..100_000u64).fold(1, |x, n| std::hint::black_box(x ^ n)));
+        shortest = shortest.min(meter.longest.0);
+    }
+    busy.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(shortest <= LIMIT, "{shortest:?}");
+}
+
+/// A trick in place of a handshake.
+type Approach = (&'static str, fn(Raw));
+
+/// What a hostile process does instead of a handshake.
+fn handshakes() -> [Approach; 5] {
+    [
+        ("a socket that lingers instead of a Hello", |raw| {
+            raw.send(&raw::packet(raw::BLOB, &[]), &[&tricks::lingering()]);
+            wait_for_the_end();
+        }),
+        ("a socket that lingers with the Hello", |raw| {
+            let hello = raw.recv();
+            raw.send(&hello, &[&tricks::lingering()]);
+            wait_for_the_end();
+        }),
+        ("sockets that linger in the Offer", |mut raw| {
+            raw.hello([7; 16], 0);
+            let both = [&tricks::lingering(), &tricks::lingering()];
+            raw.send(&raw::packet(raw::OFFER, &raw.theirs), &both);
+            wait_for_the_end();
+        }),
+        ("sockets that linger behind noise", |raw| {
+            raw.send(&[0xee; 10], &[]);
+            raw.send(&[], &[&tricks::lingering()]);
+            raw.send(&[0xee; 10], &[&tricks::lingering()]);
+            played();
+            wait_for_the_end();
+        }),
+        ("a Ready from nobody", |mut raw| {
+            raw.hello([7; 16], 0);
+            raw.offer();
+            raw.send(&raw::packet(raw::READY, &[0; 16]), &[]);
+            wait_for_the_end();
+        }),
+    ]
+}
+
+/// Hears whoever has connected, without waiting, until somebody is refused. The longest call.
+fn refuses(listener: &Listener, profile: &Profile, name: &str) -> (Duration, &'static str) {
+    let (mut meter, end) = (Meter::new(), soon());
+    loop {
+        let met = meter.call("accept", || listener.accept(profile, Instant::now()));
+        assert!(matches!(met, Err(HandshakeError::Deadline)), "{name}: {met:?}");
+        let refused = listener.refused();
+        assert!(Instant::now() < end, "{name}: not refused");
+        match refused.first() {
+            None => std::thread::yield_now(),
+            Some((_, HandshakeError::Deadline)) => panic!("{name}: {refused:?}"),
+            Some(_) => return meter.longest,
+        }
+    }
+}
+
+#[test]
+fn no_trick_in_a_handshake_holds_a_listener_up() {
+    let _alone = alone();
+    let rail = rail(config());
+    let (profile, address) = (rail.profile(), name());
+    let listener = Listener::bind(&address).unwrap();
+    for (name, _) in handshakes() {
+        let before = held();
+        let mut longest = Duration::MAX;
+        for _ in 0..3 {
+            let _hostile = begin(name, &address);
+            longest = longest.min(refuses(&listener, &profile, name).0);
+            if longest <= LIMIT {
+                break;
+            }
+        }
+        assert!(longest <= LIMIT, "{name}: {longest:?}");
+        nothing_left(before, name);
+    }
+}
+
+#[test]
+fn what_was_never_accepted_does_not_hold_up_who_hangs_up() {
+    let _alone = alone();
+    let address = name();
+    let listener = Listener::bind(&address).unwrap();
+    let mut hostile = begin("sockets that linger behind noise", &address);
+    while !hostile.has_played() {
+        std::thread::yield_now();
+    }
+    let began = Instant::now();
+    drop(listener);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}

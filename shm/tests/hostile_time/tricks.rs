@@ -1,0 +1,409 @@
+//! What a hostile process does once it has met its victim, by name.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use crate::raw::*;
+
+/// How a trick ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The victim gives the peer up, and says that it broke the protocol.
+    Blamed,
+    /// The victim says that the peer is gone.
+    Gone,
+    /// Nothing comes of it.
+    Harmless,
+    /// One of these, by chance.
+    Either,
+}
+use End::{Blamed, Either, Gone, Harmless};
+
+/// A trick, and how it ends.
+pub type Trick = (&'static str, End, fn(&mut Raw));
+
+/// The victim's private region: its first, so its key is known.
+const KEY: u64 = 1 << 60 | 1 << 48;
+/// Its size.
+pub const SIZE: usize = 1 << 16;
+
+const WRITE: u32 = 3;
+const READ: u32 = 4;
+const LAST: u64 = 1 << 32;
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// A chunk of 8 bytes of a staged write.
+fn write(raw: &mut Raw, key: u64, offset: u64, id: u64) {
+    raw.record(WRITE, 8, &words(&[key, offset, id, 0, 0, 0, 0]));
+}
+
+fn read(raw: &mut Raw, offset: u64, id: u64, len: u64) {
+    raw.record(READ, 0, &words(&[KEY, offset, id, len, 0, 0]));
+}
+
+/// The head of a message of the engine.
+fn head(kind: u8, seq: u32, rest: &[u64]) -> Vec<u8> {
+    let mut message = vec![kind, 0, 0, 0];
+    message.extend(seq.to_le_bytes());
+    message.extend([0; 8]);
+    message.extend(rest.iter().flat_map(|word| word.to_le_bytes()));
+    message
+}
+
+fn made(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: just made, and known to nobody else.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Keeps something until the process is killed.
+fn keep<T>(thing: T) {
+    std::mem::forget(thing);
+}
+
+/// A TCP connection full of bytes that nobody reads, which lingers for a minute when it is closed.
+pub fn lingering() -> OwnedFd {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    keep((listener.accept().unwrap(), listener));
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 65536]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
+    // SAFETY: the kernel reads the structure, whose size is given.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        );
+    }
+    stream.into()
+}
+
+/// Announces a segment with this descriptor, and keeps no copy of it.
+fn announce_as_segment(raw: &mut Raw, fd: OwnedFd) {
+    raw.send(&announce(1, 4096), &[&fd]);
+}
+
+/// A segment of so many bytes, announced as `number`; what it is mapped as here.
+fn segment(raw: &mut Raw, number: u32, len: usize) -> OwnedFd {
+    let fd = memory(len, 0, SEALS);
+    raw.send(&announce(number, len as u64), &[&fd]);
+    fd
+}
+
+/// Requests to send from a segment.
+fn request_from(raw: &mut Raw, segment: u32, size: u64) {
+    raw.message(&request_to_send(0, 64, size, shared_key(0, segment), 0));
+}
+
+/// Waits until the victim has taken in what was sent over the socket.
+fn until_taken(raw: &Raw) {
+    let mut unread = 1;
+    while unread > 0 {
+        std::thread::yield_now();
+        // SAFETY: the call fills the number.
+        assert_eq!(unsafe { libc::ioctl(raw.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) }, 0);
+    }
+}
+
+/// Sends a packet without descriptors.
+fn say(raw: &Raw, packet: &[u8]) {
+    raw.send(packet, &[]);
+}
+
+fn flood(raw: &mut Raw, packets: &[Vec<u8>]) {
+    for packet in packets.iter().cycle().take(2000) {
+        if !raw.send(packet, &[]) {
+            return;
+        }
+    }
+}
+
+/// Tells the victim that the trick has been played.
+pub fn played() {
+    // SAFETY: a byte of ours; the descriptor leads to the victim.
+    unsafe { libc::write(0, b"p".as_ptr().cast(), 1) };
+}
+
+/// Numbers that look random.
+fn noise(seed: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(seed), |x| {
+        let x = x ^ x << 13;
+        let x = x ^ x >> 7;
+        Some(x ^ x << 17)
+    })
+}
+
+pub const TRICKS: &[Trick] = &[
+    // Packets of the socket.
+    ("noise in a packet", Blamed, |raw| say(raw, &[0xee; 100])),
+    ("a packet of one byte", Blamed, |raw| say(raw, &[1])),
+    ("a packet of nothing", Gone, |raw| say(raw, &[])),
+    ("a packet too long", Blamed, |raw| say(raw, &[0xee; 70_000])),
+    ("a second Hello", Blamed, |raw| say(raw, &packet(HELLO, &[0; 52]))),
+    ("a second Offer", Blamed, |raw| say(raw, &packet(OFFER, &[0; 16]))),
+    ("a second Ready", Blamed, |raw| say(raw, &packet(READY, &[0; 16]))),
+    ("a packet of no kind", Blamed, |raw| say(raw, &packet(999, &[]))),
+    ("a packet of another version", Blamed, |raw| {
+        let mut bytes = packet(BYE, &[]);
+        bytes[8] = 77;
+        raw.send(&bytes, &[]);
+    }),
+    ("a packet that says it is longer", Blamed, |raw| {
+        let mut bytes = packet(BYE, &[]);
+        bytes[12] += 1;
+        raw.send(&bytes, &[]);
+    }),
+    ("a good-bye and more", Gone, |raw| {
+        raw.send(&packet(BYE, &[]), &[]);
+        flood(raw, &[withdraw(1)]);
+    }),
+    ("a flood of withdrawals", Harmless, |raw| flood(raw, &[withdraw(1), withdraw(u32::MAX)])),
+    ("a flood of blobs", Blamed, |raw| flood(raw, &[packet(BLOB, &[7; 60_000])])),
+    ("a flood of questions after devices", Either, |raw| {
+        let all: Vec<_> = (1..2000u64).map(|n| packet(9, &n.to_ne_bytes())).collect();
+        flood(raw, &all);
+    }),
+    ("a flood of buffers of devices", Either, |raw| {
+        let all: Vec<_> = (1..2000u64).map(|n| packet(11, &words(&[n, 1, 1, 0, 8]))).collect();
+        flood(raw, &all);
+    }),
+    // Announcements.
+    ("an announcement without a descriptor", Blamed, |raw| say(raw, &announce(1, 4096))),
+    ("an announcement cut short", Blamed, |raw| {
+        raw.send(&packet(ANNOUNCE, &[1; 11]), &[&memory(4096, 0, SEALS)]);
+    }),
+    ("two descriptors with one announcement", Blamed, |raw| {
+        let fd = memory(4096, 0, SEALS);
+        raw.send(&announce(1, 4096), &[&fd, &fd]);
+    }),
+    ("one segment a thousand times", Harmless, |raw| {
+        let fd = segment(raw, 1, 4096);
+        for _ in 0..1000 {
+            raw.send(&announce(1, 4096), &[&fd]);
+        }
+    }),
+    ("segments that come and go", Harmless, |raw| {
+        for n in 0..500 {
+            segment(raw, n, 4096);
+            raw.send(&withdraw(n), &[]);
+        }
+    }),
+    ("more segments than agreed", Blamed, |raw| (0..100).for_each(|n| drop(segment(raw, n, 4096)))),
+    ("a segment of another size", Blamed, |raw| announce_as_segment(raw, memory(8192, 0, SEALS))),
+    ("a segment without seals", Blamed, |raw| announce_as_segment(raw, memory(4096, 0, 0))),
+    ("a segment that may still grow", Blamed, |raw| {
+        announce_as_segment(raw, memory(4096, 0, libc::F_SEAL_SHRINK));
+    }),
+    ("a segment without pages", Blamed, |raw| {
+        // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+        let fd = made(unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_ALLOW_SEALING) });
+        // SAFETY: as above.
+        unsafe {
+            libc::ftruncate(fd.as_raw_fd(), 4096);
+            libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS);
+        }
+        announce_as_segment(raw, fd);
+    }),
+    ("a segment of huge pages", Blamed, |raw| {
+        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
+        // SAFETY: the name is a C string.
+        let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+        if fd < 0 {
+            return announce_as_segment(raw, memory(4096, 0, 0));
+        }
+        // SAFETY: calls with plain numbers on what was just made.
+        unsafe {
+            libc::ftruncate(fd, 2 << 20);
+            libc::fcntl(fd, libc::F_ADD_SEALS, SEALS);
+        }
+        raw.send(&announce(1, 2 << 20), &[&made(fd)]);
+    }),
+    ("a segment of 128 MiB, withdrawn at once", Harmless, |raw| {
+        drop(segment(raw, 1, 128 << 20));
+        raw.send(&withdraw(1), &[]);
+    }),
+    ("a payload in a segment of 128 MiB, withdrawn at once", Either, |raw| {
+        drop(segment(raw, 1, 128 << 20));
+        request_from(raw, 1, 128 << 20);
+        raw.send(&withdraw(1), &[]);
+    }),
+    ("a payload in a segment full of holes", Harmless, |raw| {
+        let fd = segment(raw, 1, 1 << 20);
+        until_taken(raw);
+        // SAFETY: a call with plain numbers on a descriptor of ours.
+        let punched = unsafe {
+            let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            libc::fallocate(fd.as_raw_fd(), flags, 0, 1 << 20)
+        };
+        assert_eq!(punched, 0);
+        request_from(raw, 1, 1 << 20);
+    }),
+    // Descriptors of every kind.
+    ("a socket that lingers as a segment", Blamed, |raw| announce_as_segment(raw, lingering())),
+    ("a socket that lingers with a blob", Blamed, |raw| {
+        raw.send(&packet(BLOB, &[]), &[&lingering()]);
+    }),
+    ("253 sockets that linger", Blamed, |raw| {
+        let all: Vec<OwnedFd> = (0..16).map(|_| lingering()).collect();
+        let all: Vec<&OwnedFd> = all.iter().cycle().take(253).collect();
+        raw.send(&announce(1, 4096), &all);
+    }),
+    ("sockets that linger, left in the queue", Blamed, |raw| {
+        raw.send(&[0xee; 100], &[]);
+        for _ in 0..4 {
+            send(&raw.socket, &packet(BLOB, &[]), &[lingering().as_raw_fd()], libc::MSG_DONTWAIT);
+            send(&raw.socket, &[], &[], libc::MSG_DONTWAIT);
+        }
+    }),
+    ("253 segments in one packet", Blamed, |raw| {
+        let fd = memory(4096, 0, SEALS);
+        raw.send(&announce(1, 4096), &[&fd; 253]);
+    }),
+    ("a pipe", Blamed, |raw| {
+        let mut ends = [0; 2];
+        // SAFETY: the call fills the two numbers.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        keep(made(ends[1]));
+        announce_as_segment(raw, made(ends[0]));
+    }),
+    ("an epoll", Blamed, |raw| {
+        // SAFETY: a call with plain numbers, as those below.
+        announce_as_segment(raw, made(unsafe { libc::epoll_create1(0) }));
+    }),
+    ("an eventfd", Blamed, |raw| {
+        // SAFETY: as above.
+        announce_as_segment(raw, made(unsafe { libc::eventfd(0, 0) }));
+    }),
+    ("a timer", Blamed, |raw| {
+        // SAFETY: as above.
+        announce_as_segment(raw, made(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) }));
+    }),
+    ("an inotify", Blamed, |raw| {
+        // SAFETY: as above.
+        announce_as_segment(raw, made(unsafe { libc::inotify_init1(0) }));
+    }),
+    ("a pidfd", Blamed, |raw| {
+        // SAFETY: as above.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+        announce_as_segment(raw, made(fd as i32));
+    }),
+    ("a device", Blamed, |raw| announce_as_segment(raw, std::fs::File::open("/dev/null").unwrap().into())),
+    ("a directory", Blamed, |raw| announce_as_segment(raw, std::fs::File::open("/").unwrap().into())),
+    ("a file", Blamed, |raw| {
+        announce_as_segment(raw, std::fs::File::open("/proc/self/exe").unwrap().into());
+    }),
+    ("a path", Blamed, |raw| {
+        // SAFETY: a C string and a number.
+        announce_as_segment(raw, made(unsafe { libc::open(c"/".as_ptr(), libc::O_PATH) }));
+    }),
+    ("its own socket", Blamed, |raw| {
+        let own = raw.socket.try_clone().unwrap();
+        announce_as_segment(raw, own);
+    }),
+    // Records of the lane.
+    ("a record of no kind", Blamed, |raw| raw.record(0, 0, &[])),
+    ("a record of a kind too many", Blamed, |raw| raw.record(77, 0, &[])),
+    ("a message of four gigabytes", Blamed, |raw| raw.record(1, u32::MAX, &[])),
+    ("a message too long", Blamed, |raw| raw.record(1, 60_000, &[])),
+    ("a write that nobody posted", Blamed, |raw| (0..40).for_each(|n| raw.record(2, n << 20, &[]))),
+    ("a write outside its region", Blamed, |raw| write(raw, KEY, SIZE as u64 - 4, 0)),
+    ("a write around the end of all memory", Blamed, |raw| write(raw, KEY, u64::MAX - 3, 0)),
+    ("a write to no region", Either, |raw| write(raw, KEY ^ 5 << 32, 0, LAST)),
+    ("a write that never ends", Harmless, |raw| write(raw, KEY, 16, 0)),
+    ("a read of all memory", Blamed, |raw| read(raw, 8, 0, u64::MAX)),
+    ("reads whose replies nobody takes", Harmless, |raw| {
+        (0..32).for_each(|id| read(raw, 0, id, SIZE as u64));
+    }),
+    ("one number for two reads", Blamed, |raw| (0..2).for_each(|_| read(raw, 0, 3, SIZE as u64))),
+    ("a reply to nothing", Blamed, |raw| raw.record(5, 8, &words(&[0, 0, 0, 0, 0, 0, 0]))),
+    ("the end of nothing", Blamed, |raw| raw.record(6, 0, &words(&[0; 6]))),
+    ("a cursor far ahead", Either, |raw| raw.word(128).store(1 << 40, Ordering::Relaxed)),
+    ("a cursor that runs back", Either, |raw| raw.word(128).store(u64::MAX, Ordering::Relaxed)),
+    ("a lane full of noise", Either, |raw| {
+        for (at, value) in (0..4096 + 1024 * 64).step_by(8).zip(noise(0x5eed)) {
+            raw.word(at).store(value, Ordering::Relaxed);
+        }
+    }),
+    ("a stamp in every cell", Either, |raw| {
+        for cell in 0..1024u64 {
+            raw.word(4096 + cell as usize * 64).store(cell << 1 | 1, Ordering::Relaxed);
+        }
+    }),
+    ("a header that changes while it is read", Either, |raw| {
+        raw.begin(1 | 32 << 32, &[9; 32]);
+        let at = raw.lane as usize;
+        std::thread::spawn(move || {
+            // SAFETY: the first header of our segment, which stays mapped; an atomic on both sides.
+            let header = unsafe { &*((at + 4096 + 8) as *const std::sync::atomic::AtomicU64) };
+            noise(7).for_each(|value| header.store(value, Ordering::Relaxed));
+        });
+        raw.publish(1);
+    }),
+    ("half a record, then stopped", Harmless, |raw| {
+        raw.begin(1 | 32 << 32, &[9; 8]);
+        played();
+        // SAFETY: stops this process, which is killed later.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }),
+    ("half a record, then dead", Gone, |raw| {
+        raw.begin(1 | 32 << 32, &[9; 8]);
+        // SAFETY: ends this process.
+        unsafe { libc::raise(libc::SIGKILL) };
+    }),
+    ("dead without a good-bye, its socket held by a child", Gone, |_| {
+        // SAFETY: the child goes on here in the place of its parent.
+        if unsafe { libc::fork() } > 0 {
+            // SAFETY: ends this process.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+    }),
+    ("hung up", Gone, |raw| {
+        // SAFETY: a call on our descriptor.
+        unsafe { libc::shutdown(raw.socket.as_raw_fd(), libc::SHUT_RDWR) };
+    }),
+    // Messages of the engine.
+    ("a message of nothing", Blamed, |raw| raw.message(&[])),
+    ("a message of no kind", Blamed, |raw| raw.message(&head(255, 0, &[0; 8]))),
+    ("a message cut short", Blamed, |raw| raw.message(&head(16, 0, &[]))),
+    ("a message far outside the window", Blamed, |raw| raw.message(&head(16, 1 << 20, &[1, 0]))),
+    ("a message twice", Either, |raw| (0..2).for_each(|_| raw.message(&head(16, 0, &[9, 0])))),
+    ("more messages than credits", Blamed, |raw| (0..64).for_each(|n| raw.message(&head(16, n, &[9, 0])))),
+    ("a signal to no region", Blamed, |raw| {
+        let mut message = head(1, 0, &[0, 1]);
+        (message[12], message[3]) = (77, 8);
+        raw.message(&message);
+    }),
+    ("the end of a message that was never sent", Blamed, |raw| raw.message(&head(19, 0, &[12345, 0]))),
+    ("a wish for a message that was never sent", Blamed, |raw| raw.message(&head(20, 0, &[12345, 1, 64]))),
+    ("a part of a message that was never asked for", Blamed, |raw| {
+        raw.message(&head(21, 0, &[12345, 0, 7]));
+    }),
+    ("requests from segments that were never announced", Harmless, |raw| {
+        for n in 0..4 {
+            raw.message(&request_to_send(n, 64, 4096, shared_key(n as u16, 0xdead + n), 0));
+        }
+    }),
+    ("a request from memory that is not there", Harmless, |raw| {
+        raw.message(&request_to_send(0, 64, 4096, KEY, 8));
+    }),
+    ("a request of all memory", Either, |raw| {
+        raw.message(&request_to_send(0, u64::MAX, u64::MAX, KEY, 4096));
+    }),
+    ("a request from a region of no kind", Harmless, |raw| {
+        raw.message(&request_to_send(0, 64, 4096, 9 << 60, 0));
+    }),
+    ("more requests than headers", Blamed, |raw| {
+        for n in 0..64 {
+            raw.message(&request_to_send(n, 64, 4096, shared_key(0, 1), 0));
+        }
+    }),
+];
