@@ -52,7 +52,9 @@ fn config(group: u64) -> ShmConfig {
 
 fn pair<const RAILS: usize>(group: u64, room: &mut Room<RAILS>) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
     let first_sequence = [0, (1 << 20) - 40, u64::MAX - 100][group as usize % 3];
-    let engine = Config { first_sequence, stripe_threshold: 512, stripe_chunk: 256, ..CONFIG };
+    // In pieces over both rails, or whole on one, in several chunks where it is staged.
+    let stripe_threshold = [512, CONFIG.stripe_threshold][group as usize / 4 % 2];
+    let engine = Config { first_sequence, stripe_threshold, stripe_chunk: 256, ..CONFIG };
     Pair::new(room, engine, ends(&config(group)), Some(Segment::create(SIZE).unwrap()))
 }
 
