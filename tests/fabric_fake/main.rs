@@ -10,6 +10,7 @@ mod engines;
 mod failures;
 mod fixture;
 mod guard;
+mod reattach;
 mod rows;
 #[path = "../../shm/tests/support/mod.rs"]
 mod shared;

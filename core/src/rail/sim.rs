@@ -36,15 +36,19 @@ pub struct Dials {
     pub ordered: bool,
     /// Bytes that reach one node per poll of any endpoint, one post after the other; 0: as many as there are. The delay comes on top.
     pub rate: u32,
+    /// What was posted to a peer still arrives after that is detached, up to 256 bytes of it. Its
+    /// post has ended as unknown by then.
+    pub late: bool,
 }
 
 impl Dials {
     /// Prompt, in order, never full.
-    pub const CALM: Dials = Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true, rate: 0 };
+    pub const CALM: Dials =
+        Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true, rate: 0, late: false };
 
     /// Late, out of order, now and then full.
     pub const WILD: Dials =
-        Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false, rate: 0 };
+        Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false, rate: 0, late: false };
 }
 
 /// The fabric. Endpoints borrow it.

@@ -13,6 +13,7 @@ mod bad_input;
 mod bounds;
 mod completion;
 mod device;
+mod epoch;
 mod failure;
 mod fence_quiet;
 mod hostile;

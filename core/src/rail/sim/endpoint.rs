@@ -78,7 +78,7 @@ impl SimRail<'_, '_> {
         }
         world.free = world.packets[index as usize].next;
         let packet = &mut world.packets[index as usize];
-        (packet.kind, packet.cx, packet.to_node) = (kind, cx, node);
+        (packet.kind, packet.cx, packet.to_node, packet.late) = (kind, cx, node, false);
         packet.from = self.node * world.rails + self.rail;
         fill(&mut packet.bytes);
         let (place, len) = match kind {
@@ -116,6 +116,9 @@ impl SimRail<'_, '_> {
     fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
         let world = &mut *self.sim.world.borrow_mut();
         let packet = &mut world.packets[index as usize];
+        if packet.late {
+            return world.release(index);
+        }
         packet.kind = Kind::Done(result);
         let from = packet.from;
         let (node, rail) = (from / world.rails, from % world.rails);
@@ -146,9 +149,9 @@ impl SimRail<'_, '_> {
                 }
                 let mut link = core::mem::replace(&mut world.heads[endpoint as usize], NONE);
                 while link != NONE {
-                    let Packet { next, from, .. } = world.packets[link as usize];
+                    let Packet { next, from, late, .. } = world.packets[link as usize];
                     let origin = from / rails;
-                    if dead & (1 << origin) != 0 {
+                    if late || dead & (1 << origin) != 0 {
                         world.release(link);
                     } else {
                         world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
@@ -271,8 +274,15 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         for endpoint in [node * world.rails + self.rail, own] {
             let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
             while link != NONE {
-                let Packet { next, from, to_node, kind, .. } = world.packets[link as usize];
-                if from != own || to_node != node || matches!(kind, Kind::Done(_)) {
+                let Packet { next, from, to_node, kind, late, .. } = world.packets[link as usize];
+                if from != own || to_node != node || late || matches!(kind, Kind::Done(_)) {
+                    (last, link) = (link, next);
+                    continue;
+                }
+                if world.dials[self.rail as usize].late
+                    && let Some(end) = world.make_late(link)
+                {
+                    world.schedule(end, self.node, self.rail, 0);
                     (last, link) = (link, next);
                     continue;
                 }

@@ -1,6 +1,6 @@
 //! What is in flight, what is registered, and the time. All endpoints share it.
 
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 use super::Dials;
 use crate::error::CompleteError;
@@ -52,13 +52,23 @@ pub struct Packet {
     pub(super) from: u16,
     pub(super) to_node: u16,
     pub(super) next: u16,
+    /// Its post has ended already.
+    pub(super) late: bool,
     pub(super) bytes: [u8; MESSAGE],
 }
 
 impl Packet {
     /// Memory for one packet.
-    pub const EMPTY: Packet =
-        Packet { kind: Kind::Free, at: 0, cx: 0, from: 0, to_node: 0, next: NONE, bytes: [0; MESSAGE] };
+    pub const EMPTY: Packet = Packet {
+        kind: Kind::Free,
+        at: 0,
+        cx: 0,
+        from: 0,
+        to_node: 0,
+        next: NONE,
+        late: false,
+        bytes: [0; MESSAGE],
+    };
 }
 
 pub(super) struct World<'m> {
@@ -136,6 +146,31 @@ impl World<'_> {
             self.heads[endpoint] = index;
         }
         self.packets[index as usize].at = at;
+    }
+
+    /// Ends the post of a packet under way, which still arrives. Returns the packet that says so;
+    /// `None` if there is none free, or the packet has no bytes of its own to arrive with.
+    pub(super) fn make_late(&mut self, index: u16) -> Option<u16> {
+        let Packet { kind, cx, from, to_node, late, .. } = self.packets[index as usize];
+        let end = self.free;
+        if late || end == NONE {
+            return None;
+        }
+        let packet = &mut self.packets[index as usize];
+        match kind {
+            Kind::Message { .. } | Kind::Write { from: None, .. } => {}
+            Kind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
+                // SAFETY: the source is readable until the end of the post is reported, which is to come.
+                unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
+                packet.kind = Kind::Write { from: None, len, remote, data };
+            }
+            _ => return None,
+        }
+        packet.late = true;
+        self.free = self.packets[end as usize].next;
+        let kind = Kind::Done(Err(CompleteError::Unknown(-1)));
+        self.packets[end as usize] = Packet { kind, cx, from, to_node, ..Packet::EMPTY };
+        Some(end)
     }
 
     pub(super) fn release(&mut self, index: u16) {
