@@ -259,3 +259,53 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Some(self.stream_of(context, peer.0)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::sequence_mask;
+    use super::super::{Config, Tables};
+    use super::*;
+    use crate::rail::loopback::Loopback;
+
+    #[test]
+    fn attachments_near_each_other_share_no_epoch_on_either_side_of_the_wrap() {
+        let mut tables = Tables::<1, 1, 8, 1, 1>::new();
+        let config = Config { window: 8, ..Config::DEFAULT };
+        let mut engine = Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap();
+        engine.state.epoch = u32::MAX - 8;
+        let epochs: [u32; 15] = core::array::from_fn(|_| {
+            let peer = engine.reserve_peer().unwrap();
+            engine.state.meet(peer.index, false);
+            let Meeting { mine, .. } = engine.state.pairings[0].meeting;
+            engine.remove_peer(peer).unwrap();
+            assert_eq!(engine.state.hellos, 0);
+            mine
+        });
+        for (at, &one) in epochs.iter().enumerate() {
+            assert_ne!(one, 0);
+            // Also not the four bits that the widest window leaves; 0 is skipped, so 14 in a row differ.
+            for &other in epochs[at + 1..].iter().take(13) {
+                assert_ne!(one, other);
+                let mask = sequence_mask(1 << 19);
+                assert_ne!(stamp(0, one, mask), stamp(0, other, mask), "{one:#x} and {other:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_epoch_is_answered_once_for_each_bond_and_the_oldest_gives_way() {
+        let mut meeting = Meeting { mine: 9, ..Meeting::NONE };
+        assert_eq!([1, 2, 2, 3, 4].map(|epoch| meeting.answer(epoch)), [1, 1, 0, 1, 1]);
+        assert_eq!((meeting.answer(5), meeting.count), (0, 4));
+        meeting.theirs = 3;
+        for (yours, bond) in [(2, Bond::Other), (3, Bond::Yours), (4, Bond::Other), (5, Bond::Other)] {
+            let hello = meeting.first().unwrap();
+            assert_eq!(hello, Hello { mine: 9, yours, bond });
+            meeting.sent(hello);
+            assert_eq!(meeting.answer(yours), 0);
+        }
+        assert_eq!(meeting.first(), None);
+        meeting.theirs = 5;
+        assert_eq!(meeting.answer(5), 1, "it is bound since");
+    }
+}

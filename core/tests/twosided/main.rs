@@ -7,6 +7,7 @@ mod basics;
 mod carried;
 mod churn;
 mod device;
+mod epoch;
 mod flood;
 mod hostile;
 mod in_use;

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use fishplate_core::engine::Config;
-use fishplate_core::mem::Peer;
+use fishplate_core::mem::{Peer, RailId};
 use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 
-use crate::behaviour::{fleet, oracle, seeds};
+use crate::behaviour::{fleet, lives, oracle, seeds};
 use crate::support;
 
 /// Sizes that run out, and time for a busy machine: nobody dies here.
@@ -89,4 +89,38 @@ fn streams_over_shm_are_what_the_model_says() {
 fn streams_over_shm_are_what_the_model_says_with_words_in_messages() {
     let ask = Ask { notify: Some(Notify::Message), ..Ask::new("shm") };
     streams("shm, messages", ask, FabricConfig { inject: false, ..CONFIG }, 4);
+}
+
+/// Engines that attach each other anew again and again, while what they sent waits in a queue.
+fn attachments(name: &str, ask: Ask<'_>, runs: u64) {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED {name}: {why}");
+    }
+    let mut all = lives::Seen::default();
+    for seed in seeds(runs) {
+        let rails = [0, 1].map(|node| [support::open(&ask, CONFIG, seed << 8 | node)]);
+        let addresses = rails.each_ref().map(|[rail]| rail.address().unwrap());
+        let config = Config { window: [4, 16, 128][seed as usize % 3], ..Config::DEFAULT };
+        let seen = lives::run::<_, 1>(seed, config, |_| (), rails, &move |engine, me, peer| {
+            engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), &addresses[1 - me]).unwrap();
+        });
+        (all.stale, all.renewed) = (all.stale + seen.stale, all.renewed + seen.renewed);
+    }
+    println!("{name}: {all:?}");
+    assert!(all.stale > 0, "{name}: {all:?}");
+}
+
+#[test]
+fn over_tcp_what_was_sent_to_an_earlier_attachment_counts_no_more() {
+    attachments("tcp", Ask::new("tcp"), 20);
+}
+
+#[test]
+fn over_rxm_what_was_sent_to_an_earlier_attachment_counts_no_more() {
+    attachments("tcp;ofi_rxm", Ask::new("tcp;ofi_rxm"), 10);
+}
+
+#[test]
+fn over_shm_what_was_sent_to_an_earlier_attachment_counts_no_more() {
+    attachments("shm", Ask::new("shm"), 10);
 }
