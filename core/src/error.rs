@@ -227,9 +227,11 @@ pub enum WaitError {
 pub struct Stuck {
     /// The peer with the oldest outstanding operation, if any operation is outstanding.
     pub peer: Option<PeerId>,
-    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's acknowledgement is missing.
+    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's acknowledgement is missing. On a wait for
+    /// what a peer sends: the rail that it must come by, if only one reaches that peer.
     pub rail: Option<RailId>,
-    /// Sent to that peer and not acknowledged: the first sequence number. On a signal wait: the first number missing here.
+    /// Sent to that peer and not acknowledged: the first sequence number. On a wait for what a peer sends: the
+    /// first number missing here.
     pub hole: Option<u64>,
     /// That peer has not answered since it was connected here, so nothing was sent to it yet.
     pub unanswered: bool,

@@ -180,12 +180,16 @@ pub struct PerfArgs {
     /// Memory for the payloads of one direction; the same on both sides.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
     pub region: usize,
-    /// Give up after so many seconds: for the other side to appear, and for each measurement.
+    /// Give up after so many seconds: for the other side to appear, for each measurement, and for each operation over libfabric unless
+    /// FISHPLATE_DEADLINE says less.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
 }
 
 const LAYOUT_HELP: &str = "\
+Environment:
+  FISHPLATE_* set what rails are made of and when an operation is lost: fishplate info tells of each.
+
 Layouts:
   adjacent  The signal lies directly behind the payload. Up to 24 bytes, payload and signal of both directions
             share one cache line; up to 56 bytes each direction has a line of its own; above, the signal is in

@@ -38,7 +38,7 @@ fn gather() -> Outcome<Value> {
     let allowed = cpu::allowed()?;
     let host = LinuxHost::shared();
     let config = Config::DEFAULT;
-    let now = variables::from_environment()?;
+    let now = variables::from_environment(Settings::DEFAULT)?;
     let nics = Machine::here().unwrap_or_default();
     Ok(json!({
         "schema_version": SCHEMA_VERSION,

@@ -133,26 +133,30 @@ pub const VARIABLES: [Variable; 13] = [
     },
     Variable {
         name: "DEADLINE",
-        meaning: "milliseconds after which an operation that does not end is lost, and its peer failed",
+        meaning: "milliseconds after which an operation that does not end is lost, and its peer failed; perf: --timeout",
         set: |s, text| number(text).map(|n| s.deadline = Duration::from_millis(n)),
         show: |s| s.deadline.as_millis().to_string(),
     },
 ];
 
-/// The settings that the environment of this process asks for.
+/// The settings of a run that is given up after so many seconds, unless the environment says otherwise: no operation is lost before.
+pub fn for_run(timeout: u64) -> Outcome<Settings> {
+    from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
+}
+
+/// The settings that the environment of this process asks for, and the defaults of the rest.
 ///
 /// # Errors
 /// The first variable that is unknown or has a value that cannot be, with what it may be.
-pub fn from_environment() -> Outcome<Settings> {
+pub fn from_environment(defaults: Settings) -> Outcome<Settings> {
     let pairs = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.strip_prefix(PREFIX)?.to_owned();
         Some((name, value.to_string_lossy().into_owned()))
     });
-    read(pairs)
+    read(defaults, pairs)
 }
 
-fn read(pairs: impl Iterator<Item = (String, String)>) -> Outcome<Settings> {
-    let mut settings = Settings::DEFAULT;
+fn read(mut settings: Settings, pairs: impl Iterator<Item = (String, String)>) -> Outcome<Settings> {
     let mut pairs: Vec<_> = pairs.collect();
     pairs.sort();
     for (name, value) in pairs {
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     fn with(name: &str, value: &str) -> Outcome<Settings> {
-        read([(name.to_owned(), value.to_owned())].into_iter())
+        read(Settings::DEFAULT, [(name.to_owned(), value.to_owned())].into_iter())
     }
 
     #[test]
@@ -225,7 +229,7 @@ mod tests {
             assert_ne!(changed, Settings::DEFAULT, "{}", variable.name);
             assert_eq!(variable.show(&changed), other, "{}", variable.name);
         }
-        assert_eq!(read(std::iter::empty()).unwrap(), Settings::DEFAULT);
+        assert_eq!(read(Settings::DEFAULT, std::iter::empty()).unwrap(), Settings::DEFAULT);
     }
 
     #[test]

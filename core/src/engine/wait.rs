@@ -384,7 +384,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// `from`, if given, is the peer that the signal comes from: the wait ends when it fails.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] names the first number missing here, if one is.
+    /// [`WaitError::Deadline`] names the peer, the rail if there is only one, and the first number missing here.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait_signal<H: Host, P: Park>(
@@ -418,15 +418,35 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deadline_ns: u64,
     ) -> Result<u64, WaitError> {
         let found = self.block(waiter, deadline_ns, |e| e.look(at, cmp, value, from).transpose());
-        found.unwrap_or_else(|| {
-            let hole = self.state.first_hole(from);
-            Err(WaitError::Deadline(Stuck {
-                peer: hole.map_or(from, |(peer, _)| Some(self.state.peer_id(peer))),
-                rail: None,
-                hole: hole.map(|(_, seq)| seq.0),
-                unanswered: from.is_some_and(|from| self.state.is_unanswered(from.index)),
-            }))
-        })
+        found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
+    }
+
+    /// What is missing of what a peer sends, or any peer, for a diagnosis: the first number that has not arrived, before one that has if
+    /// there is such a hole, and the rail that it must come by if only one reaches the peer.
+    pub fn missing(&self, from: Option<PeerId>) -> Stuck {
+        let state = &self.state;
+        let open = |slot: &PeerSlot| matches!(slot.state, PeerState::Connected | PeerState::Meeting);
+        // Nobody else can be meant where there is only one.
+        let only = || {
+            let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
+            all.next().filter(|_| all.next().is_none()).map(|peer| state.peer_id(peer as u16))
+        };
+        let hole = state.first_hole(from);
+        let Some(peer) = hole.map(|(peer, _)| state.peer_id(peer)).or(from).or_else(only) else {
+            return Stuck::default();
+        };
+        let known = state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
+        let rails = known.map_or(0, |slot| slot.rails);
+        let next = || {
+            let stream = state.streams.iter().find(|s| s.live && s.peer == peer.index);
+            stream.filter(|_| known.is_some()).map(|s| s.window.expected())
+        };
+        Stuck {
+            peer: Some(peer),
+            rail: (rails.count_ones() == 1).then(|| RailId(rails.trailing_zeros() as u8)),
+            hole: hole.map(|(_, seq)| seq).or_else(next).map(|seq| seq.0),
+            unanswered: state.is_unanswered(peer.index),
+        }
     }
 
     /// [`wait_signal`](Self::wait_signal) without waiting: the word if it compares as asked, `None` if it does not yet.

@@ -253,7 +253,8 @@ fn a_missing_acknowledgement_names_no_rail() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
-    // A signal wait says the first number that is missing here.
+    // A signal wait says the first number that is missing here, and the rail, since there is only one.
+    let want = Stuck { rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
@@ -270,7 +271,7 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     passes(&mut own.engine, 5);
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(second), &mut own.waiter, 20_000);
-    let want = Stuck { peer: Some(second), ..Stuck::default() };
+    let want = Stuck { peer: Some(second), rail: Some(RailId(0)), hole: Some(0), ..Stuck::default() };
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
 

@@ -115,3 +115,11 @@ fn the_last_seed_can_be_run() {
         Some(3)
     );
 }
+
+#[test]
+fn operations_have_as_long_as_the_run_has() {
+    for timeout in [5, 25] {
+        let plan = plan(&format!("put --transport fabric -T {timeout}")).unwrap();
+        assert_eq!(plan.settings.deadline, std::time::Duration::from_secs(timeout));
+    }
+}

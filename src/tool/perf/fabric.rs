@@ -55,7 +55,7 @@ pub fn run(plan: &Plan) -> Outcome {
 
 /// The process that the leader starts.
 pub fn answer(args: &PeerArgs) -> Outcome {
-    let mut settings = variables::from_environment()?;
+    let mut settings = variables::for_run(args.timeout)?;
     settings.providers.clone_from(&args.provider);
     settings.interfaces.clone_from(&args.interface);
     match args.rails {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{ContextId, Engine, Notice, Waiter};
-use fishplate_core::error::{OpError, Stuck, WaitError};
+use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
@@ -221,10 +221,13 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         self.name.wait_failed(error)
     }
 
-    /// The time is up.
+    /// The time is up: names what this side has outstanding, or else what it misses.
     #[cold]
-    pub fn expired(&self) -> Failure {
-        self.wait_failed(WaitError::Deadline(Stuck::default()))
+    pub fn expired(&mut self) -> Failure {
+        match self.engine.quiet(CONTEXT, self.peer, &mut self.waiter, 1) {
+            Ok(()) => self.wait_failed(WaitError::Deadline(self.engine.missing(Some(self.peer)))),
+            Err(error) => self.wait_failed(error),
+        }
     }
 
     /// After a refused operation: makes progress if that may help, and otherwise says what is wrong.

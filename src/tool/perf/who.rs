@@ -105,14 +105,13 @@ impl Who {
 
     /// What is missing, as far as is known.
     fn stuck(&self, stuck: Stuck) -> String {
-        let Stuck { rail, hole, .. } = stuck;
-        let mut text = match rail {
-            Some(rail) => format!(": a post on {} has not ended", self.rail(rail)),
-            None => String::new(),
-        };
+        let Stuck { rail, hole, unanswered, .. } = stuck;
+        let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));
         if let Some(hole) = hole {
-            text += if text.is_empty() { ": " } else { ", and " };
-            text += &format!("number {hole} is the first that is missing");
+            text += &format!(", where number {hole} is the first that is missing");
+        }
+        if unanswered {
+            text += ", and has said nothing since the two met";
         }
         text
     }

@@ -58,7 +58,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
         sides,
         leg,
         clock: seat.clock,
-        name: &seat.name,
+        name: seat.name.clone(),
         peer: seat.peer,
         theirs: seat.theirs,
         arena: (seat.ours, seat.arena),
@@ -68,7 +68,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     };
     let arrivals = seat.bell.as_deref();
     let mut worker = Worker::new(&mut seat.engine, &mut desks, Policy::BALANCED);
-    let mut tally = thread::scope(|scope| {
+    let tally = thread::scope(|scope| {
         let (send, stop) = (&channels.send, &stop);
         let running = thread::Builder::new()
             .spawn_scoped(scope, move || worker.run(host, send, arrivals, stop, deadline_ns))
@@ -85,7 +85,12 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
             Ok(false) => tally.and(Err(Failure::run("the worker did not come to an end in time"))),
             Err(panic) => std::panic::resume_unwind(panic),
         }
-    })?;
+    });
+    // The thread that measures does not see what the engine misses.
+    let mut tally = match tally {
+        Err(Failure::Run(_)) if seat.watch.is_up() => return Err(seat.expired()),
+        tally => tally?,
+    };
     if leg.test == Test::Amo && sides.contains(&Side::Answers) {
         tally.errors += u64::from(seat.word(SLOTS_AT).load(Ordering::Acquire) != leg.warmup + leg.iters);
     }
@@ -98,7 +103,7 @@ struct User<'c> {
     sides: &'c [Side],
     leg: &'c Leg,
     clock: Clock,
-    name: &'c Who,
+    name: Who,
     peer: PeerId,
     theirs: RemoteId,
     arena: (LocalId, NonNull<u8>),

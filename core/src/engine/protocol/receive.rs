@@ -1,6 +1,6 @@
 //! Receiving: what users call. Nothing here blocks but the wait; an error means that nothing was done.
 
-use crate::error::{OpError, Stuck, WaitError};
+use crate::error::{OpError, WaitError};
 use crate::mem::{LocalAddr, PeerId};
 use crate::rail::Rail;
 use crate::sync::event::Park;
@@ -316,15 +316,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let found = self.block(waiter, deadline_ns, |e| e.test_recv(request).transpose());
         match found {
             Some(found) => Ok(found?),
-            None => {
-                let hole = self.state.first_hole(None);
-                let peer = hole.map(|(peer, _)| PeerId {
-                    index: peer,
-                    generation: self.state.peers[peer as usize].generation,
-                });
-                let hole = hole.map(|(_, seq)| seq.0);
-                Err(WaitError::Deadline(Stuck { peer, hole, ..Stuck::default() }))
-            }
+            None => Err(WaitError::Deadline(self.missing(None))),
         }
     }
 
