@@ -12,6 +12,8 @@
 //! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other with a region's handle.
 
 mod card;
+#[doc(hidden)]
+pub mod fuzzing;
 mod meet;
 #[cfg(test)]
 mod tests;

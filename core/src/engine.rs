@@ -22,6 +22,8 @@
 pub mod command;
 mod epoch;
 mod finish;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod lane;
 pub(crate) mod list;
 mod load;

@@ -58,6 +58,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wire;
+pub(crate) mod wire_fuzzing;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

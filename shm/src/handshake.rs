@@ -39,7 +39,7 @@ use crate::meeting::meet;
 use crate::segment::{self, Mapping, SegmentError};
 use crate::socket::{Listener, Socket, connect_socket};
 
-pub(crate) use shake::Shake;
+pub(crate) use shake::{Shake, hello_again};
 
 /// Longest pause before a listener that hung up is connected to again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);

@@ -73,6 +73,8 @@ mod doorbell;
 mod due;
 mod fetch;
 mod foreign;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gpu;
 mod handshake;
 mod identity;

@@ -40,7 +40,7 @@ pub(crate) struct Key {
 const GENERATIONS: u16 = 1 << 12;
 
 impl Key {
-    fn encode(self) -> u64 {
+    pub(crate) fn encode(self) -> u64 {
         let (kind, low) = match self.kind {
             Kind::Private => (1, 0),
             Kind::Shared(segment) => (2, segment),

@@ -301,7 +301,7 @@ macro_rules! suite {
             garbage_does_not_open,
             a_handle_of_this_process_does_not_open,
             memory_that_cannot_be_exported_says_why,
-            what_a_nic_wrote_can_be_flushed,
+            the_call_that_flushes_remote_writes_is_taken,
             only_what_is_pinned_is_seen_and_only_set_marks_are_known,
         );
     };

@@ -101,6 +101,12 @@ impl Wire {
         self.socket.try_clone().map(Lifeline).map_err(code)
     }
 
+    /// What is heard where this has come in: see `fuzzing`.
+    pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
+        let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
+        wire.hear()
+    }
+
     /// The socket to wait for.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

@@ -5,6 +5,8 @@
 
 mod amo;
 mod fabric;
+#[cfg(test)]
+mod fuzz;
 mod get;
 mod gpu;
 mod leg;

@@ -23,7 +23,7 @@
 
 mod arrive;
 mod device;
-mod head;
+pub(crate) mod head;
 mod lost;
 mod next;
 mod receive;

@@ -21,6 +21,7 @@
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::sync::primitive::AtomicU64;
 
 use super::done::Line;
@@ -165,6 +166,20 @@ impl Offer {
         let epoch = u64::from(word(24)) | u64::from(word(28)) << 32;
         Ok(Offer { flags: word(4), layout, number: word(20), epoch })
     }
+}
+
+/// See [`fuzzing`](crate::fuzzing).
+pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let layout = Layout { words: a as u32, slots: b as u32, chunk: c as u32 };
+    put(into, &Offer { flags: (a >> 32) as u32, layout, number: (b >> 32) as u32, epoch: c }.encode())
+}
+
+/// See [`fuzzing`](crate::fuzzing).
+pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let len = put(again, &Offer::decode(input).ok()?.encode());
+    assert_eq!(len, input.len(), "something behind it");
+    Some(len)
 }
 
 /// Agrees with the peer, which must do the same. `want`: done words, bounce slots.

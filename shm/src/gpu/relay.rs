@@ -13,6 +13,7 @@
 //!
 //! The receiver copies a descriptor out once and believes nothing in it; see the rail for what is checked.
 
+use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;
 use static_assertions::const_assert_eq;
 
@@ -100,6 +101,29 @@ impl Piece {
         };
         Some(Piece { what, offset, len: (head >> 32) as u32 })
     }
+}
+
+/// See [`fuzzing`](crate::fuzzing).
+pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let key = RailKey { key: b, base: c };
+    let what = match a % 3 {
+        0 => What::Write { key, last: a & 8 != 0, data: (a & 16 != 0).then_some(b as u32) },
+        1 => What::Read { key, want: a, id: b },
+        _ => What::Reply { id: b },
+    };
+    let words = Piece { what, offset: c, len: (a >> 32) as u32 }.encode();
+    put(into, words.map(u64::to_le_bytes).as_flattened())
+}
+
+/// See [`fuzzing`](crate::fuzzing). Words that mean nothing in a kind are not looked at, so beside the first it is the meaning that
+/// comes back.
+pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let bytes: &[u8; 48] = input.try_into().ok()?;
+    let (words, []) = bytes.as_chunks::<8>() else { return None };
+    let piece = Piece::decode(core::array::from_fn(|at| u64::from_le_bytes(words[at])))?;
+    assert_eq!(Piece::decode(piece.encode()), Some(piece));
+    Some(put(again, &piece.encode()[0].to_le_bytes()))
 }
 
 /// Bits of an acknowledgement that say how the piece ended.

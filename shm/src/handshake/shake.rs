@@ -93,6 +93,11 @@ impl Hello {
     }
 }
 
+/// Reads the body of a Hello and writes the packet again: see [`fuzzing`](crate::fuzzing).
+pub(crate) fn hello_again(body: Reader<'_>) -> Result<Vec<u8>, HandshakeError> {
+    Ok(Hello::decode(body)?.encode())
+}
+
 /// Checks that a packet's body is our nonce and nothing else.
 fn echoes(mut body: Reader<'_>, ours: &Nonce) -> Result<(), HandshakeError> {
     let echo: Nonce = body.take()?;

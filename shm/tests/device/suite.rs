@@ -428,8 +428,8 @@ pub fn memory_that_cannot_be_exported_says_why<K: Kit>() {
     host.end(&mut device);
 }
 
-pub fn what_a_nic_wrote_can_be_flushed<K: Kit>() {
-    // There is no NIC here: a driver takes the call all the same, and none is made where it is not needed.
+pub fn the_call_that_flushes_remote_writes_is_taken<K: Kit>() {
+    // There is no NIC here, so nothing is there to be flushed.
     with::<K>(4096, |device, _| assert_eq!(device.flush_remote_writes(), Ok(())));
 }
 

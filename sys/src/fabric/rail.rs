@@ -38,6 +38,8 @@ mod address;
 mod batch;
 mod complete;
 mod config;
+#[doc(hidden)]
+pub mod fuzzing;
 mod imports;
 mod peers;
 mod pool;

@@ -71,26 +71,26 @@ fn row_04_a_handle_of_fixed_size_carries_the_keys_of_16_rails() {
 }
 
 #[test]
-fn row_05_host_and_worker_have_endpoints_of_their_own() {
+fn row_05_two_engines_of_a_process_progress_each_by_its_own_turns() {
     let fake = Fake::new(Persona::efa_direct(), 5);
     let persona = Persona::efa_direct();
     let this = ("efa-direct", &persona);
-    let mut host = join::<1>(&fake, this, 5, 2, Config::DEFAULT, 4096);
-    let mut worker = join::<2>(&fake, this, 6, 2, Config::DEFAULT, 4096);
+    let mut one = join::<1>(&fake, this, 5, 2, Config::DEFAULT, 4096);
+    let mut other = join::<2>(&fake, this, 6, 2, Config::DEFAULT, 4096);
     for value in 1..=50 {
         let signal =
             |node: &Node<FabricRail, 1>| Signal { at: node.remotes[1].at(0), op: SignalOp::Set, value };
-        let at = signal(&host[0]);
-        host[0].engine.signal(CX, at, Notice::Silent).unwrap();
-        let at = Signal { at: worker[0].remotes[1].at(0), op: SignalOp::Set, value: 100 + value };
-        worker[0].engine.signal(CX, at, Notice::Silent).unwrap();
-        // Each is served by its own progress alone.
-        turn_until(&mut host, "the host", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == value);
-        turn_until(&mut worker, "the worker", |nodes| {
-            word(&nodes[1].engine, nodes[1].target.at(0)) == 100 + value
-        });
+        let at = signal(&one[0]);
+        one[0].engine.signal(CX, at, Notice::Silent).unwrap();
+        let at = Signal { at: other[0].remotes[1].at(0), op: SignalOp::Set, value: 100 + value };
+        other[0].engine.signal(CX, at, Notice::Silent).unwrap();
+        let there = |nodes: &[Node<FabricRail, 2>]| word(&nodes[1].engine, nodes[1].target.at(0));
+        let before = there(&other);
+        turn_until(&mut one, "the one", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == value);
+        assert_eq!(there(&other), before, "the turns of one engine move the other's signal");
+        turn_until(&mut other, "the other", |nodes| there(nodes) == 100 + value);
     }
-    drop((host, worker));
+    drop((one, other));
     assert_eq!(fake.violations(), [] as [String; 0]);
 }
 
@@ -114,16 +114,25 @@ fn row_06_puts_and_gets_of_any_size_are_cut_to_what_the_provider_takes() {
 }
 
 #[test]
-fn row_07_scalars_are_put_inline_and_got() {
+fn row_07_scalars_are_copied_by_the_call_and_got_back() {
     let mut two = efa::<2>(Config::DEFAULT, 7);
     for value in 1..100u64 {
-        let bytes = value.to_ne_bytes();
+        let mut bytes = value.to_ne_bytes();
         two.issue(|node| {
             let to = node.remotes[1].at(value * 8);
             node.engine.inject(CX, &bytes, to).map(|()| Issued::Done { value: 0 })
         });
+        // The source is free at once, whether the provider has taken it or not.
+        bytes.fill(0xee);
+        std::hint::black_box(&bytes);
         two.quiet();
         assert_eq!(two.word(value * 8), value);
+        let issued = two.issue(|node| {
+            let from = node.remotes[1].at(value * 8);
+            node.engine.get(CX, node.source.at(0), 8, from, Notice::Report(1))
+        });
+        assert_eq!(two.end(issued), Some(0));
+        assert_eq!(read(&two.nodes[0].engine, two.nodes[0].source.at(0), 8), value.to_ne_bytes());
         assert_eq!(two.fetch(value * 8, amo(AmoOp::Fetch, 8, 0, 0)), value);
     }
 }

@@ -147,24 +147,27 @@ fn row_32_what_happened_is_counted() {
 }
 
 #[test]
-fn row_33_a_device_is_flushed_before_its_arrivals_are_reported() {
+fn row_33_the_hook_runs_between_a_put_signal_and_its_application() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
     let mut two = efa::<2>(Config::DEFAULT, 33);
-    let flushes = Arc::new(AtomicU64::new(0));
+    // Calls of the hook that saw another signal than the one to come, calls that saw that, and that.
+    let calls: Arc<[AtomicU64; 3]> = Arc::default();
+    let at = two.nodes[1].engine.local_ptr(two.nodes[1].target.at(0), 8).unwrap().as_ptr() as usize;
     for id in [RailId(0), RailId(1)] {
-        let flushes = Arc::clone(&flushes);
+        let calls = Arc::clone(&calls);
         let hook = Box::new(move || {
-            flushes.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the target is never freed, and this thread drives all engines.
+            let word = unsafe { (at as *const u64).read_unaligned() };
+            calls[(word == calls[2].load(Ordering::Relaxed)) as usize].fetch_add(1, Ordering::Relaxed);
         });
         two.nodes[1].engine.rail_mut(id).unwrap().before_arrivals(Some(hook));
     }
     for n in 1..=20 {
-        let (before, applied) = (flushes.load(Ordering::Relaxed), two.word(0));
+        calls[0].store(0, Ordering::Relaxed);
+        calls[2].store(n, Ordering::Relaxed);
         two.put_signal(0, 2000, 64, 0, n);
-        turn_until(&mut two.nodes, "the signal", |nodes| {
-            word(&nodes[1].engine, nodes[1].target.at(0)) != applied
-        });
-        assert!(flushes.load(Ordering::Relaxed) > before, "signal {n} was applied without a flush");
+        turn_until(&mut two.nodes, "the signal", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == n);
+        assert!(calls[0].load(Ordering::Relaxed) > 0, "signal {n} was applied before any call of the hook");
     }
 }

@@ -65,10 +65,10 @@ impl<'a> Address<'a> {
         if theirs != VERSION {
             return Err(AttachError::Version { theirs, ours: VERSION });
         }
-        let notify = match head[6] {
-            1 => Notify::Word,
-            2 => Notify::Source,
-            3 => Notify::Message,
+        let notify = match head[6..8] {
+            [1, 0] => Notify::Word,
+            [2, 0] => Notify::Source,
+            [3, 0] => Notify::Message,
             _ => return Err(AttachError::BadHandle),
         };
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);

@@ -1,0 +1,192 @@
+//! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer makes. No part of the
+//! interface; the tests in `tests/fuzz` use it.
+
+use super::protocol::head::{self, Head, Offer};
+use super::table::{HANDLE_MAX, Handle};
+use super::wire::{Body, Bond, HEAD_MAX, Hello, Message, Place};
+use crate::mem::Untrusted;
+use crate::op::{Amo, AmoOp, SignalOp};
+use crate::rail::RailKey;
+use crate::sync::seq::Seq;
+
+/// One parser.
+pub struct Target {
+    /// Names it.
+    pub name: &'static str,
+    /// Writes a valid input, another for each number, and returns its length.
+    pub sample: fn(u64, &mut [u8]) -> usize,
+    /// Reads an input as the parser does. `None`: refused. Otherwise what it understood was written anew into the second argument,
+    /// and the first so many bytes of that are those of the input. Panics where an input that was accepted is not understood again.
+    pub read: fn(&[u8], &mut [u8]) -> Option<usize>,
+}
+
+/// The parsers of this package.
+pub const TARGETS: &[Target] = &[
+    Target { name: "message", sample: sample_message, read: read_message },
+    Target { name: "hello", sample: sample_hello, read: read_hello },
+    Target { name: "tagged", sample: sample_tagged, read: read_tagged },
+    Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
+    Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
+    Target { name: "handle", sample: sample_handle::<1>, read: read_handle::<1> },
+    Target { name: "handle-of-16-rails", sample: sample_handle::<16>, read: read_handle::<16> },
+];
+
+/// The n-th number that a seed gives.
+pub fn number(seed: u64, n: u64) -> u64 {
+    let z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ n.wrapping_mul(0xd1b5_4a32_d192_ed03);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Copies bytes to the front of others, and returns how many.
+pub fn put(into: &mut [u8], bytes: &[u8]) -> usize {
+    into[..bytes.len()].copy_from_slice(bytes);
+    bytes.len()
+}
+
+fn place(seed: u64, n: u64) -> Place {
+    let word = number(seed, n);
+    Place { region: word as u16 & 3, generation: (word >> 16) as u16, offset: word >> (16 + word % 48) }
+}
+
+fn sample_message(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let (at, len) = (place(seed, 4), b as u32 % 100);
+    let op = [SignalOp::Set, SignalOp::Add][(a >> 8) as usize % 2];
+    let (body, payload) = match a % 7 {
+        0 => (Body::Signal { at, op, value: b, data: None }, 0),
+        1 => (Body::Signal { at, op, value: c, data: Some((place(seed, 5), len)) }, len),
+        2 => (Body::Data { at }, len),
+        3 => {
+            let (width, op) = (1 << (b % 4), AmoOp::from_wire((b >> 8) as u8 % 8).unwrap_or(AmoOp::Add));
+            (Body::Amo { at, amo: Amo { op, width, operand: c, compare: !c }, token: a }, 0)
+        }
+        4 => (Body::Reply { token: a, value: b }, 0),
+        5 => (Body::Ack { wanted: None, freed: b as u32 }, 0),
+        _ => (Body::Ack { wanted: Some(Seq(c)), freed: b as u32 }, 0),
+    };
+    let message = Message { context: c as u8 & 3, word: b as u32, ack: a as u32, body };
+    let mut head = [0; HEAD_MAX];
+    let len = message.encode(&mut head);
+    let payload = payload as usize;
+    into[len..len + payload].fill(a as u8);
+    put(into, &head[..len]) + payload
+}
+
+fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
+    let (message, rest) = Message::decode(Untrusted::from_slice(input)).ok()?;
+    let payload = match message.body {
+        Body::Signal { data: Some((_, len)), .. } => len as usize,
+        Body::Data { .. } => rest.len(),
+        _ => 0,
+    };
+    assert_eq!(rest.len(), payload, "a payload that the message does not speak of");
+    // Bytes that mean nothing in a kind are not looked at, so it is the meaning that comes back, not every byte.
+    let mut head = [0; HEAD_MAX];
+    let len = message.encode(&mut head);
+    assert_eq!(len + rest.len(), input.len(), "a part of the message was not taken");
+    let again = match rest.is_empty() {
+        true => Message::decode(Untrusted::from_slice(&head[..len])).ok(),
+        false => Message::decode(Untrusted::from_slice(input)).ok(),
+    };
+    assert_eq!(again.map(|(again, _)| again), Some(message));
+    Some(0)
+}
+
+fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
+    let bond = [Bond::None, Bond::Yours, Bond::Other][number(seed, 1) as usize % 3];
+    let hello = Hello { mine: number(seed, 2) as u32, yours: number(seed, 3) as u32, bond };
+    put(into, &hello.encode())
+}
+
+fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let hello = Hello::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &hello.encode()))
+}
+
+fn head(seed: u64) -> Head {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let kind = [head::TAGGED, head::SYNCHRONOUS, head::REQUEST, head::FIN, head::PULL, head::CHUNK];
+    Head {
+        kind: kind[a as usize % 6],
+        context: (a >> 8) as u8 & 3,
+        op: (a >> 16) as u8 & 1,
+        word: b as u32,
+        ack: (b >> 32) as u32,
+        freed: (a >> 32) as u32,
+        words: [number(seed, 3), number(seed, 4) >> 32],
+    }
+}
+
+fn sample_tagged(seed: u64, into: &mut [u8]) -> usize {
+    let len = put(into, &head(seed).write());
+    let more = number(seed, 5) as usize % 20;
+    into[len..len + more].fill(7);
+    len + more
+}
+
+fn read_tagged(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (head, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
+    assert_eq!(rest.len() + head::HEAD, input.len());
+    let _ = (head.tag(), head::trailing(rest));
+    // The fourth byte means nothing.
+    let bytes = head.write();
+    assert_eq!(bytes[4..], input[4..head::HEAD]);
+    Some(put(again, &bytes[..3]))
+}
+
+fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [6, 7, 8].map(|n| number(seed, n));
+    let (len, offset) = (a >> (1 + a % 60), b >> (2 + b % 60));
+    let size = (len + offset).min(i64::MAX as u64);
+    let hidden = c.is_multiple_of(4);
+    let offer = Offer::<RAILS> {
+        token: c | 1,
+        len: len.min(size),
+        offset: offset.min(size - len.min(size)),
+        size,
+        region: if hidden { head::UNREADABLE } else { a as u16 & 0xff },
+        generation: (a >> 16) as u16,
+        keys: core::array::from_fn(|rail| RailKey {
+            key: number(seed, 9 + rail as u64),
+            base: number(seed, 99 + rail as u64),
+        }),
+    };
+    let mut bytes = [0; head::LONGEST];
+    let len = offer.write(&mut bytes);
+    bytes[..head::HEAD].copy_from_slice(&Head { kind: head::REQUEST, ..head(seed) }.write());
+    put(into, &bytes[..len])
+}
+
+fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (_, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
+    let offer = Offer::<RAILS>::read(rest).ok()?;
+    assert!(offer.offset.checked_add(offer.len).is_some_and(|end| end <= offer.size));
+    let mut bytes = [0; head::LONGEST];
+    let len = offer.write(&mut bytes);
+    bytes[..head::HEAD].copy_from_slice(&input[..head::HEAD]);
+    assert_eq!(len, input.len(), "something behind it");
+    Some(put(again, &bytes[..len]))
+}
+
+fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let handle = Handle::<RAILS> {
+        theirs: (a as u16, (a >> 16) as u16),
+        len: (b >> (b % 64)) | 1,
+        device: a >> 63 != 0,
+        keys: core::array::from_fn(|rail| RailKey {
+            key: number(seed, 3 + rail as u64),
+            base: number(seed, 50 + rail as u64),
+        }),
+    };
+    handle.encode(into).unwrap_or(0)
+}
+
+fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let handle = Handle::<RAILS>::decode(input).ok()?;
+    let mut bytes = [0; HANDLE_MAX];
+    let len = handle.encode(&mut bytes).unwrap_or(0);
+    Some(put(again, &bytes[..len]))
+}

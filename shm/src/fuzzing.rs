@@ -1,0 +1,79 @@
+//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as the handshake and the control channel read them,
+//! behind the same head; descriptors that would come with them are of `/dev/null`.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use fishplate_core::engine::fuzzing::{Target, number, put};
+
+use crate::foreign::Foreign;
+use crate::gpu::wire_fuzzing as gpu;
+use crate::handshake::hello_again;
+use crate::packet::{Kind, Reader, Writer};
+use crate::regions::{self, Key};
+
+/// The parsers of this package.
+pub const TARGETS: &[Target] = &[
+    Target { name: "packet", sample: sample_packet, read: read_packet },
+    Target { name: "shm-hello", sample: sample_hello, read: read_hello },
+    Target { name: "gpu-packet", sample: gpu::sample, read: read_gpu },
+    Target { name: "gpu-offer", sample: gpu::sample_offer, read: gpu::read_offer },
+    Target { name: "gpu-piece", sample: gpu::sample_piece, read: gpu::read_piece },
+    Target { name: "region-key", sample: sample_key, read: read_key },
+];
+
+fn sample_packet(seed: u64, into: &mut [u8]) -> usize {
+    let kinds = [Kind::Hello, Kind::Offer, Kind::Ready, Kind::Blob, Kind::Announce, Kind::Bye];
+    let mut packet = Writer::new(kinds[number(seed, 1) as usize % kinds.len()]);
+    for n in 0..number(seed, 2) % 9 {
+        packet.put(number(seed, 3 + n).to_ne_bytes());
+    }
+    put(into, &packet.finish())
+}
+
+fn read_packet(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (kind, body) = Reader::open(input).ok()?;
+    let mut packet = Writer::new(kind);
+    packet.extend(body.rest());
+    Some(put(again, &packet.finish()))
+}
+
+fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let mut packet = Writer::new(Kind::Hello);
+    packet.put([1 + (a & 1) as u8, (a >> 1) as u8 & 1]).put((a as u16).to_ne_bytes());
+    packet.put((b as u32).to_ne_bytes()).put((c as u32).to_ne_bytes());
+    for n in 4..9 {
+        packet.put((number(seed, n) >> (c % 64)).to_ne_bytes());
+    }
+    put(into, &packet.finish())
+}
+
+fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (Kind::Hello, body) = Reader::open(input).ok()? else { return None };
+    Some(put(again, &hello_again(body).ok()?))
+}
+
+fn read_gpu(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let (kind, body) = Reader::open(input).ok()?;
+    let home = input.len().is_multiple_of(2);
+    let null = || File::open("/dev/null").ok().map(|file| Foreign::from(OwnedFd::from(file)));
+    let mut fds = std::iter::from_fn(null).take(3);
+    Some(put(again, &gpu::again(kind, body, &mut fds, home)?))
+}
+
+fn sample_key(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let kind = match a % 3 {
+        0 => regions::Kind::Private,
+        1 => regions::Kind::Shared(b as u32),
+        _ => regions::Kind::Common(b as u32),
+    };
+    let key = Key { kind, generation: (a >> 8) as u16 & 0xfff, slot: (a >> 24) as u16 };
+    put(into, &key.encode().to_le_bytes())
+}
+
+fn read_key(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let key = Key::decode(u64::from_le_bytes(input.try_into().ok()?))?;
+    Some(put(again, &key.encode().to_le_bytes()))
+}
