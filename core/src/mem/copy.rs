@@ -45,6 +45,23 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// As [`copy_bytes`], where the processor may see `to` through a write-combining window, such as one into a device's memory:
+/// every later store comes behind these, an announcement of them included.
+///
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline(always)]
+pub unsafe fn copy_to_window(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_bytes(from, to, len) };
+    // A release store does not wait for write-combining stores on x86-64; elsewhere it does.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// As [`copy_bytes`], where messages are copied: one word in place, all else by a call, so that the caller stays short.
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 //! queue copies, one mark per stream that is used, and the word that tells of a write.
 
 use fishplate_core::error::{PeerError, PostError, Violation};
-use fishplate_core::mem::{Peer, copy_bytes};
+use fishplate_core::mem::{Peer, copy_to_window};
 use fishplate_core::rail::{Local, Posted, Remote};
 use fishplate_core::sync::host::Host;
 
@@ -209,7 +209,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Err(self.is_closed(transfer.peer));
         }
         // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
-        unsafe { copy_bytes(from, to, transfer.len as usize) };
+        unsafe { copy_to_window(from, to, transfer.len as usize) };
         self.stats.stored += 1;
         if let (Some(ticket), Some(data)) = (ticket, transfer.data) {
             self.tell_at_once(transfer.peer, ticket, data)?;

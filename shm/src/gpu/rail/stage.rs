@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use fishplate_core::error::PostError;
-use fishplate_core::mem::{Untrusted, copy_bytes};
+use fishplate_core::mem::{Untrusted, copy_bytes, copy_to_window};
 use fishplate_core::rail::Local;
 use fishplate_core::sync::host::Host;
 
@@ -123,7 +123,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
             // SAFETY: `len` bytes from there lie inside the registered memory, which the processor sees.
-            unsafe { copy_bytes(from.as_ptr(), view, len) };
+            unsafe { copy_to_window(from.as_ptr(), view, len) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
