@@ -35,7 +35,7 @@ const APPEAR: u64 = 5;
 /// How often a side that waits for words looks whether the other still lives, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long a side that lost the other waits to learn whether its process is gone.
+/// How long a side that lost the other waits for its last word, and to learn whether its process is gone.
 const GRACE: Duration = Duration::from_millis(500);
 
 type Rail = Guard<FabricRail>;
@@ -303,12 +303,17 @@ impl<const RAILS: usize> Talk<Rail, RAILS> for Aside {
             if now.wrapping_sub(looked) >= LOOK_NS {
                 looked = now;
                 engine.check_peers();
-                lost = engine.peer_error(*peer).unwrap_or(Some(PeerError::Closed));
+                let why = engine.peer_error(*peer).unwrap_or(Some(PeerError::Closed));
+                lost = lost.or(why.map(|why| (why, Instant::now() + GRACE)));
             }
-            lost.is_none().then_some(events)
+            // A side that has said its last word closes its rails, and that may be seen before the word has come.
+            match lost {
+                Some((_, until)) if Instant::now() >= until => None,
+                _ => Some(events),
+            }
         });
         heard.map_err(|error| match (error, lost) {
-            (BootstrapError::Stopped, Some(why)) => self.fate(name.lost(why)),
+            (BootstrapError::Stopped | BootstrapError::HungUp, Some((why, _))) => self.fate(name.lost(why)),
             (BootstrapError::Deadline, _) => Failure::run(format!("{name} did not answer in time")),
             (error, _) => self.fate(name.gone(error)),
         })
