@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The unit tests of every package, and the lifecycles, under AddressSanitizer or ThreadSanitizer: tests/sanitize.sh address|thread.
+# The unit tests of every package under AddressSanitizer or ThreadSanitizer, and the lifecycles under the former:
+# tests/sanitize.sh address|thread.
 # Needs a nightly toolchain; std stays as shipped, without instrumentation.
 #
 # ThreadSanitizer does not understand fences. The eventcount's do not need it to: they order atomics only. What it
@@ -13,11 +14,11 @@ toolchain=$(rustup toolchain list 2>/dev/null | awk '/^nightly/ { print $1; exit
 [ "$(uname -m)" = x86_64 ] || { echo "SKIPPED $1 sanitizer: not an x86-64 machine"; exit 77; }
 
 case $1 in
-    address) flags="-Zsanitizer=address" ;;
-    thread) flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" ;;
+    address) flags="-Zsanitizer=address" programs=(--test lifecycles) ;;
+    thread) flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" programs=() ;;
     *) echo "usage: $0 address|thread"; exit 2 ;;
 esac
 export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1 RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
 # UCX, which one test loads to compare with, rewrites the code of malloc and mmap: no sanitizer survives that.
-cargo "+$toolchain" test --workspace --lib --bins --test lifecycles --locked --no-fail-fast --target $host -- --skip as_in_ucx
+cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx

@@ -58,20 +58,20 @@ fn over_a_simulated_fabric_that_disorders() {
 
 #[test]
 fn over_shared_memory() {
-    is_whole(&run::<worlds::Shared>(60));
+    is_whole(&run::<worlds::Shared>(150));
 }
 
 #[test]
 fn over_shared_memory_in_chunks() {
-    is_whole(&run::<worlds::Staged>(60));
+    is_whole(&run::<worlds::Staged>(200));
 }
 
 #[test]
 fn over_devices() {
-    is_whole(&run::<worlds::Devices>(60));
+    is_whole(&run::<worlds::Devices>(300));
 }
 
 #[test]
 fn over_libfabric() {
-    is_whole(&run::<worlds::Fabric>(150));
+    is_whole(&run::<worlds::Fabric>(300));
 }
