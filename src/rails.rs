@@ -128,13 +128,16 @@ pub struct Candidate {
 ///
 /// # Errors
 /// There is none, or it is too old.
-pub fn load(settings: &Settings) -> Result<Library, LoadError> {
+///
+/// # Safety
+/// What the settings name, or the linker finds, is a libfabric: its constructors run, and its functions are believed.
+pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
     let path = path.transpose().map_err(|_| LoadError::NotFound {
         path: settings.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
         reason: "a zero byte in the path".into(),
     })?;
-    // SAFETY: whoever fills in the settings names a libfabric.
+    // SAFETY: our caller's promise.
     unsafe { Library::open(path.as_deref()) }
 }
 
@@ -356,7 +359,8 @@ mod tests {
         let fake = Fake::new(Persona::cxi(), 1);
         let library = settings(&[], &[]);
         let missing = Settings { library: Some("/nowhere/libfabric.so.1".into()), ..library };
-        let told = RailsError::Load(load(&missing).unwrap_err()).to_string();
+        // SAFETY: nothing lies there.
+        let told = RailsError::Load(unsafe { load(&missing) }.unwrap_err()).to_string();
         assert!(told.contains("/nowhere/libfabric.so.1"), "{told}");
         for (settings, count, says) in [
             (settings(&["efa"], &[]), 1, &["efa", "cxi"][..]),

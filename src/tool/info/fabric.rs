@@ -7,7 +7,6 @@ use fishplate_core::engine::{Pairing, Parked, PeerSlot, RemoteSlot, Stream};
 use fishplate_core::rail::Rail;
 use fishplate_sys::fabric::negotiate::{self, Level, Offer, Progress};
 use fishplate_sys::fabric::persona::Notify;
-use fishplate_sys::fabric::raw::FI_ATOMIC;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library};
 use serde_json::{Map, Value, json};
 
@@ -18,7 +17,8 @@ const RAILS: usize = 4;
 
 /// Everything, or why there is nothing.
 pub fn gather(settings: &Settings, machine: &Machine) -> Value {
-    let library = match rails::load(settings) {
+    // SAFETY: a library is loaded only from where the linker looks, or where the user of this program says that a libfabric is.
+    let library = match unsafe { rails::load(settings) } {
         Ok(library) => library,
         Err(error) => return json!({ "usable": error.to_string() }),
     };
@@ -121,9 +121,6 @@ fn negotiated(offer: &Offer) -> Value {
         Progress::Manual => ("FI_PROGRESS_MANUAL", "FI_THREAD_SAFE"),
     };
     let (major, minor) = info.provider_version();
-    let atomics = Ask { atomics: true, ..Ask::new(offer.persona.name) };
-    let native = negotiate::offers(info.library(), &atomics)
-        .is_ok_and(|(offers, _)| offers.iter().any(|offer| offer.info.raw().caps & FI_ATOMIC != 0));
     let completion = match offer.level {
         Level::Delivery => "FI_DELIVERY_COMPLETE",
         Level::Transmit => "FI_TRANSMIT_COMPLETE",
@@ -142,7 +139,6 @@ fn negotiated(offer: &Offer) -> Value {
         "threading": threading,
         "writes_complete_at": completion,
         "origin_of_writes_by": origin,
-        "native_atomics_on_offer": native,
         "inject_bytes": info.tx().inject_size,
         "cq_data_bytes": info.domain().cq_data_size,
         "mr_mode": format!("{:#x}", info.domain().mr_mode),

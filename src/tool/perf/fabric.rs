@@ -231,7 +231,8 @@ fn handle_refused(error: AttachError) -> String {
 
 /// Opens the rails near this process.
 fn open<const RAILS: usize>(settings: &Settings) -> Outcome<[OpenRail; RAILS]> {
-    let library = rails::load(settings).map_err(|error| refused(RailsError::Load(error)))?;
+    // SAFETY: a library is loaded only from where the linker looks, or where the user of this program says that a libfabric is.
+    let library = unsafe { rails::load(settings) }.map_err(|error| refused(RailsError::Load(error)))?;
     let machine = Machine::here().unwrap_or_default();
     let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
     let rails = rails::open(settings, library, &machine, anchor, RAILS).map_err(refused)?;
@@ -319,8 +320,17 @@ impl<const RAILS: usize> Talk<Rail, RAILS> for Aside {
         })
     }
 
-    fn explain(&mut self, failure: Failure) -> Failure {
-        self.fate(failure)
+    fn explain(&mut self, seat: &Seat<'_, Rail, RAILS>, failure: Failure) -> Failure {
+        let said = |rail: usize| {
+            let text = seat.engine.rail(RailId(rail as u8))?.inner().last_error()?;
+            Some(format!("; rail {rail} says: {text}"))
+        };
+        match self.fate(failure) {
+            Failure::Lost(message) => {
+                Failure::Lost(message + &(0..RAILS).filter_map(said).collect::<String>())
+            }
+            failure => failure,
+        }
     }
 }
 

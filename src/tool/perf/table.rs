@@ -75,8 +75,8 @@ pub trait Talk<R: Rail, const RAILS: usize> {
         Ok(())
     }
 
-    /// Adds what is known of the other side's process to the news that it is lost.
-    fn explain(&mut self, failure: Failure) -> Failure {
+    /// Adds what is known of the other side's process, and what the rails have to say, to the news that it is lost.
+    fn explain(&mut self, _seat: &Seat<'_, R, RAILS>, failure: Failure) -> Failure {
         failure
     }
 }
@@ -148,7 +148,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         let before = histogram.samples();
         let tally = start_leg(&mut self.seat, leg, histogram).map_err(|failure| {
             let done = (histogram.samples() - before) * if leg.is_windowed() { leg.per_window() } else { 1 };
-            self.talk.explain(failure.after(done, leg.iters))
+            self.talk.explain(&self.seat, failure.after(done, leg.iters))
         })?;
         let answer: Tally = self.exchange(&tally)?;
         Ok(tally.both(answer, leg.is_two_way()))
@@ -312,8 +312,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
                     let leg = Leg { timeout_ns: own.as_nanos() as u64, ..leg };
                     prepare_leg(&mut self.seat, &leg, Side::Answers)?;
                     self.ready()?;
-                    let tally =
-                        answer_leg(&mut self.seat, &leg).map_err(|failure| self.talk.explain(failure))?;
+                    let tally = answer_leg(&mut self.seat, &leg)
+                        .map_err(|failure| self.talk.explain(&self.seat, failure))?;
                     wrong += tally.errors + tally.misordered;
                     let _: Tally = self.exchange(&tally)?;
                 }
