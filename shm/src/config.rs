@@ -39,6 +39,9 @@ pub struct ShmConfig {
     /// makes progress. In bytes; 0: always by the kernel.
     pub read_from: usize,
     /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
+    ///
+    /// Set this where peers are not trusted to be prompt. A copy by the kernel waits for whoever provides the peer's pages: a
+    /// process that serves them through `userfaultfd(2)`, or maps a file of FUSE, can hold such a copy, and so its caller, up.
     pub force_staging: bool,
     /// Whose processes may be peers.
     pub users: Users,
