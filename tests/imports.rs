@@ -268,11 +268,14 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
 fn every_ordering_is_relaxed_or_an_edge() {
     for package in ["core", "sys", "shm"] {
         for source in sources(package) {
-            // The facade; and a driver's stand-in, in which everything is SeqCst.
-            if source.path == Path::new("sync/primitive.rs") || source.path.starts_with("gpu/fake") {
+            // The facade; and slow paths on which every access is SeqCst, of which loom has no model: a driver's
+            // stand-in, and what waits to be closed.
+            let seq_cst = source.path.starts_with("gpu/fake") || source.path == Path::new("foreign.rs");
+            if source.path == Path::new("sync/primitive.rs") {
                 continue;
             }
-            let found = unnamed_orderings(&source.code);
+            let mut found = unnamed_orderings(&source.code);
+            found.retain(|found| !(seq_cst && found == "Ordering::SeqCst"));
             assert!(found.is_empty(), "{package}/src/{}: {found:?}", source.path.display());
         }
     }
