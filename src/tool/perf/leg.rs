@@ -90,9 +90,6 @@ impl Tally {
     }
 }
 
-/// Iterations of a leg, however little time there is for it.
-const LEAST: u64 = 100;
-
 /// Bytes that the slots of a stream of puts may take before they are used again sooner than the window asks: what a
 /// first-level cache holds.
 const SLOTS_BYTES: usize = 32 << 10;
@@ -139,18 +136,6 @@ impl Leg {
     pub fn with_iters(self, iters: u64, warmup: u64) -> Leg {
         let unit = if self.is_windowed() { self.per_window() } else { 1 };
         Leg { iters: iters.next_multiple_of(unit), warmup: warmup.next_multiple_of(unit), ..self }
-    }
-
-    /// The same with no more iterations than `most`, those before them included, but some.
-    pub fn within(self, most: f64) -> Leg {
-        let share = most / (self.iters + self.warmup) as f64;
-        match share < 1.0 {
-            true => self.with_iters(
-                ((self.iters as f64 * share) as u64).max(LEAST),
-                (self.warmup as f64 * share) as u64,
-            ),
-            false => self,
-        }
     }
 
     /// Whether samples are of whole windows.
@@ -219,18 +204,6 @@ mod tests {
             seed: 0,
             timeout_ns: 0,
         }
-    }
-
-    #[test]
-    fn iterations_fit_into_the_time_there_is() {
-        let long = leg(Test::Tag, 8, 1, false).with_iters(500_000, 10_000);
-        assert_eq!(long.within(510_000.0), long);
-        let short = long.within(51_000.0);
-        assert_eq!((short.iters, short.warmup), (50_000, 1_000));
-        assert_eq!(long.within(0.0).iters, LEAST);
-        let windows = leg(Test::Put, 8, 64, false).with_iters(500_000, 10_000).within(1000.0);
-        assert!(windows.iters.is_multiple_of(64) && (900..1100).contains(&windows.iters), "{windows:?}");
-        assert!(windows.warmup.is_multiple_of(64) && windows.warmup <= 64, "{windows:?}");
     }
 
     #[test]

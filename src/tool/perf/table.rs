@@ -36,8 +36,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How much longer than its leader a second process waits, so that the leader says what went wrong.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Iterations that tell how many there is time for.
-const TRIAL: u64 = 1024;
+/// Iterations that tell how many there is time for, as long as there is time for more of them.
+const TRIALS: [u64; 4] = [1, 16, 128, 1024];
+
+/// Iterations before the measured ones of a step that follows another.
+const STEP_WARMUP: u64 = 100;
 
 /// Iterations from which a run is long enough for a progress bar.
 const LONG: u64 = 20_000_000;
@@ -206,26 +209,59 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         self.ready()
     }
 
-    /// The same with as many iterations as there is time for, by what a few of them take here and at this hour.
-    fn fitting(&mut self, leg: Leg, histogram: &mut Histogram) -> Outcome<Leg> {
-        let few = leg.with_iters(TRIAL, 0);
-        // What a ring takes is not all timed; it has no transport to wait for either.
-        if leg.iters <= 4 * few.iters || leg.test == Test::Ring {
-            return Ok(leg);
+    /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how many.
+    fn half(&mut self, plan: &Plan, leg: Leg, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
+        match plan.iters {
+            Some(_) => Ok((self.leg(&leg, histogram)?, leg.iters)),
+            None => self.in_steps(leg, histogram),
         }
-        let trial = self.leg(&few, histogram)?;
-        let ns = self.seat.clock.ns(trial.ticks) / few.iters as f64;
-        // A quarter, since what takes long on a busy machine takes longer at times.
-        Ok(leg.within((leg.timeout_ns / 4) as f64 / ns))
+    }
+
+    /// Runs a leg in steps, each a small part of the time there is by what the one before took, and stops when a quarter of that time is
+    /// over. A machine that gets slower makes fewer iterations of it, not an error.
+    fn in_steps(&mut self, leg: Leg, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
+        let until = Instant::now() + self.timeout / 4;
+        let most = self.timeout / 64;
+        let mut discarded = Histogram::new();
+        let mut each = Duration::ZERO;
+        for few in TRIALS {
+            if leg.iters <= few {
+                break;
+            }
+            each = self.step(leg.with_iters(few, 0), &mut discarded)?.1;
+            if each.saturating_mul(8 * few as u32) > most {
+                break;
+            }
+        }
+        let (mut tally, mut done) = (Tally::default(), 0);
+        let mut warmup = leg.warmup;
+        while done < leg.iters {
+            let fit = most.as_nanos().checked_div(each.as_nanos()).map_or(leg.iters, |fit| fit as u64);
+            let iters = fit.clamp(1, leg.iters - done);
+            let step = leg.with_iters(iters, warmup.min(iters));
+            let (found, took) = self.step(step, histogram)?;
+            (tally, done, each) = (tally.and(found), done + step.iters, took);
+            // What follows at once need not warm up for long.
+            warmup = leg.warmup.min(STEP_WARMUP);
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        Ok((tally, done))
+    }
+
+    /// Runs a leg. Returns what an iteration of it took, those before the measured ones included.
+    fn step(&mut self, leg: Leg, histogram: &mut Histogram) -> Outcome<(Tally, Duration)> {
+        let begun = Instant::now();
+        let tally = self.leg(&leg, histogram)?;
+        let count = u32::try_from(leg.iters + leg.warmup).unwrap_or(u32::MAX);
+        Ok((tally, begun.elapsed() / count.max(1)))
     }
 
     /// One row: two halves between three floors, again if the floor moved.
     fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress) -> Outcome<Row> {
         let mut histogram = Histogram::new();
-        let leg = match plan.iters {
-            Some(_) => Leg::half(plan, size),
-            None => self.fitting(Leg::half(plan, size), &mut histogram)?,
-        };
+        let leg = Leg::half(plan, size);
         let mut repeats = 0;
         loop {
             histogram.clear();
@@ -239,11 +275,11 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             };
             let before = self.floor()?;
             copy(self);
-            let first = self.leg(&leg, &mut histogram)?;
+            let (first, some) = self.half(plan, leg, &mut histogram)?;
             progress.step();
             copy(self);
             let between = self.floor_after(before)?;
-            let second = self.leg(&leg, &mut histogram)?;
+            let (second, more) = self.half(plan, leg, &mut histogram)?;
             progress.step();
             copy(self);
             let after = self.floor_after(between)?;
@@ -264,7 +300,7 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
             let clock = &self.seat.clock;
             let mut row = Row::new(plan, size);
             row.rate(tally.ops, clock.ns(tally.ticks) * 1e-9);
-            row.iters = 2 * leg.iters;
+            row.iters = some + more;
             row.lat_ns = histogram.summary(clock, leg.divisor());
             row.floor_ns = floors.map(|floors| floors.median());
             row.checked = tally.checked;
