@@ -280,41 +280,6 @@ fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
 }
 
-/// What the owner of an engine may do with a [`ShmRail`] in it.
-#[derive(Debug)]
-pub struct ShmSetup<'a, H: Host>(&'a mut ShmRail<H>);
-
-impl<H: Host> ShmSetup<'_, H> {
-    /// See [`ShmRail::attach`].
-    ///
-    /// # Errors
-    /// The place is taken, or the link was made with another rail's profile.
-    pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
-        self.0.attach(peer, link)
-    }
-
-    /// See [`ShmRail::attach_self`].
-    ///
-    /// # Errors
-    /// The place is taken, or there is no memory for a lane.
-    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
-        self.0.attach_self(peer)
-    }
-
-    /// See [`ShmRail::exchange`].
-    ///
-    /// # Errors
-    /// The peer is not attached, hung up, or did not answer in time.
-    pub fn exchange(
-        &mut self,
-        peer: Peer,
-        blob: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, HandshakeError> {
-        self.0.exchange(peer, blob, deadline)
-    }
-}
-
 // SAFETY: an import is mapped for as long as its entry is there, which `release` and `detach` alone remove. What is copied is
 // copied before the post returns, or by chunks until its end is reported; `staged` forgets the memory with the end.
 // `ShmSetup` fills places that are free and swaps bytes over the socket.
@@ -602,6 +567,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
 }
 
 mod post;
+mod setup;
+
+pub use setup::ShmSetup;
 
 #[cfg(test)]
 mod fetches;

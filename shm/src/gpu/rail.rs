@@ -13,6 +13,7 @@ mod memory;
 mod post;
 mod progress;
 mod queue;
+mod setup;
 mod stage;
 
 use std::collections::VecDeque;
@@ -45,6 +46,7 @@ use stage::Stage;
 pub use bell::GpuBell;
 pub use config::GpuConfig;
 pub use link::{GpuLink, GpuProfile};
+pub use setup::GpuSetup;
 
 /// How often what was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -381,62 +383,6 @@ impl<S: Sink> Sink for Watch<'_, S> {
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.fallen.push(peer);
         self.sink.peer_down(peer, why);
-    }
-}
-
-/// What the owner of an engine may do with a [`GpuRail`] in it.
-#[derive(Debug)]
-pub struct GpuSetup<'a, D: Device, H: Host>(&'a mut GpuRail<D, H>);
-
-impl<D: Device, H: Host> GpuSetup<'_, D, H> {
-    /// See [`GpuRail::attach`].
-    ///
-    /// # Errors
-    /// The place is taken, or the link was made with another rail's profile.
-    pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
-        self.0.attach(peer, link)
-    }
-
-    /// See [`GpuRail::attach_self`].
-    ///
-    /// # Errors
-    /// The place is taken, or there is no memory for a lane.
-    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
-        self.0.attach_self(peer)
-    }
-
-    /// See [`ShmRail::exchange`].
-    ///
-    /// # Errors
-    /// The peer is not attached, hung up, or did not answer in time.
-    pub fn exchange(
-        &mut self,
-        peer: Peer,
-        blob: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, HandshakeError> {
-        self.0.exchange(peer, blob, deadline)
-    }
-
-    /// See [`GpuRail::alloc`].
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
-        self.0.alloc(size)
-    }
-
-    /// See [`GpuRail::revoke`].
-    ///
-    /// # Errors
-    /// See [`RevokeError`].
-    pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        self.0.revoke(at, deadline)
-    }
-
-    /// See [`GpuRail::close_revoked`].
-    pub fn close_revoked(&mut self, deadline: Instant) -> bool {
-        self.0.close_revoked(deadline)
     }
 }
 

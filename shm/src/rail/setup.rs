@@ -1,0 +1,45 @@
+//! The part of a [`ShmRail`] that the owner of its engine may use. Slow paths.
+
+use std::time::Instant;
+
+use fishplate_core::error::AttachError;
+use fishplate_core::mem::Peer;
+use fishplate_core::sync::host::Host;
+
+use super::ShmRail;
+use crate::handshake::{HandshakeError, Link};
+
+/// What the owner of an engine may do with a [`ShmRail`] in it.
+#[derive(Debug)]
+pub struct ShmSetup<'a, H: Host>(pub(super) &'a mut ShmRail<H>);
+
+impl<H: Host> ShmSetup<'_, H> {
+    /// See [`ShmRail::attach`].
+    ///
+    /// # Errors
+    /// The place is taken, or the link was made with another rail's profile.
+    pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
+        self.0.attach(peer, link)
+    }
+
+    /// See [`ShmRail::attach_self`].
+    ///
+    /// # Errors
+    /// The place is taken, or there is no memory for a lane.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        self.0.attach_self(peer)
+    }
+
+    /// See [`ShmRail::exchange`].
+    ///
+    /// # Errors
+    /// The peer is not attached, hung up, or did not answer in time.
+    pub fn exchange(
+        &mut self,
+        peer: Peer,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
+        self.0.exchange(peer, blob, deadline)
+    }
+}
