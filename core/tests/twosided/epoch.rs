@@ -126,3 +126,40 @@ fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
         assert_eq!(own.engine.peer_error(own.me), Ok(None));
     }
 }
+
+#[test]
+fn an_old_message_that_would_be_the_next_of_its_stream_meets_no_receive() {
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
+    let mut own = own1(CONFIG, SMALL, tap(Loopback::new(), &control));
+    meet(&mut own);
+    let first = Rc::new(RefCell::new(None));
+    let note = first.clone();
+    control.borrow_mut().edit = Some(Box::new(move |_, event| {
+        if let Event::Message(_, bytes) = &event {
+            note.borrow_mut().get_or_insert((bytes[0], event.clone()));
+        }
+        vec![event]
+    }));
+    own.send(1, &[1; 8]).unwrap();
+    own.recv(1, EXACT, 0, 8);
+    passes(&mut own.engine, 30);
+    control.borrow_mut().edit = None;
+    own.engine.remove_peer(own.me).unwrap();
+    own.me = own.engine.reserve_peer().unwrap();
+    own.engine.connect_peer(own.me, 1).unwrap();
+    meet(&mut own);
+    while own.engine.next_recv().is_some() {}
+    write(&own.engine, own.into.at(0), &[0; 8]);
+    own.recv(1, EXACT, 0, 8);
+    let (kind, old) = first.borrow_mut().take().unwrap();
+    assert_eq!(kind, 16, "its numbers, cursor and credits are those of the first of any stream");
+    control.borrow_mut().inject.push_back(old);
+    passes(&mut own.engine, 5);
+    assert_eq!((own.engine.next_recv(), own.engine.stats().stale), (None, 1));
+    assert_eq!(own.bytes(0, 8), [0; 8]);
+    own.send(1, &[2; 8]).unwrap();
+    passes(&mut own.engine, 30);
+    assert_eq!(own.engine.next_recv().unwrap().outcome, Received::Ok);
+    assert_eq!(own.bytes(0, 8), [2; 8]);
+}
