@@ -54,6 +54,13 @@ fn no_parser_panics_reads_beyond_its_input_or_changes_what_it_accepts() {
     assert!(wrong.is_empty(), "FISHPLATE_SEED={seed}\n{}", wrong.join("\n"));
 }
 
+#[test]
+fn cargo_fuzz_has_a_target_for_each_parser() {
+    let manifest = include_str!("fuzz/Cargo.toml");
+    let bins = manifest.split("[[bin]]").skip(1).filter_map(|bin| bin.split('"').nth(1));
+    assert_eq!(bins.collect::<Vec<_>>(), targets().map(|target| target.name).collect::<Vec<_>>());
+}
+
 /// A parser that is wrong in one of three ways is found out.
 mod planted {
     use super::*;
