@@ -1,4 +1,4 @@
-//! Instruction counts of the rail over libfabric, on a provider that does nothing ([`noop`]): what it adds to the provider's own
+//! Instruction counts of the rail over libfabric, in the guard that users have around it, on a provider that does nothing ([`noop`]): what it adds to the provider's own
 //! calls. Beside each path the same calls made directly through the tables (`bare_`), without a rail; the difference is the rail's
 //! share. `put_` are whole: an engine over the rail, puts in passes of 16 until they are acknowledged, and beside them the
 //! provider's calls that this takes.
@@ -10,11 +10,12 @@ use std::hint::black_box;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use fishplate::guard::Guard;
 use fishplate_benches::setup::{leak, memory, region};
 use fishplate_benches::{REPEATS, noop};
 use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Waiter};
 use fishplate_core::error::{CompleteError, PeerError};
-use fishplate_core::mem::{LocalAddr, Peer, PeerId, Region, RegionKind, RemoteAddr, Untrusted};
+use fishplate_core::mem::{LocalAddr, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, Untrusted};
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_core::sync::host::SpinHost;
 use fishplate_sys::fabric::av::AddressVector;
@@ -49,9 +50,9 @@ impl Sink for Count {
     fn peer_down(&mut self, _: Peer, _: PeerError) {}
 }
 
-/// A rail with itself as its peer.
+/// A rail with itself as its peer, in the guard that users have around it.
 struct Own {
-    rail: FabricRail,
+    rail: Guard<FabricRail>,
     local: Local,
     remote: Remote,
 }
@@ -72,13 +73,14 @@ fn own(inject: bool) -> &'static mut Own {
     let (key, desc) = rail.register(&region).unwrap();
     rail.import(PEER, key, 64).unwrap();
     let local = Local { ptr, len: 8, desc };
+    let rail = Guard::new(rail, RailId(0), None);
     Box::leak(Box::new(Own { rail, local, remote: Remote { key, offset: 8 } }))
 }
 
 /// The same, with writes of its own to come in.
 fn expecting() -> &'static mut Own {
     let own = own(true);
-    let address = own.rail.address().unwrap();
+    let address = own.rail.inner().address().unwrap();
     let number = u32::from_le_bytes(address[8..12].try_into().unwrap());
     noop::arrive(REPEATS * 32, (number as u64) << 32 | 1);
     own
@@ -174,9 +176,9 @@ fn fabric_landed_32(own: &'static mut Own) {
     assert_eq!(count.0, REPEATS * 32);
 }
 
-/// An engine over a rail with itself as its peer.
+/// An engine over a guarded rail with itself as its peer.
 struct Whole {
-    engine: Engine<'static, FabricRail, 1>,
+    engine: Engine<'static, Guard<FabricRail>, 1>,
     peer: PeerId,
     // What is put, and where to: known when the program runs, as it is to a user's.
     from: LocalAddr,
@@ -204,7 +206,7 @@ fn acknowledge(number: u32, epoch: u32) {
 
 fn whole(inject: bool) -> &'static mut Whole {
     let Own { rail, .. } = own(inject);
-    let address = rail.address().unwrap();
+    let address = rail.inner().address().unwrap();
     // SAFETY: leaked, and used here alone.
     let rail = unsafe { ptr::read(rail) };
     let config = Config::DEFAULT;
