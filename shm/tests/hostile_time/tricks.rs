@@ -236,6 +236,11 @@ pub const TRICKS: &[Trick] = &[
         request_from(raw, 1, 128 << 20);
         raw.send(&withdraw(1), &[]);
     }),
+    ("a payload in a segment of 128 MiB", Harmless, |raw| {
+        segment(raw, 1, 128 << 20);
+        until_taken(raw);
+        request_from(raw, 1, 128 << 20);
+    }),
     ("a payload in a segment full of holes", Harmless, |raw| {
         let fd = segment(raw, 1, 1 << 20);
         until_taken(raw);
