@@ -3,7 +3,7 @@
 //! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
 //! memory that an engine borrows; [`MatchStorage`], which owns that of tagged messages; [`worker`], a thread that drives an engine;
 //! [`topology`], which chooses NICs; [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
-//! chosen, under a [`guard`]; and [`fake`], a provider for tests. The command-line tool `fishplate` is the feature `tool`, on by
+//! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the feature `tool`, on by
 //! default; a program that links the transport turns it off.
 //!
 //! ```
@@ -42,6 +42,7 @@ pub use fishplate_shm as shm;
 pub use fishplate_sys as sys;
 
 pub mod bootstrap;
+mod closer;
 pub mod config;
 pub mod fake;
 pub mod guard;
@@ -50,4 +51,5 @@ mod storage;
 pub mod topology;
 pub mod worker;
 
+pub use closer::close_in_background;
 pub use storage::{Limits, MatchStorage, Storage};

@@ -31,6 +31,7 @@ pub fn main() -> ExitCode {
     if perf::matching::is_asked_for(&words) {
         return say("fishplate", perf::matching::run(&words));
     }
+    fishplate::close_in_background();
     let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
     let speaker =
         if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };

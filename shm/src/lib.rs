@@ -61,9 +61,8 @@
 //! ```
 //!
 //! Nothing here reads the environment, sets a signal handler or leaves a name in the file system; the one exception to the last is a
-//! [`Listener`] on a path, which removes it again. A thread is started only to close what a peer should not have sent, and to free
-//! large memory of a peer. A peer is not trusted: see `lane`
-//! and `staged` for what is checked where. Linux 5.3 and later.
+//! [`Listener`] on a path, which removes it again. No thread is started: a program that meets peers it does not trust
+//! lends one by [`set_closer`]. A peer is not trusted: see `lane` and `staged` for what is checked where. Linux 5.3 and later.
 
 mod cma;
 mod config;
@@ -94,6 +93,7 @@ mod testing;
 
 pub use config::{ShmConfig, Users};
 pub use doorbell::Bell;
+pub use foreign::{close_aside, has_aside, set_closer};
 pub use handshake::{HandshakeError, Link, Nonce, Profile, Role, connect};
 pub use packet::MAX_BLOB;
 pub use rail::{ShmRail, ShmSetup};

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
-use crate::foreign::{Foreign, drop_elsewhere};
+use crate::foreign::{Foreign, put_aside};
 use crate::handshake::{HandshakeError, Shake};
 use crate::meeting::{Meetings, accept_now, poll};
 use crate::segment::errno;
@@ -271,7 +271,7 @@ impl Drop for Socket {
             }
         }
         if let Ok(fd) = self.fd.try_clone() {
-            drop_elsewhere(fd);
+            put_aside(fd);
         }
     }
 }

@@ -1,0 +1,74 @@
+//! Things put aside to be dropped later: a list that any thread adds to and that is taken whole.
+//! Adding never waits, not even for a thread that has lost its processor. Allocates a node for each thing.
+//!
+//! | edge    | store         | load           | carries               |
+//! |---------|---------------|----------------|-----------------------|
+//! | `aside` | [`List::add`] | [`List::take`] | the nodes of the list |
+
+use std::ptr;
+
+use super::primitive::{AtomicPtr, Ordering, edge};
+
+/// One thing in the list.
+#[derive(Debug)]
+pub(crate) struct Node<T> {
+    thing: T,
+    next: *mut Node<T>,
+}
+
+/// The list. Its head is null, or came from `Box::into_raw` and is owned by the list.
+#[derive(Debug)]
+pub(crate) struct List<T>(pub(crate) AtomicPtr<Node<T>>);
+
+impl<T> List<T> {
+    /// Adds a thing.
+    pub(crate) fn add(&self, thing: T) {
+        let node = Box::into_raw(Box::new(Node { thing, next: ptr::null_mut() }));
+        let mut head = self.0.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the node is ours until the exchange succeeds.
+            unsafe { (*node).next = head };
+            // Release, edge `aside`: whoever takes the list sees this node, and by the exchanges before
+            // it, which this one continues, all others. The head is only compared, so a failure needs no order.
+            let stored = edge!("aside.store", Release);
+            match self.0.compare_exchange_weak(head, node, stored, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes everything, the newest first.
+    pub(crate) fn take(&self) -> Taken<T> {
+        // Acquire, edge `aside`: the nodes were written before they were added.
+        Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
+    }
+
+    /// Whether there is nothing. Stale as soon as it is told.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed).is_null()
+    }
+}
+
+/// What was taken out of a list.
+pub(crate) struct Taken<T>(*mut Node<T>);
+
+impl<T> Iterator for Taken<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: made by `Box::into_raw` in `add`; the swap in `take` gave the whole chain to us alone.
+        let Node { thing, next } = *unsafe { Box::from_raw(self.0) };
+        self.0 = next;
+        Some(thing)
+    }
+}
+
+impl<T> Drop for Taken<T> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
+}

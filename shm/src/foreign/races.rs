@@ -1,0 +1,43 @@
+//! A model of the list: its very source, over loom's atomics. `tests/loom-edges.sh` runs it.
+
+use fishplate_core::sync::primitive::modelled as primitive;
+
+#[path = "list.rs"]
+#[allow(dead_code, reason = "the model uses what is shared")]
+mod list;
+use list::List;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use primitive::AtomicPtr;
+
+/// A thing whose contents loom watches.
+struct Thing(UnsafeCell<u32>);
+
+// SAFETY: loom checks the accesses.
+unsafe impl Send for Thing {}
+
+#[test]
+fn whoever_takes_the_list_sees_what_was_added() {
+    loom::model(|| {
+        let list = Arc::new(List(AtomicPtr::new(std::ptr::null_mut())));
+        let adds = |value: u32| {
+            let list = list.clone();
+            thread::spawn(move || {
+                let thing = Thing(UnsafeCell::new(0));
+                // SAFETY: nobody else has it yet.
+                thing.0.with_mut(|at| unsafe { *at = value });
+                list.add(thing);
+            })
+        };
+        let others = [adds(1), adds(2)];
+        let read = |thing: Thing| {
+            // SAFETY: taken out of the list, it is ours; loom checks that.
+            thing.0.with(|at| unsafe { *at })
+        };
+        let mut sum: u32 = list.take().map(read).sum();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        sum += list.take().map(read).sum::<u32>();
+        assert_eq!(sum, 3);
+    });
+}

@@ -1,0 +1,115 @@
+//! A thread that closes what peers should not have sent, so that nobody else waits for it.
+//!
+//! `fishplate-shm` starts no thread itself. It puts such descriptors aside, and tells its closer: this one.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::{ptr, thread};
+
+use fishplate_shm::{close_aside, has_aside, set_closer};
+
+/// Threads at once. What is put aside while all of them are held up waits until one is free.
+const THREADS: usize = 4;
+
+/// Threads that are closing.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on threads of their own close what `fishplate-shm` puts aside. They exist only while there
+/// is something to close, and block all signals. Call it before the first peer is met.
+pub fn close_in_background() {
+    set_closer(start);
+}
+
+/// Something was put aside. Starts a thread, unless as many as may be are closing; never waits. Without
+/// a thread it stays until the next call.
+fn start() {
+    // Pairs with the fence in `run`: either we see that a thread has left, or it sees what was put aside.
+    fence(Ordering::SeqCst);
+    let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
+    if take_turn() && without_signals(thread).is_err() {
+        CLOSING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether one thread more may close, which then counts.
+fn take_turn() -> bool {
+    let more = |count: usize| (count < THREADS).then_some(count + 1);
+    CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+}
+
+fn run() {
+    loop {
+        close_aside();
+        CLOSING.fetch_sub(1, Ordering::SeqCst);
+        // Pairs with the fence in `start`.
+        fence(Ordering::SeqCst);
+        if !has_aside() || !take_turn() {
+            return;
+        }
+    }
+}
+
+/// Blocks all signals meanwhile, so that a thread begun here never runs a handler of the program's.
+fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the calls fill the sets, which are ours; the second one is used only if it was filled.
+    let blocked = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
+    };
+    let begun = begin();
+    if blocked {
+        // SAFETY: as above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+    }
+    begun
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::time::{Duration, Instant};
+
+    use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
+
+    /// Sends a byte and a descriptor.
+    fn send(socket: &OwnedFd, fd: &OwnedFd) {
+        let mut part = libc::iovec { iov_base: ptr::from_ref(b"x").cast_mut().cast(), iov_len: 1 };
+        let mut control = [0u64; 4];
+        // SAFETY: a structure of plain numbers and null pointers; the control buffer has room for a head and
+        // one descriptor, and everything outlives the call.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+            let head = libc::CMSG_FIRSTHDR(&message);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(head).cast::<i32>().write_unaligned(fd.as_raw_fd());
+            assert_eq!(libc::sendmsg(socket.as_raw_fd(), &message, 0), 1);
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_a_peer_should_not_have_sent_is_closed() {
+        close_in_background();
+        let rail = ShmRail::new(fishplate_sys::host::LinuxHost::shared(), ShmConfig::default()).unwrap();
+        let (reads, writes) = std::io::pipe().unwrap();
+        let writes = OwnedFd::from(writes);
+        let (ours, theirs) = socket_pair().unwrap();
+        send(&theirs, &writes);
+        drop(writes);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        assert!(Link::over(ours, Role::First, &rail.profile(), deadline).is_err());
+        // The last copy of the other end of the pipe goes with the thread.
+        let mut ready = libc::pollfd { fd: reads.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure, which is ours.
+        assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "nobody closed it");
+        assert_eq!(File::from(OwnedFd::from(reads)).read(&mut [0]).unwrap(), 0);
+    }
+}
