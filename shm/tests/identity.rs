@@ -140,6 +140,54 @@ fn a_peer_in_this_process_is_reached() {
     }
 }
 
+/// Sends a packet as another process, which the kernel lets the superuser do. Whether it did.
+fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
+    use std::os::fd::AsRawFd;
+
+    let mut control = [0u64; 4];
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a head and the credentials.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+        let len = size_of::<libc::ucred>() as u32;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(len) as usize;
+        let head = libc::CMSG_FIRSTHDR(&message);
+        (*head).cmsg_level = libc::SOL_SOCKET;
+        (*head).cmsg_type = libc::SCM_CREDENTIALS;
+        (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
+        let sender = libc::ucred { pid, uid: libc::geteuid(), gid: libc::getegid() };
+        libc::CMSG_DATA(head).cast::<libc::ucred>().write_unaligned(sender);
+        libc::sendmsg(raw.socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) >= 0
+    }
+}
+
+/// Only the superuser may lie so: for others the kernel refuses to send.
+#[test]
+fn a_peer_that_calls_itself_this_process_is_not_believed() {
+    let _alone = alone();
+    // SAFETY: calls without arguments.
+    let (this, root) = unsafe { (libc::getpid(), libc::geteuid() == 0) };
+    let (socket, _child) = forked(|socket| {
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        let hello = raw.answer(KNOWN, KNOWN.as_ptr() as u64);
+        let forged = send_as(&raw, &hello, this);
+        assert_eq!(forged, root);
+        raw.offer();
+        send_as(&raw, &packet(raw::READY, &raw.theirs), this);
+        raw.recv();
+        raw
+    });
+    if !root {
+        return;
+    }
+    let rail = rail(ShmConfig::default());
+    let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
+    assert_eq!(link.pid(), this, "what the kernel was told");
+    assert!(!link.reaches_private());
+}
+
 /// Version of the kernel.
 fn kernel() -> [u32; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

@@ -117,6 +117,12 @@ impl Raw {
 
     /// Answers the victim's Hello with one of this nonce, which is said to lie at `probe`.
     pub fn hello(&mut self, nonce: [u8; 16], probe: u64) {
+        let hello = self.answer(nonce, probe);
+        self.send(&hello, &[]);
+    }
+
+    /// That answer.
+    pub fn answer(&mut self, nonce: [u8; 16], probe: u64) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
         self.theirs.copy_from_slice(&hello[NONCE..]);
@@ -124,7 +130,7 @@ impl Raw {
         hello[16] = 3 - hello[16];
         hello[PROBE..NONCE].copy_from_slice(&probe.to_ne_bytes());
         hello[NONCE..].copy_from_slice(&nonce);
-        self.send(&hello, &[]);
+        hello
     }
 
     /// Sends a correct Offer.
