@@ -43,7 +43,8 @@ use super::table::PeerState;
 use super::wire::{Bond, GENERATION_MASK, Hello, Owner, stamp};
 use super::{Engine, State};
 
-/// Hellos that wait for room in a rail, at most; a newer one takes the place of the oldest.
+/// Hellos that wait for room in a rail, at most; a newer one takes the place of the oldest that is
+/// not for the one bound here.
 const ANSWERS: usize = 4;
 
 /// Attachments that count as earlier than the one bound here, rather than as another engine's.
@@ -86,7 +87,9 @@ impl Meeting {
             return 0;
         }
         if count == ANSWERS {
-            self.answers.copy_within(1.., 0);
+            // The one bound here says nothing more before it is answered.
+            let oldest = usize::from(self.theirs != 0 && self.answers[0] == self.theirs);
+            self.answers.copy_within(oldest + 1.., oldest);
             self.answers[count - 1] = epoch;
             return 0;
         }
@@ -307,5 +310,28 @@ mod tests {
         assert_eq!(meeting.first(), None);
         meeting.theirs = 5;
         assert_eq!(meeting.answer(5), 1, "it is bound since");
+    }
+
+    #[test]
+    fn what_is_left_of_others_does_not_displace_the_answer_to_the_one_bound_here() {
+        for before in 0..ANSWERS as u32 {
+            let mut meeting = Meeting { mine: 9, ..Meeting::NONE };
+            for epoch in 0..before {
+                meeting.answer(20 + epoch);
+            }
+            meeting.theirs = 5;
+            meeting.answer(5);
+            for epoch in 0..2 * ANSWERS as u32 {
+                meeting.answer(30 + epoch);
+            }
+            let mut told = [0; ANSWERS];
+            for yours in &mut told {
+                let hello = meeting.first().unwrap();
+                meeting.sent(hello);
+                *yours = hello.yours;
+            }
+            assert_eq!(meeting.first(), None);
+            assert!(told.contains(&5) && told.contains(&37), "{before} before: {told:?}");
+        }
     }
 }
