@@ -78,7 +78,7 @@ impl Settings {
         deadline: Duration::from_secs(10),
     };
 
-    /// The part that the engine takes. `seed` spreads the start of round robin over pairs: give each process its own.
+    /// The part that the engine takes. `seed` is for [`Config::seed`]: give each process its own, and another each time it starts.
     ///
     /// # Errors
     /// The first field that is out of range.
