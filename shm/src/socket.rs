@@ -3,12 +3,13 @@
 //! from the first moment and close on drop, whatever is wrong with the packet they came with; all are close-on-exec.
 
 use std::ffi::OsStr;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{mem, ptr};
 
 use crate::foreign::{Foreign, put_aside};
 use crate::handshake::{HandshakeError, Shake};
@@ -87,12 +88,12 @@ const SCM_PIDFD: i32 = 4;
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
 }
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Socket { fd }
+        Socket { fd: ManuallyDrop::new(fd) }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -265,14 +266,17 @@ impl Drop for Socket {
         for _ in 0..LAST {
             match self.recv_now(&mut [0; 1]) {
                 Ok(Some((packet, _))) if packet.len > 0 || packet.sender.is_named() => {}
-                Ok(_) if named => return,
+                Ok(_) if named => {
+                    // SAFETY: taken out once: nothing uses it after this.
+                    unsafe { ManuallyDrop::drop(&mut self.fd) };
+                    return;
+                }
                 // Another error may be that of one packet.
                 _ => {}
             }
         }
-        if let Ok(fd) = self.fd.try_clone() {
-            put_aside(fd);
-        }
+        // SAFETY: as above, where the function has returned.
+        put_aside(unsafe { ManuallyDrop::take(&mut self.fd) });
     }
 }
 
