@@ -23,8 +23,12 @@ use list::List;
 
 use crate::segment::{self, Mapping, SegmentError};
 
-/// Memory up to this size is freed and unmapped at once, in bytes. Each MiB takes some 0.15 ms.
-const QUICK: u64 = 8 << 20;
+/// Memory up to this size is closed at once, in bytes. Each MiB takes some 0.15 ms to free, and a
+/// packet can carry 253 pieces.
+const CLOSED: u64 = 64 << 10;
+
+/// Memory up to this size is unmapped at once, in bytes.
+const UNMAPPED: usize = 1 << 20;
 
 /// A descriptor from a peer. Dropping it never waits.
 #[derive(Debug)]
@@ -63,8 +67,9 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: taken out once: nothing uses it after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        match segment::memory_size(fd.as_fd()) {
-            Ok(size) if size <= QUICK => drop(fd),
+        match segment::memory_held(fd.as_fd()) {
+            // Without a closer it would never be freed; closing memory takes time, but waits for nobody.
+            Ok(held) if held <= CLOSED || closer().is_none() => drop(fd),
             _ => put_aside(fd),
         }
     }
@@ -72,7 +77,7 @@ impl Drop for Foreign {
 
 /// Unmaps memory of a peer: at once, unless that takes long and there is a closer.
 pub(crate) fn unmap(mapping: Mapping) {
-    if mapping.len() as u64 > QUICK && closer().is_some() {
+    if mapping.len() > UNMAPPED && closer().is_some() {
         put_aside(mapping);
     }
 }
@@ -86,8 +91,10 @@ static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 /// Says who closes what is put aside. `closer` is called after something was, on the path of
 /// progress: it must not wait, but start or wake a thread that calls [`close_aside`].
 ///
-/// Without one, descriptors that a peer should not have sent stay open until [`close_aside`] is
-/// called, and large memory of a peer is unmapped on the path of progress, at 0.15 ms per MiB.
+/// Without one, large memory of a peer is unmapped and freed on the path of progress, at 0.15 ms per
+/// MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called. An
+/// attached peer can leave 253 of them, those of one packet, but whoever connects to a
+/// [`Listener`](crate::Listener) leaves as many each time, up to all that this process may open.
 pub fn set_closer(closer: fn()) {
     // Relaxed: a function's address carries nothing with it.
     CLOSER.store(closer as *mut (), Ordering::Relaxed);

@@ -258,7 +258,27 @@ pub(crate) fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of the size agreed, all pages present.
+/// Bytes that are freed with such a descriptor: its size, or its pages if they are more, since some can
+/// lie beyond its end.
+pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
+    let size = memory_size(fd)?;
+    Ok(size.max(pages(&stat(fd)?)))
+}
+
+/// Bytes of the pages of a file. Blocks have 512 bytes, whatever the page size.
+fn pages(stat: &libc::stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+}
+
+/// Size of a huge page in bytes: what one page full of page table entries maps.
+fn huge_page() -> u64 {
+    // SAFETY: a call with a plain number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);
+    page * (page / 8)
+}
+
+/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of the size agreed, all pages present,
+/// and none beyond its end, whose freeing would take as long as they are many.
 /// Waits for nobody, whatever the descriptor is.
 pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -280,9 +300,13 @@ pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, Segment
     if actual != expected {
         return Err(SegmentError::Size { actual, expected });
     }
-    // Blocks of 512 bytes, whatever the page size.
-    if u64::try_from(stat.st_blocks).unwrap_or(0) < actual.div_ceil(512) {
+    let held = pages(&stat);
+    if held < actual {
         return Err(SegmentError::Sparse);
+    }
+    // The kernel itself may have given a huge page for the end.
+    if held > actual.next_multiple_of(huge_page()) {
+        return Err(SegmentError::Size { actual: held, expected });
     }
     match usize::try_from(actual) {
         Ok(len) if len > 0 && len <= isize::MAX as usize => Ok(len),

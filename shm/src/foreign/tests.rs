@@ -1,6 +1,6 @@
 use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -67,10 +67,10 @@ fn a_socket_that_lingers_in_the_queue_of_another_is_not_waited_for() {
 fn what_is_not_memory_is_told_without_asking_its_maker() {
     let (lingering, _held) = lingering();
     let foreign = Foreign::from(lingering);
-    assert_eq!(segment::memory_size(foreign.as_fd()), Err(SegmentError::Unsealed));
+    assert_eq!(segment::memory_held(foreign.as_fd()), Err(SegmentError::Unsealed));
     assert!(foreign.into_memory(4096).is_err());
     let memory = Foreign::from(segment::create(4096).unwrap());
-    assert_eq!(segment::memory_size(memory.as_fd()), Ok(4096));
+    assert!(segment::memory_held(memory.as_fd()).is_ok_and(|held| held >= 4096));
     assert!(memory.into_memory(4096).is_err(), "not sealed");
 }
 
@@ -92,4 +92,40 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
     for _ in 0..3 {
         assert_ne!(dropped.recv_timeout(2 * LINGER).unwrap(), std::thread::current().id());
     }
+}
+
+/// Memory of `size` bytes, sealed, that holds `held` bytes of pages: those beyond its end too. And its name.
+fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
+    // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+    let fd = unsafe {
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert!(fd >= 0);
+        assert_eq!(libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, held as libc::off_t), 0);
+        assert_eq!(libc::ftruncate(fd, size as libc::off_t), 0);
+        OwnedFd::from_raw_fd(fd)
+    };
+    segment::seal(fd.as_fd()).unwrap();
+    fd
+}
+
+#[test]
+fn pages_beyond_the_end_of_memory_count_when_it_is_closed() {
+    let fd = memory(c"beyond", 4096, 16 << 20);
+    assert!(segment::memory_held(fd.as_fd()).is_ok_and(|held| held >= 16 << 20));
+    let refused = segment::verify(fd.as_fd(), 4096);
+    assert!(matches!(refused, Err(SegmentError::Size { expected: 4096, .. })), "{refused:?}");
+    assert_eq!(segment::verify(memory(c"fits", 4096, 4096).as_fd(), 4096), Ok(4096));
+}
+
+#[test]
+fn large_memory_is_closed_at_once_where_there_is_no_closer() {
+    let is_open = || {
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+        let mut names = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        names.any(|name| name.as_os_str() == "/memfd:honest (deleted)")
+    };
+    let foreign = Foreign::from(memory(c"honest", 16 << 20, 16 << 20));
+    assert!(is_open());
+    drop(foreign);
+    assert!(!is_open(), "its memory would never be freed");
 }

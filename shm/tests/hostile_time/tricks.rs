@@ -269,6 +269,17 @@ pub const TRICKS: &[Trick] = &[
             send(&raw.socket, &[], &[], libc::MSG_DONTWAIT);
         }
     }),
+    ("a segment with 512 MiB beyond its end", Blamed, |raw| {
+        // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+        let fd = made(unsafe { libc::memfd_create(c"beyond".as_ptr(), libc::MFD_ALLOW_SEALING) });
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(libc::fallocate(fd.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, 512 << 20), 0);
+            libc::ftruncate(fd.as_raw_fd(), 4096);
+            libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS);
+        }
+        announce_as_segment(raw, fd);
+    }),
     ("253 segments in one packet", Blamed, |raw| {
         let fd = memory(4096, 0, SEALS);
         raw.send(&announce(1, 4096), &[&fd; 253]);
