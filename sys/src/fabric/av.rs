@@ -44,7 +44,8 @@ impl AddressForm {
     pub fn allows(&self, address: &[u8]) -> bool {
         match self.format {
             FI_ADDR_STR => {
-                let ended = address.iter().position(|&byte| byte == 0) == address.len().checked_sub(1);
+                let ended =
+                    address.iter().position(|&byte| byte == 0).map(|at| at + 1) == Some(address.len());
                 ended && address.len() <= STRING_MAX && scheme(address) == scheme(&self.own)
             }
             FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 | FI_SOCKADDR_IB => {
@@ -201,6 +202,7 @@ mod tests {
             name
         };
         assert!(form.allows(&long(STRING_MAX)) && !form.allows(&long(STRING_MAX + 1)));
-        assert!(AddressForm::new(FI_ADDR_STR, b"plain\0".to_vec()).allows(&[0]));
+        let plain = AddressForm::new(FI_ADDR_STR, b"plain\0".to_vec());
+        assert!(plain.allows(&[0]) && !plain.allows(&[]), "even where names have no scheme");
     }
 }
