@@ -90,7 +90,9 @@ fn few_descriptors_and_no_threads_are_errors() {
         if limited(&set, "--version").status.success() {
             // What is missing is named by the system.
             let says = ["Too many open files", "ulimit -n", "hung up", "(os error 24)"];
-            ended(&set, &limited(&set, "perf put-signal -n 100 -w 10"), &says);
+            let output = limited(&set, "perf put-signal -n 100 -w 10");
+            ended(&set, &output, &says);
+            assert!(!text(&output.stderr).contains("ulimit -v"), "{set}: {}", text(&output.stderr));
         }
     }
 }

@@ -155,3 +155,14 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     };
     Failure::run(format!("cannot set up {what}: {error}{remedy}"))
 }
+
+/// What to do where no process can be started.
+#[cold]
+pub fn remedy(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; raise ulimit -n",
+        Some(libc::EAGAIN) => "; raise ulimit -u",
+        Some(libc::ENOMEM) => "; raise ulimit -v",
+        _ => "",
+    }
+}

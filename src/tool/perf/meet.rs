@@ -64,7 +64,7 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
         });
     }
     let child = command.spawn().map_err(|error| {
-        Failure::run(format!("cannot start a second process: {error}; raise ulimit -v or ulimit -u"))
+        Failure::run(format!("cannot start a second process: {error}{}", room::remedy(&error)))
     })?;
     Ok(Second { child })
 }
