@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use fishplate_core::error::{PeerError, Violation};
 
-use crate::foreign::{self, Foreign};
+use crate::foreign::{self, Batch, Foreign};
 use crate::gpu::Handle;
 use crate::gpu::board::Board;
 use crate::handshake::{HandshakeError, Nonce};
@@ -275,15 +275,14 @@ impl Control {
         });
     }
 
-    fn file(&mut self, len: usize, fds: Vec<Foreign>) {
+    fn file(&mut self, len: usize, fds: Batch) {
         if let Err(error) = self.sort(len, fds) {
             self.end(error);
         }
     }
 
-    fn sort(&mut self, len: usize, fds: Vec<Foreign>) -> Result<(), HandshakeError> {
+    fn sort(&mut self, len: usize, mut fds: Batch) -> Result<(), HandshakeError> {
         let (kind, mut body) = Reader::open(&self.buffer[..len])?;
-        let mut fds = fds.into_iter();
         match kind {
             Kind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
             Kind::Announce => {

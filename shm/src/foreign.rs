@@ -67,10 +67,51 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: taken out once: nothing uses it after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        match segment::memory_held(fd.as_fd()) {
-            // Without a closer it would never be freed; closing memory takes time, but waits for nobody.
-            Ok(held) if held <= CLOSED || closer().is_none() => drop(fd),
-            _ => put_aside(fd),
+        if let Some(slow) = close_quickly(fd) {
+            put_aside(slow);
+        }
+    }
+}
+
+/// Closes a descriptor, or returns it if that may take long.
+fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
+    match segment::memory_held(fd.as_fd()) {
+        // Without a closer it would never be freed; closing memory takes time, but waits for nobody.
+        Ok(held) if held <= CLOSED || closer().is_none() => None,
+        _ => Some(fd),
+    }
+}
+
+/// The descriptors of one packet. What nobody takes out is put aside together, which calls the closer once.
+#[derive(Debug)]
+pub(crate) struct Batch(std::vec::IntoIter<Foreign>);
+
+impl From<Vec<Foreign>> for Batch {
+    fn from(all: Vec<Foreign>) -> Self {
+        Batch(all.into_iter())
+    }
+}
+
+impl Batch {
+    /// How many are left.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Iterator for Batch {
+    type Item = Foreign;
+
+    fn next(&mut self) -> Option<Foreign> {
+        self.0.next()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let slow: Vec<_> = self.0.by_ref().map(Foreign::into_any).filter_map(close_quickly).collect();
+        if !slow.is_empty() {
+            put_aside(slow);
         }
     }
 }

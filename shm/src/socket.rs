@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::foreign::{Foreign, put_aside};
+use crate::foreign::{Batch, Foreign, put_aside};
 use crate::handshake::{HandshakeError, Shake};
 use crate::meeting::{Meetings, accept_now, poll};
 use crate::segment::errno;
@@ -77,7 +77,7 @@ pub(crate) struct Packet {
     /// Its length, in bytes.
     pub(crate) len: usize,
     /// The descriptors that came with it.
-    pub(crate) fds: Vec<Foreign>,
+    pub(crate) fds: Batch,
     pub(crate) sender: Sender,
 }
 
@@ -239,7 +239,7 @@ impl Socket {
         }
         // Before anything can fail, every descriptor gets its owner.
         let (fds, sender) = control.take(&message);
-        Ok(Some((Packet { len: n as usize, fds, sender }, message.msg_flags)))
+        Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
 
     /// Receives one packet, waiting for it until the deadline.

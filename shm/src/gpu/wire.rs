@@ -24,7 +24,7 @@
 use super::export::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
-use crate::foreign::Foreign;
+use crate::foreign::{Batch, Foreign};
 use crate::handshake::HandshakeError;
 use crate::packet::{Kind, Reader, Writer};
 
@@ -60,7 +60,8 @@ impl Drop for Offer {
         match self.handle.take() {
             Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),
             Some(Handle::Segments(segments)) => {
-                segments.into_iter().for_each(|(fd, _)| drop(Foreign::from(fd)));
+                let all: Vec<_> = segments.into_iter().map(|(fd, _)| Foreign::from(fd)).collect();
+                drop(Batch::from(all));
             }
             Some(Handle::Legacy(_)) | None => {}
         }

@@ -8,7 +8,7 @@ use super::{HandshakeError, Link, Nonce, Profile, Role, pair_id};
 use crate::cma;
 use crate::control::Control;
 use crate::doorbell::Doorbell;
-use crate::foreign::Foreign;
+use crate::foreign::{Batch, Foreign};
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::meeting::{HalfOpen, Step};
@@ -272,7 +272,7 @@ impl Shake {
         Ok(Stage::Hello(theirs))
     }
 
-    fn hear_offer(&mut self, theirs: Hello, fds: Vec<Foreign>) -> Result<Stage, HandshakeError> {
+    fn hear_offer(&mut self, theirs: Hello, fds: Batch) -> Result<Stage, HandshakeError> {
         let config = Arc::clone(&self.profile.config);
         let (lane, bell, common) = match self.ours.role {
             Role::Second if config.common_len > 0 => {
@@ -400,6 +400,9 @@ impl HalfOpen for Shake {
 }
 
 /// As many descriptors as must be. On another number they close.
-fn exactly<const N: usize>(fds: Vec<Foreign>) -> Result<[Foreign; N], HandshakeError> {
-    <[Foreign; N]>::try_from(fds).map_err(|_| HandshakeError::BadPacket)
+fn exactly<const N: usize>(fds: Batch) -> Result<[Foreign; N], HandshakeError> {
+    if fds.len() != N {
+        return Err(HandshakeError::BadPacket);
+    }
+    <[Foreign; N]>::try_from(fds.collect::<Vec<_>>()).map_err(|_| HandshakeError::BadPacket)
 }

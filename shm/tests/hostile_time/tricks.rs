@@ -269,6 +269,10 @@ pub const TRICKS: &[Trick] = &[
             send(&raw.socket, &[], &[], libc::MSG_DONTWAIT);
         }
     }),
+    ("253 pieces of memory of 2 MiB each in one packet", Blamed, |raw| {
+        let all: Vec<OwnedFd> = (0..253).map(|_| memory(2 << 20, 0, SEALS)).collect();
+        raw.send(&announce(1, 2 << 20), &all.iter().collect::<Vec<_>>());
+    }),
     ("a segment with 512 MiB beyond its end", Blamed, |raw| {
         // SAFETY: the name is a C string; calls with plain numbers on what is made here.
         let fd = made(unsafe { libc::memfd_create(c"beyond".as_ptr(), libc::MFD_ALLOW_SEALING) });
