@@ -3,7 +3,8 @@
 //! Each attachment of a peer has an *epoch*: the receiver chooses it, the sender puts it into every
 //! word (see `wire`). What carries another epoch is left over from an earlier attachment; it is
 //! dropped and counted ([`Stats::stale`](super::Stats)). An engine counts its attachments, so two
-//! that lie near each other never share an epoch, also not the few bits of one that fit in a word.
+//! that lie near each other never share an epoch, also not the few bits of one that fit in a word;
+//! nor do two that follow each other in the slot of a peer.
 //!
 //! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all epochs
 //! are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first. Until
@@ -150,8 +151,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fresh {
             return self.establish(peer);
         }
-        self.epoch = self.epoch.wrapping_add(1).max(1);
-        self.peers[peer as usize].state = PeerState::Meeting;
+        let in_word = |epoch| stamp(0, epoch, self.mask);
+        let before = self.peers[peer as usize].epoch;
+        let mut epoch = self.epoch.wrapping_add(1).max(1);
+        // As many peers as a word tells epochs apart may all be attached anew.
+        if in_word(epoch) == in_word(before) {
+            epoch = epoch.wrapping_add(1).max(1);
+        }
+        self.epoch = epoch;
+        (self.peers[peer as usize].epoch, self.peers[peer as usize].state) = (epoch, PeerState::Meeting);
         self.pairings[peer as usize].meeting = Meeting { mine: self.epoch, ..Meeting::NONE };
         self.answer(peer, 0);
     }
@@ -292,6 +300,33 @@ mod tests {
                 let mask = sequence_mask(1 << 19);
                 assert_ne!(stamp(0, one, mask), stamp(0, other, mask), "{one:#x} and {other:#x}");
             }
+        }
+    }
+
+    #[test]
+    fn peers_that_are_all_attached_anew_share_no_epoch_with_what_they_were_before() {
+        // A window whose words have room for four bits of an epoch, and as many peers as those tell apart.
+        const MASK: u32 = sequence_mask(1 << 19);
+        let mut tables = Tables::<1, 16, 1, 1, 1>::new();
+        let config = Config { window: 1, ..Config::DEFAULT };
+        let mut engine = Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap();
+        engine.state.mask = MASK;
+        let mut round = || {
+            let peers: [_; 16] = core::array::from_fn(|_| {
+                let peer = engine.reserve_peer().unwrap();
+                engine.state.meet(peer.index, false);
+                peer
+            });
+            let stamps =
+                peers.map(|peer| stamp(0, engine.state.pairings[peer.index as usize].meeting.mine, MASK));
+            peers.iter().for_each(|&peer| engine.remove_peer(peer).unwrap());
+            stamps
+        };
+        let mut before = round();
+        for _ in 0..40 {
+            let now = round();
+            assert!(now.iter().zip(&before).all(|(now, before)| now != before), "{now:x?} {before:x?}");
+            before = now;
         }
     }
 

@@ -90,7 +90,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];
-        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        let PeerSlot { generation, epoch, .. } = *slot;
+        *slot = PeerSlot { generation: generation.wrapping_add(1), epoch, ..PeerSlot::EMPTY };
         self.state.pairings[peer.index as usize] = Pairing::ALIKE;
         Ok(())
     }

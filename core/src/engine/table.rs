@@ -46,11 +46,14 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail after the one that the last post took.
     pub(crate) turn: u8,
+    /// The epoch of its attachment, or of the last in this slot that needed one: see `epoch`.
+    pub(crate) epoch: u32,
 }
 
 impl PeerSlot {
     /// A slot without a peer.
-    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
+    pub const EMPTY: PeerSlot =
+        PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, epoch: 0 };
 
     /// Whether operations may be posted to it.
     #[inline]
