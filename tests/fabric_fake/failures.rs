@@ -1,11 +1,12 @@
 //! A peer that is silent, a cable that is cut, a write that is too long.
 
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use fishplate::fake::{Fake, Persona};
-use fishplate_core::engine::Config;
-use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, RailId, Untrusted};
+use fishplate_core::engine::{Config, Notice};
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Use};
+use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::SignalOp;
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
@@ -140,4 +141,24 @@ fn a_registration_that_the_provider_keeps_is_told() {
     assert_eq!(stats, [1, 1]);
     // The rails try again when they are dropped.
     two.fake.0.keep_registrations(false);
+}
+
+#[test]
+fn a_post_in_flight_keeps_its_own_memory_and_no_other() {
+    let mut two = efa::<1>(Config::DEFAULT, 8);
+    let mut other = vec![0u64; 512];
+    // SAFETY: it outlives its registration, and nothing else uses it.
+    let other = unsafe { Region::new(NonNull::from(&mut other[..]).cast(), 4096, RegionKind::Private) };
+    let other = two.nodes[0].engine.register(other).unwrap();
+    two.put(0, 4096, 0);
+    let source = two.nodes[0].source;
+    let engine = &mut two.nodes[0].engine;
+    assert_eq!(engine.deregister(source), Err(AttachError::InUse(Use::Posts(RailId(0)))));
+    assert_eq!(engine.deregister(other), Ok(()));
+    two.quiet();
+    let got = two
+        .issue(|node| node.engine.get(CX, node.source.at(0), 4096, node.remotes[1].at(0), Notice::Report(1)));
+    assert!(two.nodes[0].engine.deregister(source).is_err(), "a read fills it");
+    assert!(two.end(got).is_some());
+    assert_eq!(two.nodes[0].engine.deregister(source), Ok(()));
 }

@@ -461,9 +461,7 @@ unsafe impl Rail for FabricRail {
     }
 
     fn touches(&self, memory: Local) -> bool {
-        // A context does not say which memory its post is about.
-        let _ = memory;
-        self.pool.has_rma()
+        self.pool.touches(memory)
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {

@@ -8,6 +8,8 @@ use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::ptr::{self, NonNull};
 
+use fishplate_core::rail::Local;
+
 use crate::fabric::raw::fi_context2;
 
 /// What a context is used for.
@@ -41,7 +43,8 @@ pub(super) struct Slot {
     pub cx: u64,
     /// Where an atomic's fetched value goes, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic.
+    /// Operand, comparand and result of an atomic. Of a write or read the address of its local memory, and its size in
+    /// bytes.
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
@@ -114,12 +117,15 @@ impl Pool {
         self.len
     }
 
-    /// Whether the provider has a post that reads or fills memory of the user.
-    pub fn has_rma(&self) -> bool {
+    /// Whether the provider has a write or read whose local memory overlaps this. Slow path: looks at every context.
+    pub fn touches(&self, memory: Local) -> bool {
+        let (first, end) =
+            (memory.ptr.addr().get() as u64, memory.ptr.addr().get() as u64 + memory.len as u64);
         (0..self.len).any(|index| {
+            let slot = self.at(index);
             // SAFETY: one of ours. The fields behind the provider's part are written by this thread alone.
-            let (kind, _) = unsafe { (*self.at(index)).used_for() };
-            matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read)
+            let ((kind, _), [at, len, _]) = unsafe { ((*slot).used_for(), (*slot).words) };
+            matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read) && at < end && first < at + len
         })
     }
 

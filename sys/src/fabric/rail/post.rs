@@ -49,6 +49,21 @@ impl FabricRail {
         Ok(slot)
     }
 
+    /// As [`begin`](Self::begin), for a post that reads or fills this memory of the user.
+    #[inline(always)]
+    fn begin_with(
+        &mut self,
+        peer: Peer,
+        kind: Kind,
+        cx: u64,
+        memory: Buffer,
+    ) -> Result<*mut Slot, PostError> {
+        let slot = self.begin(peer, kind, cx)?;
+        // SAFETY: just taken, so nobody else has it.
+        unsafe { ((*slot).words[0], (*slot).words[1]) = (memory.ptr.addr() as u64, memory.len as u64) };
+        Ok(slot)
+    }
+
     /// A post with a context was made, or not.
     #[inline(always)]
     fn end(&mut self, peer: Peer, slot: *mut Slot, result: Result<(), Code>) -> Result<Posted, PostError> {
@@ -166,7 +181,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin(peer, Kind::Write, cx)?;
+        let slot = self.begin_with(peer, Kind::Write, cx, from)?;
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
@@ -207,7 +222,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin(peer, Kind::Write, cx)?;
+        let slot = self.begin_with(peer, Kind::Write, cx, from)?;
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
@@ -314,7 +329,7 @@ impl FabricRail {
             return Err(PostError::Again);
         }
         let kind = if self.words_follow { Kind::Write } else { Kind::WriteThenWord };
-        let slot = self.begin(peer, kind, cx)?;
+        let slot = self.begin_with(peer, kind, cx, from)?;
         // SAFETY: the context is this post's.
         unsafe { (*slot).extra = data };
         // SAFETY: as in `write`.
@@ -371,7 +386,7 @@ impl FabricRail {
             return Err(PostError::Again);
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
-        let slot = self.begin(peer, Kind::Read, cx)?;
+        let slot = self.begin_with(peer, Kind::Read, cx, into)?;
         // SAFETY: writable and unread until the completion, by our caller's promise; the context is this post's until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
         self.end(peer, slot, result)
