@@ -1,13 +1,15 @@
 //! How two processes on different hosts come to know each other: over TCP, before any rail works.
 //!
-//! One side listens, the other connects; each sends its [`Card`] (rails with their addresses and speeds, and what of the engine's
-//! configuration must be the same), and [`Card::agree`] says which rail talks to which or why it cannot be. The listener hears many
-//! at once, so a stranger costs only his own connection. After that the [`Wire`] carries the caller's messages, region handles first,
-//! both sides at once: everybody sends one and gets one.
+//! One side listens, the other connects; each sends its [`Card`] (rails with their addresses and
+//! speeds, and what of the engine's configuration must be the same), and [`Card::agree`] says which
+//! rail talks to which or why it cannot be. The listener hears many at once, so a stranger costs
+//! only his own connection. After that the [`Wire`] carries the caller's messages, region handles
+//! first, both sides at once: everybody sends one and gets one.
 //!
-//! All of it is setup: it allocates and blocks, each call until its deadline at the latest. While a wire waits, it calls what the
-//! caller gives it, so that a rail without progress of its own gets some. What comes in is checked for length before it is kept, and
-//! nothing in it is believed. A wire that is kept open tells at once when the process at the other end dies.
+//! All of it is setup: it allocates and blocks, each call until its deadline at the latest. While a
+//! wire waits, it calls what the caller gives it, so that a rail without progress of its own gets
+//! some. What comes in is checked for length before it is kept, and nothing in it is believed. A
+//! wire that is kept open tells at once when the process at the other end dies.
 //!
 //! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other with a region's handle.
 

@@ -1,6 +1,7 @@
 //! A thread that closes what peers should not have sent, so that nobody else waits for it.
 //!
-//! `fishplate-shm` starts no thread itself. It puts such descriptors aside, and tells its closer: this one.
+//! `fishplate-shm` starts no thread itself. It puts such descriptors aside, and tells its closer:
+//! this one.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -14,16 +15,17 @@ const THREADS: usize = 4;
 /// Threads that are closing.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on threads of their own close what `fishplate-shm` puts aside. They exist only while there
-/// is something to close, and block all signals. Call it before the first peer is met.
+/// From now on threads of their own close what `fishplate-shm` puts aside. They exist only while
+/// there is something to close, and block all signals. Call it before the first peer is met.
 pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Something was put aside. Starts a thread, unless as many as may be are closing; never waits. Without
-/// a thread it stays until the next call.
+/// Something was put aside. Starts a thread, unless as many as may be are closing; never waits.
+/// Without a thread it stays until the next call.
 fn start() {
-    // Pairs with the fence in `run`: either we see that a thread has left, or it sees what was put aside.
+    // Pairs with the fence in `run`: either we see that a thread has left, or it sees what was put
+    // aside.
     fence(Ordering::SeqCst);
     let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
     if take_turn() && without_signals(thread).is_err() {
@@ -52,7 +54,8 @@ fn run() {
 /// Blocks all signals meanwhile, so that a thread begun here never runs a handler of the program's.
 fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the calls fill the sets, which are ours; the second one is used only if it was filled.
+    // SAFETY: the calls fill the sets, which are ours; the second one is used only if it was
+    // filled.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
@@ -79,8 +82,8 @@ mod tests {
     fn send(socket: &OwnedFd, fd: &OwnedFd) {
         let mut part = libc::iovec { iov_base: ptr::from_ref(b"x").cast_mut().cast(), iov_len: 1 };
         let mut control = [0u64; 4];
-        // SAFETY: a structure of plain numbers and null pointers; the control buffer has room for a head and
-        // one descriptor, and everything outlives the call.
+        // SAFETY: a structure of plain numbers and null pointers; the control buffer has room for a
+        // head and one descriptor, and everything outlives the call.
         unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&mut part, 1);

@@ -78,7 +78,8 @@ impl Settings {
         deadline: Duration::from_secs(10),
     };
 
-    /// The part that the engine takes. `seed` is for [`Config::seed`]: give each process its own, and another each time it starts.
+    /// The part that the engine takes. `seed` is for [`Config::seed`]: give each process its own,
+    /// and another each time it starts.
     ///
     /// # Errors
     /// The first field that is out of range.

@@ -92,7 +92,8 @@ impl<R> Guard<R> {
     }
 }
 
-/// Passes reports on. The lifeline of a peer that the rail has lost tells whether its process died or the rail failed.
+/// Passes reports on. The lifeline of a peer that the rail has lost tells whether its process died
+/// or the rail failed.
 struct Judge<'a, S> {
     sink: &'a mut S,
     id: RailId,
@@ -153,8 +154,8 @@ impl<R: Rail> GuardSetup<'_, R> {
     clippy::missing_trait_methods,
     reason = "a call that is not passed on gets the default, which knows nothing of the rail"
 )]
-// SAFETY: every call goes to the one rail inside, and every report of it to the sink; `setup` lends out no more than that
-// rail does.
+// SAFETY: every call goes to the one rail inside, and every report of it to the sink; `setup` lends
+// out no more than that rail does.
 unsafe impl<R: Rail> Rail for Guard<R> {
     type Setup<'a>
         = GuardSetup<'a, R>

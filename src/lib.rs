@@ -1,10 +1,12 @@
 //! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
 //!
-//! The parts are re-exported under their own names. What this package adds needs `std`: [`Storage`], which owns the
-//! memory that an engine borrows; [`MatchStorage`], which owns that of tagged messages; [`worker`], a thread that drives an engine;
-//! [`topology`], which chooses NICs; [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
-//! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the feature `tool`, on by
-//! default; a program that links the transport turns it off.
+//! The parts are re-exported under their own names. What this package adds needs `std`:
+//! [`Storage`], which owns the memory that an engine borrows; [`MatchStorage`], which owns that of
+//! tagged messages; [`worker`], a thread that drives an engine; [`topology`], which chooses NICs;
+//! [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
+//! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have
+//! sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the feature
+//! `tool`, on by default; a program that links the transport turns it off.
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};

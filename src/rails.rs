@@ -130,7 +130,8 @@ pub struct Candidate {
 /// There is none, or it is too old.
 ///
 /// # Safety
-/// What the settings name, or the linker finds, is a libfabric: its constructors run, and its functions are believed.
+/// What the settings name, or the linker finds, is a libfabric: its constructors run, and its
+/// functions are believed.
 pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
     let path = path.transpose().map_err(|_| LoadError::NotFound {

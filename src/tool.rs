@@ -1,6 +1,7 @@
-//! The tool's parts, in the order in which they use each other: what the user asks for (`args`, `sizes`, `variables`), where it runs (`cpu`,
-//! `clock`, `room`), what it is measured with (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is told
-//! (`report`, `info`, `demo`).
+//! The tool's parts, in the order in which they use each other: what the user asks for (`args`,
+//! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with
+//! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
+//! told (`report`, `info`, `demo`).
 
 mod args;
 mod clock;

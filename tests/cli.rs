@@ -217,7 +217,8 @@ fn sides_that_do_not_match_say_so() {
 fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
     let name = path.to_str().unwrap().as_bytes();
     let connect = |says: &&[u8]| {
-        // SAFETY: plain numbers; an address of zeros is a value; the name is shorter than it; the descriptor is new.
+        // SAFETY: plain numbers; an address of zeros is a value; the name is shorter than it; the
+        // descriptor is new.
         unsafe {
             let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0));
             let mut address: libc::sockaddr_un = std::mem::zeroed();
@@ -257,8 +258,9 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     }
 }
 
-/// Two processes that one has started are joined by a pair of sockets of which neither listens, so nobody else can
-/// connect. (Linux may name a socket that asks for credentials; without a listener the name leads nowhere.)
+/// Two processes that one has started are joined by a pair of sockets of which neither listens, so
+/// nobody else can connect. (Linux may name a socket that asks for credentials; without a listener
+/// the name leads nowhere.)
 #[test]
 fn nobody_can_connect_to_a_pair_that_started_itself() {
     for transport in ["shm", "gpu --device host"] {
@@ -275,7 +277,8 @@ fn nobody_can_connect_to_a_pair_that_started_itself() {
         first.wait().unwrap();
         let ours = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let ours: Vec<_> = ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
-        // Num RefCount Protocol Flags Type St Inode [Path]: a listener has __SO_ACCEPTCON, 0x10000, in its flags.
+        // Num RefCount Protocol Flags Type St Inode [Path]: a listener has __SO_ACCEPTCON, 0x10000,
+        // in its flags.
         assert!(!ours.is_empty() && ours.iter().all(|line| line[3] == "00000000"), "{ours:?}");
     }
 }

@@ -1,5 +1,6 @@
-//! How a measurement ends that cannot go on: every command over every transport, when either side is killed, and when either side's
-//! time is up. The two sides are started apart, so that neither ends because the other started it.
+//! How a measurement ends that cannot go on: every command over every transport, when either side
+//! is killed, and when either side's time is up. The two sides are started apart, so that neither
+//! ends because the other started it.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -16,13 +17,15 @@ use serde_json::Value;
 mod command;
 use command::{fishplate, run, text};
 
-/// Within which a side must end once it can know that it has to. The machine may have more to do than this test.
+/// Within which a side must end once it can know that it has to. The machine may have more to do
+/// than this test.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Pairs of processes at once.
 const AT_ONCE: usize = 8;
 
-/// How often two sides are started that do not meet in the time they have, because the machine is busy.
+/// How often two sides are started that do not meet in the time they have, because the machine is
+/// busy.
 const STARTS: u32 = 5;
 
 /// The tests of this program run one after the other: each keeps all processors busy.

@@ -89,7 +89,8 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
     // From now on the other side runs for a thirtieth of the time.
     while first.try_wait().unwrap().is_none() {
         for (signal, ms) in [(libc::SIGSTOP, 29), (libc::SIGCONT, 1)] {
-            // SAFETY: a call with plain numbers. The process is a child of one that has not ended, or is waited for by it.
+            // SAFETY: a call with plain numbers. The process is a child of one that has not ended,
+            // or is waited for by it.
             unsafe { libc::kill(second.expect("a second process"), signal) };
             std::thread::sleep(Duration::from_millis(ms));
         }

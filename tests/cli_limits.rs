@@ -1,4 +1,5 @@
-//! Limits of the process, the machine and its control groups: a run ends with an exit code and a remedy, never by a signal.
+//! Limits of the process, the machine and its control groups: a run ends with an exit code and a
+//! remedy, never by a signal.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,8 @@ fn limited(limit: &str, line: &str) -> Output {
     Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().expect("a shell starts")
 }
 
-/// The run ended by itself: well, or with an error that says one of `says`. Returns whether it went well.
+/// The run ended by itself: well, or with an error that says one of `says`. Returns whether it went
+/// well.
 fn ended(what: &str, output: &Output, says: &[&str]) -> bool {
     let told = text(&output.stderr);
     match output.status.code() {

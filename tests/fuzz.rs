@@ -1,7 +1,9 @@
-//! Every parser of what a peer can write: it never panics, never reads beyond its input, and writes again what it has accepted.
+//! Every parser of what a peer can write: it never panics, never reads beyond its input, and writes
+//! again what it has accepted.
 //!
-//! `FISHPLATE_FUZZ_SECONDS`: how long, for all parsers together (5). `FISHPLATE_SEED`: a run again. The parsers are those of
-//! `tests/fuzz`, where cargo-fuzz finds them too. `FISHPLATE_FUZZ_SAVE` adds a few inputs of each to the corpus there.
+//! `FISHPLATE_FUZZ_SECONDS`: how long, for all parsers together (5). `FISHPLATE_SEED`: a run again.
+//! The parsers are those of `tests/fuzz`, where cargo-fuzz finds them too. `FISHPLATE_FUZZ_SAVE`
+//! adds a few inputs of each to the corpus there.
 
 use std::path::Path;
 use std::time::Duration;

@@ -52,8 +52,9 @@ fn sources(package: &str) -> Vec<Source> {
     sources
 }
 
-/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]`, a `cfg(all(test, ..))` or
-/// `#[cfg(fishplate_loom)]`, and the names of the modules among those items that lie in files of their own.
+/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]`, a
+/// `cfg(all(test, ..))` or `#[cfg(fishplate_loom)]`, and the names of the modules among those items
+/// that lie in files of their own.
 fn product_code(text: &str) -> (String, Vec<String>) {
     let mut code = String::new();
     let mut modules = vec![];

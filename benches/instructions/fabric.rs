@@ -1,7 +1,8 @@
-//! Instruction counts of the rail over libfabric, in the guard that users have around it, on a provider that does nothing ([`noop`]): what it adds to the provider's own
-//! calls. Beside each path the same calls made directly through the tables (`bare_`), without a rail; the difference is the rail's
-//! share. `put_` are whole: an engine over the rail, puts in passes of 16 until they are acknowledged, and beside them the
-//! provider's calls that this takes.
+//! Instruction counts of the rail over libfabric, in the guard that users have around it, on a
+//! provider that does nothing ([`noop`]): what it adds to the provider's own calls. Beside each
+//! path the same calls made directly through the tables (`bare_`), without a rail; the difference
+//! is the rail's share. `put_` are whole: an engine over the rail, puts in passes of 16 until they
+//! are acknowledged, and beside them the provider's calls that this takes.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;

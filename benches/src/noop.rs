@@ -1,8 +1,9 @@
 //! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is complete when the queue is read
 //! next. What is counted over it is our own share.
 //!
-//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how many writes were accepted. [`echo`] has
-//! short messages come back to their sender, so that an engine which is its own peer meets itself.
+//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how
+//! many writes were accepted. [`echo`] has short messages come back to their sender, so that an
+//! engine which is its own peer meets itself.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -23,7 +24,8 @@ static DATA: AtomicU64 = AtomicU64::new(0);
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// The calls for messages of the endpoint that was opened last, and the last message that came back.
+/// The calls for messages of the endpoint that was opened last, and the last message that came
+/// back.
 static MESSAGES: AtomicPtr<fi_ops_msg> = AtomicPtr::new(ptr::null_mut());
 static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
 
@@ -379,7 +381,8 @@ unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) 
 /// As [`inject`]; the message comes back, in the receive that was posted last.
 unsafe extern "C" fn inject_echo(ep: *mut fid_ep, bytes: *const c_void, len: usize, _: u64) -> isize {
     assert_eq!(len, ECHO, "only a Hello is expected");
-    // SAFETY: an endpoint of this file, with its queue; the message has as many bytes, and so has the buffer of a receive.
+    // SAFETY: an endpoint of this file, with its queue; the message has as many bytes, and so has
+    // the buffer of a receive.
     unsafe {
         let said = bytes.cast::<[u64; 3]>().read_unaligned();
         let (buffer, context) = (*(*ep.cast::<End>()).queue).receive;
@@ -479,7 +482,8 @@ pub fn answer(every: u64, head: [u64; 2]) {
     EVERY.store(every, Relaxed);
 }
 
-/// Has messages that are injected at the endpoint that was opened last come back to it, or no longer. Returns the last that came back.
+/// Has messages that are injected at the endpoint that was opened last come back to it, or no
+/// longer. Returns the last that came back.
 pub fn echo(on: bool) -> [u64; 3] {
     // SAFETY: the table of an endpoint is never freed, and one thread uses this: the benchmark's.
     unsafe { (*MESSAGES.load(Relaxed)).inject = Some(if on { inject_echo } else { inject }) };

@@ -14,10 +14,12 @@
 //!
 //! # Files
 //!
-//! `peers` and `regions` set up what operations name; `epoch` tells attachments of a peer apart. `submit` takes operations in, `post` cuts them into posts and picks rails,
-//! `receive` handles what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks; `window`, `stream`,
-//! `pending`, `table`, `load` and `wire` are the state they share, `list` the lists through it. `protocol` sends and receives messages,
-//! `tag` matches them. `worker` drives an engine for other threads; `command` is what they ask of it, `lane` how it gets there.
+//! `peers` and `regions` set up what operations name; `epoch` tells attachments of a peer apart.
+//! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles
+//! what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks;
+//! `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the
+//! lists through it. `protocol` sends and receives messages, `tag` matches them. `worker` drives an
+//! engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 pub mod command;
 mod epoch;
@@ -337,7 +339,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.rails.get(rail.0 as usize)
     }
 
-    /// What the owner of this engine may do with a rail: attach peers, and whatever else the rail allows. Slow path.
+    /// What the owner of this engine may do with a rail: attach peers, and whatever else the rail
+    /// allows. Slow path.
     ///
     /// It cannot take memory away from under the engine. This does not compile:
     ///
@@ -360,11 +363,13 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.rails.get_mut(rail.0 as usize).map(Rail::setup)
     }
 
-    /// A rail, without the restrictions of [`rail_mut`](Self::rail_mut): for tests of engines and rails.
+    /// A rail, without the restrictions of [`rail_mut`](Self::rail_mut): for tests of engines and
+    /// rails.
     ///
     /// # Safety
-    /// The rail stays the same one and keeps what the engine has registered, imported and posted. It is not polled, and
-    /// nothing is posted under a context word that a post of the engine carries.
+    /// The rail stays the same one and keeps what the engine has registered, imported and posted.
+    /// It is not polled, and nothing is posted under a context word that a post of the engine
+    /// carries.
     pub unsafe fn rail_unchecked(&mut self, rail: RailId) -> Option<&mut R> {
         self.rails.get_mut(rail.0 as usize)
     }

@@ -36,8 +36,9 @@ pub enum PostError {
 pub enum CompleteError {
     /// It failed and is over: nothing of it will land later. The provider's own code.
     Failed(i32),
-    /// The peer failed or was detached, and with it the operation. The local memory may be reused. Whether
-    /// something that was sent can still land depends on the peer: see [`PeerError::is_gone`].
+    /// The peer failed or was detached, and with it the operation. The local memory may be reused.
+    /// Whether something that was sent can still land depends on the peer: see
+    /// [`PeerError::is_gone`].
     PeerDown,
     /// It failed and may still land: the buffer must not be reused. The provider's own code.
     Unknown(i32),
@@ -134,7 +135,8 @@ pub enum AttachError {
     Config(&'static str),
     /// The system's or the provider's own code.
     System(i32),
-    /// The region is gone, but the provider or the device, whose code this is, still holds its memory: never give that back.
+    /// The region is gone, but the provider or the device, whose code this is, still holds its
+    /// memory: never give that back.
     Kept(i32),
 }
 
@@ -146,12 +148,13 @@ pub enum Use {
     Operations,
     /// Receives that are posted or under way. They end with a message, or are cancelled.
     Receives,
-    /// Posts that this rail has not finished, or whose end it does not know. The former end after progress; the latter keep
-    /// their memory as long as the rail is there.
+    /// Posts that this rail has not finished, or whose end it does not know. The former end after
+    /// progress; the latter keep their memory as long as the rail is there.
     Posts(RailId),
     /// An import of it by this process, which maps it at its own address. Release that.
     Import,
-    /// It lies in the segment that this process and the peer to be removed have in common. Deregister it.
+    /// It lies in the segment that this process and the peer to be removed have in common.
+    /// Deregister it.
     Common,
 }
 
@@ -227,11 +230,12 @@ pub enum WaitError {
 pub struct Stuck {
     /// The peer with the oldest outstanding operation, if any operation is outstanding.
     pub peer: Option<PeerId>,
-    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's acknowledgement is missing. On a wait for
-    /// what a peer sends: the rail that it must come by, if only one reaches that peer.
+    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's
+    /// acknowledgement is missing. On a wait for what a peer sends: the rail that it must come by,
+    /// if only one reaches that peer.
     pub rail: Option<RailId>,
-    /// Sent to that peer and not acknowledged: the first sequence number. On a wait for what a peer sends: the
-    /// first number missing here.
+    /// Sent to that peer and not acknowledged: the first sequence number. On a wait for what a peer
+    /// sends: the first number missing here.
     pub hole: Option<u64>,
     /// That peer has not answered since it was connected here, so nothing was sent to it yet.
     pub unanswered: bool,

@@ -56,9 +56,9 @@
 //!   variable read, no signal handler set. The waits may sleep, through the [`Host`](sync::host::Host) they are given.
 //! - **A peer is not trusted.** Whatever arrives is copied out once, checked against what was registered (region, bounds, width,
 //!   sequence window) and refused with an error that names it. No panic, no write outside a registered region.
-//! - **One attachment, one epoch.** What was sent in one attachment of a peer never counts in a later
-//!   one, however late it comes: it is dropped and counted ([`Stats::stale`](engine::Stats)). A peer
-//!   that attaches anew while this end does not is given up.
+//! - **One attachment, one epoch.** What was sent in one attachment of a peer never counts in a
+//!   later one, however late it comes: it is dropped and counted ([`Stats::stale`](engine::Stats)).
+//!   A peer that attaches anew while this end does not is given up.
 //! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the caller gets
 //!   [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured number of items per queue at most.
 //!

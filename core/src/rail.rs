@@ -11,8 +11,8 @@
 //!    Done without an error means that the local memory may be reused, no more.
 //! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of that write are
 //!    visible to the target's processor. Messages arrive whole.
-//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down. [`Caps::order`] says
-//!    what keeps the order of the posts; the rest may overtake anything.
+//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down.
+//!    [`Caps::order`] says what keeps the order of the posts; the rest may overtake anything.
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for a peer, except
 //!    `register`, `import`, `detach` and `check_peers`, which are slow paths, and `place` and `fetch`, which may wait for a device.
@@ -34,16 +34,18 @@ use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted, copy_bytes};
 use crate::op::Amo;
 
-/// What a rail keeps of the order in which posts to one peer were made. Each keeps all that the one before it does.
+/// What a rail keeps of the order in which posts to one peer were made. Each keeps all that the one
+/// before it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
     /// Nothing: anything may overtake anything.
     None,
-    /// Messages and completion words are reported in the order posted. The bytes of a write may be in
-    /// place before messages that were posted earlier are reported, as in memory that the origin has mapped.
+    /// Messages and completion words are reported in the order posted. The bytes of a write may be
+    /// in place before messages that were posted earlier are reported, as in memory that the origin
+    /// has mapped.
     Reports,
-    /// The bytes of a write, too, are in place only once everything posted earlier is, and so is the
-    /// effect of a native atomic.
+    /// The bytes of a write, too, are in place only once everything posted earlier is, and so is
+    /// the effect of a native atomic.
     All,
 }
 
@@ -139,26 +141,31 @@ pub trait Sink {
 /// # Safety
 /// The engine believes what a rail answers, and touches memory on its word:
 ///
-/// - A pointer that [`import`](Rail::import) returns is valid for reads and writes of `len` bytes, and aligned to 8. It
-///   stays so until that import is [released](Rail::release), or its peer [detached](Rail::detach).
-/// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does one that returned an
-///   error. A pending post leaves it alone once its [`Sink::done`] was reported, and that is reported once. An end
-///   reported with [`CompleteError::Unknown`] is the exception: the rail may touch the memory until it is dropped.
-/// - Once [`deregister`](Rail::deregister) returns without an error, the rail touches that memory only for posts that
-///   [`touches`](Rail::touches) tells of. Once the rail is dropped, not even for those.
+/// - A pointer that [`import`](Rail::import) returns is valid for reads and writes of `len` bytes,
+///   and aligned to 8. It stays so until that import is [released](Rail::release), or its peer
+///   [detached](Rail::detach).
+/// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does
+///   one that returned an error. A pending post leaves it alone once its [`Sink::done`] was
+///   reported, and that is reported once. An end reported with [`CompleteError::Unknown`] is the
+///   exception: the rail may touch the memory until it is dropped.
+/// - Once [`deregister`](Rail::deregister) returns without an error, the rail touches that memory
+///   only for posts that [`touches`](Rail::touches) tells of. Once the rail is dropped, not even
+///   for those.
 /// - The bytes that a [`Sink`] is given are readable for as long as the call lasts.
-/// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the post returns.
-/// - Nothing that is done through `&self`, or through a [`Setup`](Rail::Setup), undoes any of this: neither ends an import,
-///   forgets a peer, posts, polls, or puts another rail in this one's place.
+/// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the
+///   post returns.
+/// - Nothing that is done through `&self`, or through a [`Setup`](Rail::Setup), undoes any of this:
+///   neither ends an import, forgets a peer, posts, polls, or puts another rail in this one's
+///   place.
 pub unsafe trait Rail {
-    /// What the owner of an engine may do with one of its rails: attach peers, and whatever else the rail allows while an
-    /// engine drives it.
+    /// What the owner of an engine may do with one of its rails: attach peers, and whatever else
+    /// the rail allows while an engine drives it.
     type Setup<'a>
     where
         Self: 'a;
 
-    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call. No default: a rail around
-    /// another one says what that says.
+    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call.
+    /// No default: a rail around another one says what that says.
     const COPIES: bool;
 
     /// Lends the rail to the owner of its engine. Slow path.
@@ -174,24 +181,28 @@ pub unsafe trait Rail {
     /// mapped, or has it copied by the kernel, asks nobody and must be done with it before. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Kept`]: the key is dead, but the provider still holds the memory, which must never be given back.
+    /// [`AttachError::Kept`]: the key is dead, but the provider still holds the memory, which must
+    /// never be given back.
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
-    /// Whether a post may still read or fill any of these bytes: one that is pending, or that ended as
-    /// [`CompleteError::Unknown`]. It may say so of more posts than those. Slow path: may look at every post.
+    /// Whether a post may still read or fill any of these bytes: one that is pending, or that ended
+    /// as [`CompleteError::Unknown`]. It may say so of more posts than those. Slow path: may look
+    /// at every post.
     fn touches(&self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the
     /// rail maps memory; memory of a device never is. Slow path: may block for a bounded time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
-    /// As [`import`](Rail::import), but refuses what would have to be waited for: the engine imports so what a peer names in a
-    /// message. A rail whose `import` waits for a peer says otherwise than this, and one that wraps another hands the call on.
+    /// As [`import`](Rail::import), but refuses what would have to be waited for: the engine
+    /// imports so what a peer names in a message. A rail whose `import` waits for a peer says
+    /// otherwise than this, and one that wraps another hands the call on.
     fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.import(peer, key, len)
     }
 
-    /// Gives up what [`import`](Rail::import) or [`try_import`](Rail::try_import) prepared; a mapped pointer dies here. Slow path.
+    /// Gives up what [`import`](Rail::import) or [`try_import`](Rail::try_import) prepared; a
+    /// mapped pointer dies here. Slow path.
     fn release(&mut self, peer: Peer, key: RailKey);
 
     /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing but those ends is

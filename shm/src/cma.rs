@@ -1,6 +1,7 @@
-//! Direct copies between the private memory of two processes: `process_vm_readv(2)` and `process_vm_writev(2)`. One
-//! system call per gibibyte or so; nothing allocates. The call waits where the peer's pages are provided by another program
-//! (`userfaultfd`, FUSE): see [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
+//! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
+//! `process_vm_writev(2)`. One system call per gibibyte or so; nothing allocates. The call waits
+//! where the peer's pages are provided by another program (`userfaultfd`, FUSE): see
+//! [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
 //!
 //! A process is named by its number here, which the kernel may give to another once it is gone: callers look at its
 //! pidfd and socket, now or just before.

@@ -40,12 +40,14 @@ pub struct ShmConfig {
     pub read_from: usize,
     /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
     ///
-    /// Set this where peers are not trusted to be prompt. A copy by the kernel waits for whoever provides the peer's pages: a
-    /// process that serves them through `userfaultfd(2)`, or maps a file of FUSE, can hold such a copy, and so its caller, up.
+    /// Set this where peers are not trusted to be prompt. A copy by the kernel waits for whoever
+    /// provides the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a
+    /// file of FUSE, can hold such a copy, and so its caller, up.
     pub force_staging: bool,
     /// Whose processes may be peers.
     pub users: Users,
-    /// How long an import that the user asks for waits for its segment to be announced. One that a message asks for never waits.
+    /// How long an import that the user asks for waits for its segment to be announced. One that a
+    /// message asks for never waits.
     pub timeout: Duration,
 }
 

@@ -346,7 +346,8 @@ impl Control {
         self.map(number, offset, len, Mapping::new)
     }
 
-    /// As [`import`](Control::import), if the segment has been announced. Waits for nobody, and takes no longer for a longer segment.
+    /// As [`import`](Control::import), if the segment has been announced. Waits for nobody, and
+    /// takes no longer for a longer segment.
     pub(crate) fn try_import(
         &mut self,
         number: u32,

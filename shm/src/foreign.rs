@@ -1,15 +1,18 @@
-//! Descriptors that peers have sent, and what else takes its time to go. Slow path: allocates, makes system calls, waits for nobody.
+//! Descriptors that peers have sent, and what else takes its time to go. Slow path: allocates,
+//! makes system calls, waits for nobody.
 //!
-//! Closing a descriptor can wait for whoever made the file: a TCP socket lingers as long as its maker said, a file of FUSE asks its
-//! server, a terminal drains. Nothing can be asked of a socket first either, since its maker may hold its lock. So of a descriptor from a
-//! peer only one question is asked before all others, which the kernel answers by itself: whether it is memory that can be
-//! sealed. Memory is closed where it is dropped, unless it is so much that freeing it takes long. Everything else is put aside, for
-//! a thread that may wait: see [`set_closer`].
+//! Closing a descriptor can wait for whoever made the file: a TCP socket lingers as long as its
+//! maker said, a file of FUSE asks its server, a terminal drains. Nothing can be asked of a socket
+//! first either, since its maker may hold its lock. So of a descriptor from a peer only one
+//! question is asked before all others, which the kernel answers by itself: whether it is memory
+//! that can be sealed. Memory is closed where it is dropped, unless it is so much that freeing it
+//! takes long. Everything else is put aside, for a thread that may wait: see [`set_closer`].
 //!
-//! The kernel closes descriptors itself, in the thread that makes the call, where a packet is received without room for them, and where
-//! a socket is closed in whose queue they lie. So [`Socket`](crate::socket::Socket) always makes room for all that a packet can
-//! carry, and takes in what is left before it closes. What remains is a process that has run out of descriptors: there the
-//! kernel may wait.
+//! The kernel closes descriptors itself, in the thread that makes the call, where a packet is
+//! received without room for them, and where a socket is closed in whose queue they lie. So
+//! [`Socket`](crate::socket::Socket) always makes room for all that a packet can carry, and takes
+//! in what is left before it closes. What remains is a process that has run out of descriptors:
+//! there the kernel may wait.
 
 mod list;
 
@@ -49,7 +52,8 @@ impl AsFd for Foreign {
 }
 
 impl Foreign {
-    /// The descriptor, if it is memory of that size which can be mapped without danger: see [`segment::verify`].
+    /// The descriptor, if it is memory of that size which can be mapped without danger: see
+    /// [`segment::verify`].
     pub(crate) fn into_memory(self, expected: u64) -> Result<OwnedFd, SegmentError> {
         segment::verify(self.as_fd(), expected)?;
         Ok(self.into_any())
@@ -76,13 +80,15 @@ impl Drop for Foreign {
 /// Closes a descriptor, or returns it if that may take long.
 fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
     match segment::memory_held(fd.as_fd()) {
-        // Without a closer it would never be freed; closing memory takes time, but waits for nobody.
+        // Without a closer it would never be freed; closing memory takes time, but waits for
+        // nobody.
         Ok(held) if held <= CLOSED || closer().is_none() => None,
         _ => Some(fd),
     }
 }
 
-/// The descriptors of one packet. What nobody takes out is put aside together, which calls the closer once.
+/// The descriptors of one packet. What nobody takes out is put aside together, which calls the
+/// closer once.
 #[derive(Debug)]
 pub(crate) struct Batch(std::vec::IntoIter<Foreign>);
 
@@ -132,9 +138,9 @@ static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 /// Says who closes what is put aside. `closer` is called after something was, on the path of
 /// progress: it must not wait, but start or wake a thread that calls [`close_aside`].
 ///
-/// Without one, large memory of a peer is unmapped and freed on the path of progress, at 0.15 ms per
-/// MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called. An
-/// attached peer can leave 253 of them, those of one packet, but whoever connects to a
+/// Without one, large memory of a peer is unmapped and freed on the path of progress, at 0.15 ms
+/// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
+/// An attached peer can leave 253 of them, those of one packet, but whoever connects to a
 /// [`Listener`](crate::Listener) leaves as many each time, up to all that this process may open.
 pub fn set_closer(closer: fn()) {
     // Relaxed: a function's address carries nothing with it.
@@ -152,7 +158,8 @@ pub fn close_aside() {
     ASIDE.take().for_each(drop);
 }
 
-/// Whether something was put aside and not yet taken by [`close_aside`]. Stale as soon as it is told.
+/// Whether something was put aside and not yet taken by [`close_aside`]. Stale as soon as it is
+/// told.
 pub fn has_aside() -> bool {
     !ASIDE.is_empty()
 }

@@ -1,5 +1,6 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as the handshake and the control channel read them,
-//! behind the same head; descriptors that would come with them are of `/dev/null`.
+//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as the handshake
+//! and the control channel read them, behind the same head; descriptors that would come with them
+//! are of `/dev/null`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

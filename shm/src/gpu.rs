@@ -241,12 +241,14 @@ impl std::error::Error for DeviceError {}
 /// # Safety
 /// Rails queue copies and touch memory on a device's word:
 ///
-/// - What [`alloc`](Device::alloc) and [`open`](Device::open) return is memory of the size asked for, until it is freed or
-///   closed. [`allocation`](Device::allocation) names the bounds of the memory that holds the address, and no more.
+/// - What [`alloc`](Device::alloc) and [`open`](Device::open) return is memory of the size asked
+///   for, until it is freed or closed. [`allocation`](Device::allocation) names the bounds of the
+///   memory that holds the address, and no more.
 /// - What [`pin`](Device::pin) returns leads to those bytes, until they are unpinned.
-/// - What [`host_view`](Device::host_view) returns is valid for reads and writes of `len` bytes as long as the memory is
-///   allocated or open.
-/// - Once [`reached`](Device::reached) says yes, nothing queued on the stream before that mark touches memory any more.
+/// - What [`host_view`](Device::host_view) returns is valid for reads and writes of `len` bytes as
+///   long as the memory is allocated or open.
+/// - Once [`reached`](Device::reached) says yes, nothing queued on the stream before that mark
+///   touches memory any more.
 /// - [`caps`](Device::caps) never changes.
 pub unsafe trait Device: Send {
     /// What it is and can do.

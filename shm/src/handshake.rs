@@ -1,6 +1,7 @@
-//! How two processes meet: credentials, sizes, nonces and descriptors over one AF_UNIX SEQPACKET socket. Slow path:
-//! everything here may allocate and make system calls, and waits for the peer, but never past its deadline. `shake` has the
-//! steps of one handshake, [`meeting`](crate::meeting) goes through many at once.
+//! How two processes meet: credentials, sizes, nonces and descriptors over one AF_UNIX SEQPACKET
+//! socket. Slow path: everything here may allocate and make system calls, and waits for the peer,
+//! but never past its deadline. `shake` has the steps of one handshake, [`meeting`](crate::meeting)
+//! goes through many at once.
 //!
 //! | step  | both sides send                                                  | both sides check                     |
 //! |-------|------------------------------------------------------------------|--------------------------------------|
@@ -9,8 +10,8 @@
 //! | Offer | *the other's nonce*, lane and doorbell descriptors; the first also the common segment | own nonce came back; seals, sizes, pages; magic, version and both nonces in the lane |
 //! | Ready | the other's nonce again                                          | own nonce came back, from the process that sent the Hello: see [`identity`](crate::identity) |
 //!
-//! The end that listens makes its lane and the common segment once it has the other's Offer, so a stranger costs it no memory by
-//! saying Hello.
+//! The end that listens makes its lane and the common segment once it has the other's Offer, so a
+//! stranger costs it no memory by saying Hello.
 //!
 //! Nothing of a peer is used before it has echoed our nonce, which it can only know from this conversation: a segment
 //! of an earlier run, or of a peer that has been replaced, never passes. Nothing is *active* before Ready: both
@@ -162,9 +163,10 @@ assert_impl_all!(Profile: Send, Sync);
 assert_impl_all!(Link: Send);
 
 impl Listener {
-    /// Waits for the next peer that completes a handshake. Shakes hands with many at once: a process that is silent, slow or
-    /// says what does not fit costs only its own connection, and [`refused`](Self::refused) names it. Handshakes that are not
-    /// over at the deadline go on in the next call with the same profile.
+    /// Waits for the next peer that completes a handshake. Shakes hands with many at once: a
+    /// process that is silent, slow or says what does not fit costs only its own connection, and
+    /// [`refused`](Self::refused) names it. Handshakes that are not over at the deadline go on in
+    /// the next call with the same profile.
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));
@@ -180,8 +182,9 @@ impl Listener {
     }
 }
 
-/// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Tries again until the deadline
-/// while nobody listens there, and when the listener hangs up, as one with too many connections does.
+/// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Tries again
+/// until the deadline while nobody listens there, and when the listener hangs up, as one with too
+/// many connections does.
 pub fn connect(
     address: impl AsRef<OsStr>,
     profile: &Profile,

@@ -1,18 +1,21 @@
 //! Which process is at the other end of a socket.
 //!
-//! The kernel says it of each packet of the handshake: its sender's process and user (`SCM_CREDENTIALS`), and since Linux 6.5 a
-//! pidfd of that process (`SCM_PIDFD`). `SO_PEERCRED` is not enough: it names the process that connected, or that made a pair of
-//! sockets, and after a fork that can be this process itself.
+//! The kernel says it of each packet of the handshake: its sender's process and user
+//! (`SCM_CREDENTIALS`), and since Linux 6.5 a pidfd of that process (`SCM_PIDFD`). `SO_PEERCRED` is
+//! not enough: it names the process that connected, or that made a pair of sockets, and after a
+//! fork that can be this process itself.
 //!
-//! A process number alone proves little, because the kernel gives it away again. It is *proven* here when a pidfd that was opened
-//! before the peer could know our nonce, or that came with the packet, is still alive after the last packet of the handshake:
+//! A process number alone proves little, because the kernel gives it away again. It is *proven*
+//! here when a pidfd that was opened before the peer could know our nonce, or that came with the
+//! packet, is still alive after the last packet of the handshake:
 //!
 //! | kernel      | pidfd                                                                  | proves the sender of   |
 //! |-------------|------------------------------------------------------------------------|------------------------|
 //! | 6.5 and on  | comes with the Hello                                                   | the Hello              |
 //! | before      | of the process that connected, opened before our own Hello is sent      | what echoes our nonce  |
 //!
-//! On an older kernel a process that was forked with one end of a pair is not proven. Its private memory is staged through the lane.
+//! On an older kernel a process that was forked with one end of a pair is not proven. Its private
+//! memory is staged through the lane.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 

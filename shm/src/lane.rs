@@ -163,8 +163,8 @@ impl Pair {
 /// no other consumer.
 pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
-    // SAFETY: each segment has as many cells as it says, mapped twice in a row, and a cursor; all else is the caller's
-    // promise.
+    // SAFETY: each segment has as many cells as it says, mapped twice in a row, and a cursor; all
+    // else is the caller's promise.
     let (producer, consumer) = unsafe {
         (
             Producer::new(outgoing.first_cell(), outgoing.cells, cursors[0], start),

@@ -60,9 +60,10 @@
 //! # Ok::<(), fishplate_shm::HandshakeError>(())
 //! ```
 //!
-//! Nothing here reads the environment, sets a signal handler or leaves a name in the file system; the one exception to the last is a
-//! [`Listener`] on a path, which removes it again. No thread is started: a program that meets peers it does not trust
-//! lends one by [`set_closer`]. A peer is not trusted: see `lane` and `staged` for what is checked where. Linux 5.3 and later.
+//! Nothing here reads the environment, sets a signal handler or leaves a name in the file system;
+//! the one exception to the last is a [`Listener`] on a path, which removes it again. No thread is
+//! started: a program that meets peers it does not trust lends one by [`set_closer`]. A peer is not
+//! trusted: see `lane` and `staged` for what is checked where. Linux 5.3 and later.
 
 mod cma;
 mod config;

@@ -1,10 +1,12 @@
 //! Accepts connections and shakes hands with many peers at once, so that none makes another wait.
 //!
-//! Whoever can reach a listener can connect to it and then say nothing, or the wrong thing. A stranger costs only his own
-//! connection: every handshake goes on when its peer has said something, has a deadline of its own, and ends alone. At most
-//! [`MOST`] are open. One more ends the one that has got least far, the oldest of those.
+//! Whoever can reach a listener can connect to it and then say nothing, or the wrong thing. A
+//! stranger costs only his own connection: every handshake goes on when its peer has said
+//! something, has a deadline of its own, and ends alone. At most [`MOST`] are open. One more ends
+//! the one that has got least far, the oldest of those.
 //!
-//! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the latest; nothing else waits.
+//! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the
+//! latest; nothing else waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -22,7 +24,8 @@ const PASS: usize = 16;
 /// Refusals that are kept to be asked for; older ones are dropped.
 const REFUSALS: usize = 8;
 
-/// A handshake over a connected socket. It never waits: [`step`](Self::step) does what can be done now.
+/// A handshake over a connected socket. It never waits: [`step`](Self::step) does what can be done
+/// now.
 pub trait HalfOpen: Sized {
     /// What the handshake gives.
     type Met;
@@ -78,8 +81,9 @@ impl<H: HalfOpen> Meetings<H> {
         Meetings { open: Vec::new(), refused: VecDeque::new(), patience }
     }
 
-    /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts the handshake over one. The
-    /// others stay open for the next call. `None`: the deadline has passed. It looks once even if that was before the call.
+    /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts
+    /// the handshake over one. The others stay open for the next call. `None`: the deadline has
+    /// passed. It looks once even if that was before the call.
     ///
     /// # Errors
     /// [`HalfOpen::system`], if the listener fails.
@@ -114,7 +118,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// The handshakes that failed since the last call, the newest last, with the peer's name: at most the last eight.
+    /// The handshakes that failed since the last call, the newest last, with the peer's name: at
+    /// most the last eight.
     pub fn refused(&mut self) -> Vec<(String, H::Error)> {
         self.refused.drain(..).collect()
     }
@@ -191,7 +196,8 @@ impl<H: HalfOpen> Meetings<H> {
         self.refused.push_back((who, error));
     }
 
-    /// Waits for a connection, for a peer to go on, or until a time. Which of the open handshakes can go on.
+    /// Waits for a connection, for a peer to go on, or until a time. Which of the open handshakes
+    /// can go on.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
@@ -211,7 +217,8 @@ impl<H: HalfOpen> Meetings<H> {
             match code {
                 libc::EINTR => {}
                 libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM if self.evict() => {}
-                // The peer's connection failed before it was accepted, which accept(2) reports; it says nothing of the listener.
+                // The peer's connection failed before it was accepted, which accept(2) reports; it
+                // says nothing of the listener.
                 libc::EAGAIN
                 | libc::ECONNABORTED
                 | libc::EPROTO

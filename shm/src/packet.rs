@@ -17,8 +17,8 @@ use crate::handshake::HandshakeError;
 /// Begins every packet and every lane segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 
-/// Version of the protocol: of the packets, the lane's layout, its records, and the engine's messages in
-/// them.
+/// Version of the protocol: of the packets, the lane's layout, its records, and the engine's
+/// messages in them.
 pub(crate) const VERSION: u16 = 2;
 
 /// Size of the head, in bytes.

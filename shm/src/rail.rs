@@ -53,11 +53,13 @@ const MAX_ENDED: usize = 64;
 /// | private                                | nothing         | a post: the kernel, or chunks through the lane     |
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
 ///
-/// Everything posted to one peer is reported there in the order posted. Writes that the caller's processor or the kernel
-/// copies are in place at once, before messages posted earlier are reported ([`Order::Reports`]). What a post puts into a lane is visible at once; a peer
-/// that *sleeps* is woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that dies is seen by
-/// `check_peers`, which reports what it had still sent, then that it is down, then the end of every post to it. Its memory
-/// stays mapped until it is detached, so pointers into it stay good until then.
+/// Everything posted to one peer is reported there in the order posted. Writes that the caller's
+/// processor or the kernel copies are in place at once, before messages posted earlier are reported
+/// ([`Order::Reports`]). What a post puts into a lane is visible at once; a peer that *sleeps* is
+/// woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that
+/// dies is seen by `check_peers`, which reports what it had still sent, then that it is down, then
+/// the end of every post to it. Its memory stays mapped until it is detached, so pointers into it
+/// stay good until then.
 ///
 /// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to ourselves. A peer that
 /// has it mapped, or has the kernel copy, asks nobody: it must be done with it before. Likewise, what lies in the lane of a
@@ -280,9 +282,10 @@ fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
 }
 
-// SAFETY: an import is mapped for as long as its entry is there, which `release` and `detach` alone remove. What is copied is
-// copied before the post returns, or by chunks until its end is reported; `staged` forgets the memory with the end.
-// `ShmSetup` fills places that are free and swaps bytes over the socket.
+// SAFETY: an import is mapped for as long as its entry is there, which `release` and `detach` alone
+// remove. What is copied is copied before the post returns, or by chunks until its end is reported;
+// `staged` forgets the memory with the end. `ShmSetup` fills places that are free and swaps bytes
+// over the socket.
 unsafe impl<H: Host> Rail for ShmRail<H> {
     type Setup<'a>
         = ShmSetup<'a, H>

@@ -1,5 +1,6 @@
-//! Whether there is room for memory before it is taken. Where a limit is passed the system sends a signal instead of an error: SIGXFSZ
-//! beyond the size that files may have, SIGKILL beyond what a control group or the machine has. Slow path: reads some small files.
+//! Whether there is room for memory before it is taken. Where a limit is passed the system sends a
+//! signal instead of an error: SIGXFSZ beyond the size that files may have, SIGKILL beyond what a
+//! control group or the machine has. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ const SMALL: usize = 1 << 20;
 /// Left for everybody else when the machine's or a group's memory is given out, in bytes.
 const RESERVE: u64 = 16 << 20;
 
-/// Checks that `len` bytes of memory can be had now, by the machine's memory and by the limits of the control groups of this process.
-/// Memory that others take afterwards is not foreseen.
+/// Checks that `len` bytes of memory can be had now, by the machine's memory and by the limits of
+/// the control groups of this process. Memory that others take afterwards is not foreseen.
 ///
 /// # Errors
 /// [`SegmentError::Room`], with what can be had.
@@ -46,8 +47,8 @@ fn check_within(len: usize, root: &Path) -> Result<(), SegmentError> {
     }
 }
 
-/// Bytes that can be had: the least of what the machine has and of what each control group still may take. What cannot be read limits
-/// nothing.
+/// Bytes that can be had: the least of what the machine has and of what each control group still
+/// may take. What cannot be read limits nothing.
 fn available(root: &Path) -> u64 {
     let machine = meminfo(root).unwrap_or(u64::MAX);
     groups(root).iter().filter_map(|group| left_in(group)).fold(machine, u64::min)
@@ -63,8 +64,9 @@ fn meminfo(root: &Path) -> Option<u64> {
     Some(kib("MemAvailable")?.saturating_add(kib("SwapFree").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// The folders of the memory control groups of this process, up to their root, of either version. In a container the path may be one
-/// of the host's: then its last parts do not exist here, and the root is that of the container.
+/// The folders of the memory control groups of this process, up to their root, of either version.
+/// In a container the path may be one of the host's: then its last parts do not exist here, and the
+/// root is that of the container.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut all = vec![];

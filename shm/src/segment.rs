@@ -1,12 +1,14 @@
 //! Sealed anonymous memory that processes can share. Slow path only: every call here is made at setup, may allocate,
 //! and makes system calls; none waits for anybody.
 //!
-//! A segment is a memfd: it has no name, so nothing is left behind by a process that is killed, and nobody can open
-//! what was not handed to him. Its pages are allocated when it is made, so that lack of memory is an error here and
-//! not a signal later. Its size is sealed, so that no peer can cut a mapping short and have the next access end in
-//! SIGBUS. Whoever attaches checks all three before the first access: sealed against shrinking and growing, the size
-//! that was agreed, every page present. Only ordinary anonymous files are taken (tmpfs): of one with huge pages, a hole that its owner
-//! makes later ends an access in SIGBUS, where a hole of ordinary pages reads as zeros.
+//! A segment is a memfd: it has no name, so nothing is left behind by a process that is killed, and
+//! nobody can open what was not handed to him. Its pages are allocated when it is made, so that
+//! lack of memory is an error here and not a signal later. Its size is sealed, so that no peer can
+//! cut a mapping short and have the next access end in SIGBUS. Whoever attaches checks all three
+//! before the first access: sealed against shrinking and growing, the size that was agreed, every
+//! page present. Only ordinary anonymous files are taken (tmpfs): of one with huge pages, a hole
+//! that its owner makes later ends an access in SIGBUS, where a hole of ordinary pages reads as
+//! zeros.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -41,7 +43,8 @@ pub enum SegmentError {
     Sparse,
     /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
     Foreign,
-    /// More than can be had within the limits of the machine and of the control groups of this process.
+    /// More than can be had within the limits of the machine and of the control groups of this
+    /// process.
     Room {
         /// What was asked, in bytes.
         asked: u64,
@@ -122,8 +125,8 @@ impl Mapping {
         Self::own(at, len)
     }
 
-    /// As [`new`](Mapping::new), but each page of much memory only when it is touched: to map all at once takes half a millisecond for
-    /// each MiB.
+    /// As [`new`](Mapping::new), but each page of much memory only when it is touched: to map all
+    /// at once takes half a millisecond for each MiB.
     pub(crate) fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         if len <= POPULATED {
             return Self::new(fd, len, access);
@@ -235,7 +238,8 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Seals of a descriptor. The kernel answers this by itself, whatever the descriptor is, and only memory has any.
+/// Seals of a descriptor. The kernel answers this by itself, whatever the descriptor is, and only
+/// memory has any.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
     // SAFETY: a call on a borrowed descriptor with plain numbers.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -258,8 +262,8 @@ pub(crate) fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Bytes that are freed with such a descriptor: its size, or its pages if they are more, since some can
-/// lie beyond its end.
+/// Bytes that are freed with such a descriptor: its size, or its pages if they are more, since some
+/// can lie beyond its end.
 pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     let size = memory_size(fd)?;
     Ok(size.max(pages(&stat(fd)?)))
@@ -277,9 +281,9 @@ fn huge_page() -> u64 {
     page * (page / 8)
 }
 
-/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of the size agreed, all pages present,
-/// and none beyond its end, whose freeing would take as long as they are many.
-/// Waits for nobody, whatever the descriptor is.
+/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of
+/// the size agreed, all pages present, and none beyond its end, whose freeing would take as long as
+/// they are many. Waits for nobody, whatever the descriptor is.
 pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals(fd)? & needed != needed {

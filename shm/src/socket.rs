@@ -1,6 +1,7 @@
-//! AF_UNIX SEQPACKET sockets: packets that keep their borders, in order, with descriptors attached. Slow path only.
-//! Every wait has a deadline; no call blocks otherwise, nor does dropping a socket. Descriptors that arrive are [owned](Foreign)
-//! from the first moment and close on drop, whatever is wrong with the packet they came with; all are close-on-exec.
+//! AF_UNIX SEQPACKET sockets: packets that keep their borders, in order, with descriptors attached.
+//! Slow path only. Every wait has a deadline; no call blocks otherwise, nor does dropping a socket.
+//! Descriptors that arrive are [owned](Foreign) from the first moment and close on drop, whatever
+//! is wrong with the packet they came with; all are close-on-exec.
 
 use std::ffi::OsStr;
 use std::mem::{self, ManuallyDrop};
@@ -37,7 +38,8 @@ fn system() -> HandshakeError {
 
 /// Two connected sockets: for both ends in one process, or to be handed to the processes by other means.
 ///
-/// A process that hands one to a child must close its own copy of it: otherwise it does not see that the child hangs up.
+/// A process that hands one to a child must close its own copy of it: otherwise it does not see
+/// that the child hangs up.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
     // SAFETY: the call fills the two numbers.
@@ -63,7 +65,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Nobody has said. The user is the one that the kernel uses for those that have no number here.
+    /// Nobody has said. The user is the one that the kernel uses for those that have no number
+    /// here.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -81,7 +84,8 @@ pub(crate) struct Packet {
     pub(crate) sender: Sender,
 }
 
-/// From Linux 6.5 on: asks for a pidfd of the sender with each packet, and the kind of what then comes.
+/// From Linux 6.5 on: asks for a pidfd of the sender with each packet, and the kind of what then
+/// comes.
 const SO_PASSPIDFD: i32 = 76;
 const SCM_PIDFD: i32 = 4;
 
@@ -100,7 +104,8 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// The process that connected or made the pair, and its effective user at that time. It may have handed the socket on.
+    /// The process that connected or made the pair, and its effective user at that time. It may
+    /// have handed the socket on.
     pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
         // SAFETY: all zeroes is a value of `ucred`, three plain numbers.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
@@ -108,7 +113,8 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Has the kernel say who sent each packet that is received from now on, or no longer. Whether pidfds come too.
+    /// Has the kernel say who sent each packet that is received from now on, or no longer. Whether
+    /// pidfds come too.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -189,7 +195,8 @@ impl Socket {
         }
     }
 
-    /// Sends one packet at once, or fails with `EAGAIN`. The receiver learns who sent it, whenever it asks.
+    /// Sends one packet at once, or fails with `EAGAIN`. The receiver learns who sent it, whenever
+    /// it asks.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: calls without arguments, which cannot fail.
         let sender =
@@ -202,8 +209,8 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet if there is one. `None`: there is none. With `EMFILE` a packet has come, and is lost, since this process
-    /// may open no more descriptors.
+    /// Receives one packet if there is one. `None`: there is none. With `EMFILE` a packet has come,
+    /// and is lost, since this process may open no more descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
         let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
         if flags & libc::MSG_TRUNC != 0 {
@@ -257,7 +264,8 @@ impl Socket {
 const LAST: usize = 64;
 
 impl Drop for Socket {
-    /// Takes in what has come, so that no descriptor in it is closed by the kernel while this thread waits.
+    /// Takes in what has come, so that no descriptor in it is closed by the kernel while this
+    /// thread waits.
     fn drop(&mut self) {
         // SAFETY: a call on our descriptor. Nothing more comes from here on.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
@@ -303,7 +311,8 @@ impl Control {
         // SAFETY: arithmetic.
         let (whole, taken) = unsafe { (libc::CMSG_LEN(len as u32), libc::CMSG_SPACE(len as u32)) };
         assert!(at + taken as usize <= CONTROL);
-        // SAFETY: the block lies inside the buffer by the check above, and is aligned for its head as the buffer and `at` are.
+        // SAFETY: the block lies inside the buffer by the check above, and is aligned for its head
+        // as the buffer and `at` are.
         unsafe {
             let head = self.bytes.as_mut_ptr().add(at).cast::<libc::cmsghdr>();
             (*head).cmsg_level = libc::SOL_SOCKET;
@@ -316,9 +325,10 @@ impl Control {
 
     fn take(&self, message: &libc::msghdr) -> (Vec<Foreign>, Sender) {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
-        // SAFETY: the kernel filled the control buffer, which `message` still points to, and set its length; the
-        // macros walk the headers inside it. Each number under SCM_RIGHTS or SCM_PIDFD is a descriptor made for us by this call,
-        // so it has no other owner; a pidfd that could not be made is a negative number. Numbers may lie unaligned.
+        // SAFETY: the kernel filled the control buffer, which `message` still points to, and set
+        // its length; the macros walk the headers inside it. Each number under SCM_RIGHTS or
+        // SCM_PIDFD is a descriptor made for us by this call, so it has no other owner; a pidfd
+        // that could not be made is a negative number. Numbers may lie unaligned.
         unsafe {
             let mut head = libc::CMSG_FIRSTHDR(message);
             while !head.is_null() {
@@ -449,7 +459,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop ends.
+        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop
+        // ends.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
         // What waits to be accepted may have sent descriptors: see `Socket`.
         while let Ok(socket) = accept_now(self.fd()) {

@@ -1,8 +1,10 @@
-//! Whatever a peer sends, withholds or passes as a descriptor, no call on the path of progress takes long, and honest peers get on.
+//! Whatever a peer sends, withholds or passes as a descriptor, no call on the path of progress
+//! takes long, and honest peers get on.
 //!
-//! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process; the honest peer and the hostile one are processes
-//! of their own. The hostile one plays one [trick](tricks) and then does nothing more, until it is killed. A call counts as too long only
-//! if one does in each of three runs of the trick.
+//! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process; the honest
+//! peer and the hostile one are processes of their own. The hostile one plays one [trick](tricks)
+//! and then does nothing more, until it is killed. A call counts as too long only if one does in
+//! each of three runs of the trick.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
@@ -235,7 +237,8 @@ impl Victim {
             }
             assert_eq!(status.outcome, Received::Ok, "from the honest peer");
             let at = self.engine.local_ptr(self.region.at(ANSWERS), 64).unwrap();
-            // SAFETY: 64 bytes of the region, which nothing writes before the next receive is posted.
+            // SAFETY: 64 bytes of the region, which nothing writes before the next receive is
+            // posted.
             let answer: [u8; 64] = unsafe { at.cast().read() };
             assert_eq!(answer, Self::payload(self.rounds), "round {}", self.rounds);
             self.rounds += 1;

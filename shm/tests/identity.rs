@@ -31,10 +31,12 @@ impl Drop for Forked {
     }
 }
 
-/// Runs `play` in a child forked from here, with one end of a pair that this process has made. Returns the other.
+/// Runs `play` in a child forked from here, with one end of a pair that this process has made.
+/// Returns the other.
 fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
     let (ours, theirs) = socket_pair().unwrap();
-    // SAFETY: the child makes system calls and allocates, which glibc allows, and never returns from here.
+    // SAFETY: the child makes system calls and allocates, which glibc allows, and never returns
+    // from here.
     match unsafe { libc::fork() } {
         0 => {
             drop(ours);
@@ -63,7 +65,8 @@ fn a_forked_peer_that_names_our_own_memory_is_not_written_to_by_the_kernel() {
     let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
     assert_eq!(link.pid(), child.0, "the process that speaks");
     rail.attach(PEER, link).unwrap();
-    // A key of private memory, in generation 1 and slot 0, that begins where this process has something else.
+    // A key of private memory, in generation 1 and slot 0, that begins where this process has
+    // something else.
     let key = RailKey { key: 1 << 60 | 1 << 48, base: &raw const NEVER_LENT as u64 };
     rail.import(PEER, key, 64).unwrap();
     let mut bytes = [0x41u8; 64];
@@ -146,7 +149,8 @@ fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
 
     let mut control = [0u64; 4];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a head and the credentials.
+    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a head and
+    // the credentials.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&mut part, 1);

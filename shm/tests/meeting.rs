@@ -1,4 +1,5 @@
-//! Many handshakes at once: each has its own deadline, and too many make the one that has got least far end.
+//! Many handshakes at once: each has its own deadline, and too many make the one that has got least
+//! far end.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -99,7 +100,8 @@ fn a_deadline_is_of_one_handshake_and_a_byte_now_and_then_does_not_renew_it() {
     let mut meetings = Meetings::<Word>::new(patience);
     let mut slow = says(&address, b"h");
     thread::scope(|scope| {
-        // The whole word would take five seconds, and comes to its end if every byte renews the deadline.
+        // The whole word would take five seconds, and comes to its end if every byte renews the
+        // deadline.
         let trickle = scope.spawn(|| {
             while slow.write_all(&WORD[..1]).is_ok() {
                 thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,5 @@
-//! Processes that connect to a listener beside the right one, and what they cost it: no more than their own connection.
+//! Processes that connect to a listener beside the right one, and what they cost it: no more than
+//! their own connection.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +34,8 @@ fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
     (fd, address, len as u32)
 }
 
-/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue is full.
+/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue
+/// is full.
 fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
     let (fd, address, len) = socket(name, flags);
     // SAFETY: an address of that length.
@@ -71,8 +73,8 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// The right process meets the listener beside strangers in less than half the time that one handshake may take, so it waited for
-/// none of them. Returns why strangers were refused.
+/// The right process meets the listener beside strangers in less than half the time that one
+/// handshake may take, so it waited for none of them. Returns why strangers were refused.
 #[track_caller]
 fn meets_beside<T>(
     config: ShmConfig,
@@ -182,7 +184,8 @@ fn floods_cost_only_their_own_connections() {
     });
 }
 
-/// A listener takes no memory for those who have only said Hello, however much a peer is to have in common with it.
+/// A listener takes no memory for those who have only said Hello, however much a peer is to have in
+/// common with it.
 #[test]
 fn strangers_who_say_hello_cost_no_memory() {
     let _alone = alone();

@@ -23,7 +23,8 @@ const MATCHING: MatchConfig = MatchConfig { eager: 4096, credits: 4, headers: 8,
 /// An import that waits does so for this long.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An engine over `near`, whose peer is a bare rail that sends what it likes: with each of these keys, a request for a payload.
+/// An engine over `near`, whose peer is a bare rail that sends what it likes: with each of these
+/// keys, a request for a payload.
 fn requests<R: Rail>(
     near: R,
     mut far: R,

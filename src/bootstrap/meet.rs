@@ -1,12 +1,13 @@
-//! Listening and connecting over TCP, and the greeting by which two processes come to know each other's card.
+//! Listening and connecting over TCP, and the greeting by which two processes come to know each
+//! other's card.
 //!
 //! | step  | both sides send                         | both sides check                            |
 //! |-------|-----------------------------------------|---------------------------------------------|
 //! | Hello | 16 random bytes                         | version, length                             |
 //! | Card  | *the other's* 16 bytes, then their card | own bytes came back; the card, field by field |
 //!
-//! A card that was recorded elsewhere does not answer our random bytes, so it is refused. The side that listens also checks that the
-//! two cards agree.
+//! A card that was recorded elsewhere does not answer our random bytes, so it is refused. The side
+//! that listens also checks that the two cards agree.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -55,9 +56,10 @@ impl Listener {
         Ok(self.socket.local_addr().map_err(code)?.port())
     }
 
-    /// Waits for a process whose card agrees with ours, and shows it ours. Hears many at once: a process that is silent, slow or says
-    /// what does not fit costs only its own connection, and [`refused`](Self::refused) names it. Greetings that are not over at the
-    /// deadline go on in the next call with the same card.
+    /// Waits for a process whose card agrees with ours, and shows it ours. Hears many at once: a
+    /// process that is silent, slow or says what does not fit costs only its own connection, and
+    /// [`refused`](Self::refused) names it. Greetings that are not over at the deadline go on in
+    /// the next call with the same card.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`] if nobody comes, or the system's code.
@@ -75,11 +77,13 @@ impl Listener {
     }
 }
 
-/// Connects to the process that listens at HOST:PORT, and exchanges cards with it. Tries again until the deadline while nobody
-/// listens there, or the listener hangs up before it has shown a card.
+/// Connects to the process that listens at HOST:PORT, and exchanges cards with it. Tries again
+/// until the deadline while nobody listens there, or the listener hangs up before it has shown a
+/// card.
 ///
 /// # Errors
-/// The system's code if nobody listens there by then; whatever the other side says that does not fit.
+/// The system's code if nobody listens there by then; whatever the other side says that does not
+/// fit.
 pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     let card = Shown::new(ours)?;
     let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
@@ -108,10 +112,12 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
     }
 }
 
-/// Exchanges cards over a stream socket that is connected already, such as one end of a socket pair.
+/// Exchanges cards over a stream socket that is connected already, such as one end of a socket
+/// pair.
 ///
 /// # Errors
-/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; whatever the other side says that does not fit.
+/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; whatever the other side says that does
+/// not fit.
 pub fn over(socket: OwnedFd, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     meet(Greeting::new(socket, &Shown::new(ours)?, false)?, deadline)
 }

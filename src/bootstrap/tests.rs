@@ -128,7 +128,8 @@ fn said(message: &[u8]) -> Vec<u8> {
     framed(WIRE_VERSION, message.len() as u32, message)
 }
 
-/// The other side sends two messages at once, as one that is ahead does, hears our last one, and leaves.
+/// The other side sends two messages at once, as one that is ahead does, hears our last one, and
+/// leaves.
 #[test]
 fn a_message_that_came_before_the_other_side_left_is_heard() {
     let (mut here, mut there) = half();
@@ -146,7 +147,8 @@ fn a_message_that_came_while_the_other_side_was_found_gone_is_heard() {
     let (mut here, there) = half();
     let mut there = Some(there);
     let heard = here.exchange(b"done", soon(), || {
-        // The other side hears us, says its last word and leaves; only then it is noticed that it has gone.
+        // The other side hears us, says its last word and leaves; only then it is noticed that it
+        // has gone.
         let mut there = there.take()?;
         let mut ours = [0; 12 + 4];
         there.read_exact(&mut ours).unwrap();
@@ -157,7 +159,8 @@ fn a_message_that_came_while_the_other_side_was_found_gone_is_heard() {
     assert_eq!(here.exchange(b"", soon(), || None), Err(BootstrapError::HungUp));
 }
 
-/// A side that reads nothing and sends without end: once a message is whole, the rest stays in the socket.
+/// A side that reads nothing and sends without end: once a message is whole, the rest stays in the
+/// socket.
 #[test]
 fn a_flood_while_our_own_message_is_stuck_stays_in_the_socket() {
     let (here, mut there) = UnixStream::pair().unwrap();
@@ -183,7 +186,8 @@ fn a_flood_while_our_own_message_is_stuck_stays_in_the_socket() {
     assert!(flooded < 2 << 20, "{flooded} bytes were taken in");
 }
 
-/// Strangers who connect to a listener beside the right process, in threads of their own until they are told to stop.
+/// Strangers who connect to a listener beside the right process, in threads of their own until they
+/// are told to stop.
 struct Strangers<'s, 't> {
     scope: &'s thread::Scope<'s, 't>,
     at: SocketAddr,
@@ -213,7 +217,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// How long the right process takes to meet us beside strangers, at most half a greeting: none of them has been waited for.
+/// How long the right process takes to meet us beside strangers, at most half a greeting: none of
+/// them has been waited for.
 #[track_caller]
 fn meets_beside(strangers: impl FnOnce(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
     let (mut listener, at) = listener();
@@ -277,7 +282,8 @@ fn strangers_who_say_what_does_not_fit_are_refused_by_what_it_is() {
     let hello = said(&[3; 16]);
     let error = BootstrapError::TooLong { len: MESSAGE_MAX as u64 + 1, max: MESSAGE_MAX };
     refused(&[&[&hello[..], &framed(WIRE_VERSION, MESSAGE_MAX as u32 + 1, &[])].concat()], error);
-    // Nothing, too little, a card of an earlier version of the greeting, random bytes that are not ours.
+    // Nothing, too little, a card of an earlier version of the greeting, random bytes that are not
+    // ours.
     let bad = BootstrapError::BadCard("random bytes");
     let alone = said(&card(2).encode().unwrap());
     let stale = said(&[&[9; 16][..], &card(2).encode().unwrap()].concat());
@@ -287,7 +293,8 @@ fn strangers_who_say_what_does_not_fit_are_refused_by_what_it_is() {
     }
 }
 
-/// Speaks the greeting by its bytes, and says in place of a card what `spoil` makes of the right message.
+/// Speaks the greeting by its bytes, and says in place of a card what `spoil` makes of the right
+/// message.
 fn greets(at: SocketAddr, spoil: impl FnOnce(Vec<u8>) -> Vec<u8>) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.write_all(&said(&[3; 16])).unwrap();

@@ -1,4 +1,5 @@
-//! Messages over a connected stream socket: a head of twelve bytes (`FPBS`, version, zero, length), then the bytes.
+//! Messages over a connected stream socket: a head of twelve bytes (`FPBS`, version, zero, length),
+//! then the bytes.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -31,7 +32,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Carries messages over a connected stream socket, such as one end of a socket pair that a process inherited.
+    /// Carries messages over a connected stream socket, such as one end of a socket pair that a
+    /// process inherited.
     pub fn over(socket: OwnedFd) -> Wire {
         Wire { socket, inward: vec![], outward: vec![], sent: 0, longest: MESSAGE_MAX }
     }
@@ -41,9 +43,10 @@ impl Wire {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
-    /// Sends a message and waits for one. Both sides do so at once. While nothing happens, `idle` is called; it says how much it found
-    /// to do, and for nothing there are naps; with `None` it ends the wait. A message that came before the wait ended, or before the
-    /// other side hung up, is returned all the same.
+    /// Sends a message and waits for one. Both sides do so at once. While nothing happens, `idle`
+    /// is called; it says how much it found to do, and for nothing there are naps; with `None` it
+    /// ends the wait. A message that came before the wait ended, or before the other side hung up,
+    /// is returned all the same.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`], and what a message can be that is none.
@@ -67,7 +70,8 @@ impl Wire {
             }
             let found = if moved { Some(1) } else { idle() };
             match found {
-                // The other side may have said its last word and left while `idle` found that it is gone.
+                // The other side may have said its last word and left while `idle` found that it is
+                // gone.
                 None => {
                     let _ = self.pump();
                     return self.hear()?.ok_or(BootstrapError::Stopped);
@@ -132,7 +136,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends what the socket has room for, and takes in what has come until that is a message. Whether anything moved.
+    /// Sends what the socket has room for, and takes in what has come until that is a message.
+    /// Whether anything moved.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {

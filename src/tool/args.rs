@@ -1,7 +1,7 @@
 //! The command line, and its translation into a [`Plan`] that is known to be possible.
 //!
-//! Here are the options and what may not be asked for together; `choices` has what they choose from, `bounds` what one measurement may
-//! ask for, and `plan` what comes of them.
+//! Here are the options and what may not be asked for together; `choices` has what they choose
+//! from, `bounds` what one measurement may ask for, and `plan` what comes of them.
 
 pub mod bounds;
 mod choices;
@@ -180,8 +180,8 @@ pub struct PerfArgs {
     /// Memory for the payloads of one direction; the same on both sides.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
     pub region: usize,
-    /// Give up after so many seconds: for the other side to appear, for each measurement, and for each operation over libfabric unless
-    /// FISHPLATE_DEADLINE says less.
+    /// Give up after so many seconds: for the other side to appear, for each measurement, and for
+    /// each operation over libfabric unless FISHPLATE_DEADLINE says less.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
 }

@@ -1,5 +1,6 @@
-//! Limits of the process and the machine that end a program by a signal: found out before, or turned into an error with a remedy. Only
-//! the tool does this; a library leaves allocator, signals and stack to its user.
+//! Limits of the process and the machine that end a program by a signal: found out before, or
+//! turned into an error with a remedy. Only the tool does this; a library leaves allocator, signals
+//! and stack to its user.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -15,10 +16,12 @@ use super::sizes;
 /// The stack that the tool needs at most, in bytes, also where nothing is optimised.
 const STACK: usize = 8 << 20;
 
-/// The system's heap. Where that has no more, the program ends with exit code 1 and a remedy rather than with SIGABRT.
+/// The system's heap. Where that has no more, the program ends with exit code 1 and a remedy rather
+/// than with SIGABRT.
 pub struct Heap;
 
-// SAFETY: every call is handed on to the system's allocator, and returns what that returns or not at all.
+// SAFETY: every call is handed on to the system's allocator, and returns what that returns or not
+// at all.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -62,7 +65,8 @@ fn lacking(size: usize) -> ! {
     );
     let left = rest.len();
     let len = text.len() - left;
-    // SAFETY: `text` has `len` bytes. The program ends here without running anything that might need memory.
+    // SAFETY: `text` has `len` bytes. The program ends here without running anything that might
+    // need memory.
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
         libc::_exit(1)
@@ -71,14 +75,15 @@ fn lacking(size: usize) -> ! {
 
 /// Runs the program where no limit that can be dealt with here ends it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
-    // SAFETY: no handler is installed. A write beyond the limit on files (ulimit -f) then fails with an error.
+    // SAFETY: no handler is installed. A write beyond the limit on files (ulimit -f) then fails
+    // with an error.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let stack = limit(libc::RLIMIT_STACK);
     if stack >= STACK as u64 && limit(libc::RLIMIT_AS) == libc::RLIM_INFINITY {
         return program();
     }
-    // The stack of this thread may be too small (ulimit -s), or may find no addresses to grow into (ulimit -v). That of another thread
-    // has all that it was asked for, or is not made.
+    // The stack of this thread may be too small (ulimit -s), or may find no addresses to grow into
+    // (ulimit -v). That of another thread has all that it was asked for, or is not made.
     let running = thread::Builder::new().stack_size(STACK).spawn(program);
     match running.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
@@ -104,7 +109,8 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     }
 }
 
-/// Checks that memory for a region of so many bytes can be had: `own` bytes in this process, `all` in it and the one that it starts.
+/// Checks that memory for a region of so many bytes can be had: `own` bytes in this process, `all`
+/// in it and the one that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }

@@ -139,7 +139,8 @@ pub const VARIABLES: [Variable; 13] = [
     },
 ];
 
-/// The settings of a run that is given up after so many seconds, unless the environment says otherwise: no operation is lost before.
+/// The settings of a run that is given up after so many seconds, unless the environment says
+/// otherwise: no operation is lost before.
 pub fn for_run(timeout: u64) -> Outcome<Settings> {
     from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
 }

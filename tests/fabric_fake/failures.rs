@@ -128,7 +128,8 @@ fn a_longer_write_than_the_provider_takes_is_refused_by_the_rail() {
     assert!(refused.is_err(), "{refused:?}");
 }
 
-/// On one of two rails: the region is gone all the same, and nobody else learns that its memory is not free.
+/// On one of two rails: the region is gone all the same, and nobody else learns that its memory is
+/// not free.
 #[test]
 fn a_registration_that_the_provider_keeps_is_told() {
     let mut two = efa::<2>(Config::DEFAULT, 31);

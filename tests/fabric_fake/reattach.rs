@@ -1,5 +1,5 @@
-//! Engines over fake networks that attach each other anew while much of what they sent is still under way, or waits in a completion
-//! queue that nobody polls.
+//! Engines over fake networks that attach each other anew while much of what they sent is still
+//! under way, or waits in a completion queue that nobody polls.
 
 use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, Engine, Notice, Signal};

@@ -1,4 +1,5 @@
-//! Rails around other rails: whatever is called on the outer one is called on the inner one, and whatever that reports comes out.
+//! Rails around other rails: whatever is called on the outer one is called on the inner one, and
+//! whatever that reports comes out.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;

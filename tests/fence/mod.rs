@@ -1,4 +1,5 @@
-//! Memory between two pages that nobody may touch: what is read or written beyond it ends the test with SIGSEGV.
+//! Memory between two pages that nobody may touch: what is read or written beyond it ends the test
+//! with SIGSEGV.
 #![allow(dead_code, reason = "not every test that includes this uses all of it")]
 
 use std::ptr::{self, NonNull};
@@ -57,7 +58,8 @@ impl Fence {
     /// `bytes` with a forbidden page in front of them.
     pub fn front(&mut self, bytes: &[u8]) -> &[u8] {
         assert!(bytes.len() <= self.len);
-        // SAFETY: the open pages begin here and hold `len` bytes; ours, and borrowed by this value's borrow.
+        // SAFETY: the open pages begin here and hold `len` bytes; ours, and borrowed by this
+        // value's borrow.
         let place = unsafe { std::slice::from_raw_parts_mut(self.base.add(self.page), bytes.len()) };
         place.copy_from_slice(bytes);
         place

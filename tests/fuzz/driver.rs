@@ -1,5 +1,6 @@
-//! Drives parsers with valid inputs that were changed, on the stable toolchain. Each input lies between two pages that nobody may
-//! touch, at the end of the bytes between them and at their front in turn.
+//! Drives parsers with valid inputs that were changed, on the stable toolchain. Each input lies
+//! between two pages that nobody may touch, at the end of the bytes between them and at their front
+//! in turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -38,8 +39,8 @@ impl Random {
     }
 }
 
-/// Runs a parser over its saved corpus, over its own samples, and over changed ones until `time` is up. `Err`: what went wrong, with
-/// the input.
+/// Runs a parser over its saved corpus, over its own samples, and over changed ones until `time` is
+/// up. `Err`: what went wrong, with the input.
 pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Result<Count, String> {
     let mut bench =
         Bench { target, fence: Fence::new(LONGEST), again: vec![0; LONGEST], count: Count::default() };
@@ -136,7 +137,8 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
     match random.below(12) {
         0 if len > 0 => input[at] ^= 1 << random.below(8),
         1 if len > 0 => input[at] = random.next() as u8,
-        // A number of 1, 2, 4 or 8 bytes: an edge, the length, or the one that is there and one more or less.
+        // A number of 1, 2, 4 or 8 bytes: an edge, the length, or the one that is there and one
+        // more or less.
         2..=4 if len > 0 => {
             let width = (1 << random.below(4)).min(len);
             let at = random.below(len - width + 1);

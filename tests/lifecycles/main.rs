@@ -1,10 +1,12 @@
-//! Lifecycles: random sequences of register, export, import, every verb, deregister, release, remove, attach again, and drop with
-//! traffic outstanding, by both ends, over every rail. Whatever safe calls come in whatever order, each is carried out, refused with
-//! an error, or without effect: memory that `deregister` gave back is taken away at once, so a late access faults, and data
-//! never turns up in a region that it was not put into.
+//! Lifecycles: random sequences of register, export, import, every verb, deregister, release,
+//! remove, attach again, and drop with traffic outstanding, by both ends, over every rail. Whatever
+//! safe calls come in whatever order, each is carried out, refused with an error, or without
+//! effect: memory that `deregister` gave back is taken away at once, so a late access faults, and
+//! data never turns up in a region that it was not put into.
 //!
-//! Each program prints its seed if it fails; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many over each rail. A fault says
-//! no seed: the last line that starts with `lifecycle` does, with `--nocapture`. `tests/sanitize.sh address` runs these as well.
+//! Each program prints its seed if it fails; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that
+//! many over each rail. A fault says no seed: the last line that starts with `lifecycle` does, with
+//! `--nocapture`. `tests/sanitize.sh address` runs these as well.
 
 #[path = "../../core/tests/support/mod.rs"]
 #[allow(unused_imports, reason = "this uses its random numbers and seeds alone")]

@@ -44,8 +44,8 @@ impl Memory {
 
     pub fn region(&self) -> Region {
         let region = |at, kind| {
-            // SAFETY: it is taken away when the engine says that nobody uses it, or has been dropped; words are written through raw
-            // pointers alone.
+            // SAFETY: it is taken away when the engine says that nobody uses it, or has been
+            // dropped; words are written through raw pointers alone.
             unsafe { Region::new(at, SIZE, kind) }
         };
         match self {

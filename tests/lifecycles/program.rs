@@ -33,7 +33,8 @@ pub trait World: Sized {
     /// A rail for end `end`, which has none or has just lost it.
     fn rail(&mut self, end: usize) -> Self::Rail;
 
-    /// Attaches the rail of end `a` to that of `b`, which may be the same one. Each is told under which number it has the other.
+    /// Attaches the rail of end `a` to that of `b`, which may be the same one. Each is told under
+    /// which number it has the other.
     fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail>]);
 
     /// Memory of the device of a rail, if it has one.
@@ -411,7 +412,8 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// Drops an end in the midst of whatever it does, and begins it anew. The other one is not told.
+    /// Drops an end in the midst of whatever it does, and begins it anew. The other one is not
+    /// told.
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
         // Its rail goes first: the new one may take its place.

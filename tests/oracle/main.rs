@@ -1,9 +1,10 @@
-//! Memory as the oracle: random programs over the rails that a machine without a NIC has, in one process,
-//! and after each step a look at whether the contract allows what is in the target's memory.
+//! Memory as the oracle: random programs over the rails that a machine without a NIC has, in one
+//! process, and after each step a look at whether the contract allows what is in the target's
+//! memory.
 //!
-//! A program is made from its seed. Programs of one group run one after the other over the same pair of
-//! engines; `FISHPLATE_SEED` runs the one of that seed, after those of its group that come before it.
-//! `FISHPLATE_PROGRAMS` sets how many run.
+//! A program is made from its seed. Programs of one group run one after the other over the same
+//! pair of engines; `FISHPLATE_SEED` runs the one of that seed, after those of its group that come
+//! before it. `FISHPLATE_PROGRAMS` sets how many run.
 
 mod model;
 mod program;
@@ -21,8 +22,8 @@ use rig::{Pair, Room};
 /// Programs that run over one pair.
 const GROUP: u64 = 25;
 
-/// Runs the groups of programs that are asked for, `usual` of them unless the environment says otherwise. `pair`
-/// makes what a group runs over; the number of the group says what it is like.
+/// Runs the groups of programs that are asked for, `usual` of them unless the environment says
+/// otherwise. `pair` makes what a group runs over; the number of the group says what it is like.
 fn programs<R: Rail, const RAILS: usize>(
     name: &str,
     usual: u64,

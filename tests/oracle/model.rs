@@ -1,6 +1,6 @@
-//! What a target's memory may be. Operations are numbered in the order in which they were issued. Each
-//! write has a place and a value of its own there, each word takes a value that it never had before, so
-//! what is in memory tells which operations are visible.
+//! What a target's memory may be. Operations are numbered in the order in which they were issued.
+//! Each write has a place and a value of its own there, each word takes a value that it never had
+//! before, so what is in memory tells which operations are visible.
 //!
 //! | what is seen                                   | what must be in place then                      |
 //! |------------------------------------------------|-------------------------------------------------|
@@ -10,7 +10,8 @@
 //! | a completion, or an operation done on return   | that operation                                  |
 //! | quiet                                          | all operations                                  |
 //!
-//! Everything else may be in place or not. Nothing goes back, and nothing changes that was not written.
+//! Everything else may be in place or not. Nothing goes back, and nothing changes that was not
+//! written.
 
 use std::ptr::NonNull;
 
@@ -20,7 +21,8 @@ pub const GAP: usize = 8;
 /// The number of an operation.
 pub type Number = usize;
 
-/// A place in one of the target's regions, written to once or, with fences in between, several times.
+/// A place in one of the target's regions, written to once or, with fences in between, several
+/// times.
 struct Place {
     region: usize,
     offset: usize,
@@ -70,7 +72,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of regions that are all zero, with words as `(region, offset, width)` at their start.
+    /// A model of regions that are all zero, with words as `(region, offset, width)` at their
+    /// start.
     pub fn new(regions: Vec<NonNull<u8>>, words: &[(usize, usize, usize)], first: usize) -> Model {
         let word = |&(region, offset, width)| Word { region, offset, width, values: vec![], seen: 0 };
         let free = vec![first; regions.len()];
@@ -215,8 +218,8 @@ impl Model {
 
 fn read(base: NonNull<u8>, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // SAFETY: places and words lie inside their regions, which outlive the model. Providers and peers
-    // write them from this thread.
+    // SAFETY: places and words lie inside their regions, which outlive the model. Providers and
+    // peers write them from this thread.
     unsafe { std::ptr::copy(base.as_ptr().add(offset), bytes.as_mut_ptr(), len) };
     bytes
 }

@@ -1,5 +1,5 @@
-//! One random program: operations of every kind towards a target that seldom polls, a look at the target's
-//! memory after each step, and at the end a quiet after which everything must be there.
+//! One random program: operations of every kind towards a target that seldom polls, a look at the
+//! target's memory after each step, and at the end a quiet after which everything must be there.
 
 use std::collections::HashMap;
 
@@ -26,8 +26,8 @@ const FIRST: usize = 64;
 /// Tagged messages of a program at most.
 const MESSAGES: usize = 6;
 
-/// Lengths of data: in a message, at the limit of what goes in one, in one write, in pieces, more than a small
-/// lane holds.
+/// Lengths of data: in a message, at the limit of what goes in one, in one write, in pieces, more
+/// than a small lane holds.
 const LENGTHS: [usize; 9] = [1, 8, 8, 40, 192, 193, 600, 3000, 9000];
 
 /// Turns after which what has not come never will.
@@ -114,7 +114,8 @@ pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64
         ended: 0,
         reported: 0,
     };
-    // Often none at all: only a program without traffic of its own leaves the way free for direct operations.
+    // Often none at all: only a program without traffic of its own leaves the way free for direct
+    // operations.
     let polls = [0, 2, 10][run.random.below(3) as usize];
     let steps = 8 + run.random.below(32);
     for step in 0..steps {
@@ -177,7 +178,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn fill(&mut self, value: u8, len: usize) -> LocalAddr {
         let at = self.free;
         self.free += len.next_multiple_of(8);
-        // SAFETY: inside the region: a program has at most 40 operations. It was never used, so nothing reads it.
+        // SAFETY: inside the region: a program has at most 40 operations. It was never used, so
+        // nothing reads it.
         unsafe { self.pair.source.as_ptr().add(at).write_bytes(value, len) };
         self.pair.from.at(at as u64)
     }
@@ -291,8 +293,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "fetch"
     }
 
-    /// A quiet whose deadline comes soon, during which nobody but the origin polls. Half of them come when
-    /// all may be in place, and what follows those is done directly.
+    /// A quiet whose deadline comes soon, during which nobody but the origin polls. Half of them
+    /// come when all may be in place, and what follows those is done directly.
     fn quiet(&mut self) -> &'static str {
         if self.random.below(2) == 0 {
             for _ in 0..8 {

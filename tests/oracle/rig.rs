@@ -1,4 +1,5 @@
-//! Two engines in one process over a rail of their own, driven by one thread, and the memory of both.
+//! Two engines in one process over a rail of their own, driven by one thread, and the memory of
+//! both.
 
 use std::ptr::NonNull;
 
@@ -42,7 +43,8 @@ impl<const RAILS: usize> Room<RAILS> {
 }
 
 fn private(words: &mut [u64]) -> Region {
-    // SAFETY: the words stay while the pair borrows them, and are touched through raw copies and the engines alone.
+    // SAFETY: the words stay while the pair borrows them, and are touched through raw copies and
+    // the engines alone.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
@@ -89,8 +91,8 @@ pub struct Pair<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
-    /// A pair over rails that are attached to each other. The second region of the target lies in the segment,
-    /// if there is one.
+    /// A pair over rails that are attached to each other. The second region of the target lies in
+    /// the segment, if there is one.
     pub fn new(
         room: &'m mut Room<RAILS>,
         config: Config,

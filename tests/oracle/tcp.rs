@@ -54,7 +54,8 @@ fn pair<'m, const RAILS: usize>(
 
 fn over<const RAILS: usize>(name: &str, usual: u64) {
     let path = std::env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: what the linker finds under this name, or whoever runs the tests names, is a libfabric.
+    // SAFETY: what the linker finds under this name, or whoever runs the tests names, is a
+    // libfabric.
     match unsafe { Library::open(path.as_deref()) } {
         Ok(library) => programs::<_, RAILS>(name, usual, |group, room| pair(&library, group, room)),
         Err(why) => println!("SKIPPED {name}: {why}"),

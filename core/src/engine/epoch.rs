@@ -6,9 +6,9 @@
 //! that lie near each other never share an epoch, also not the few bits of one that fit in a word;
 //! nor do two that follow each other in the slot of a peer.
 //!
-//! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all epochs
-//! are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first. Until
-//! then operations queue, as they do behind a full window.
+//! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all
+//! epochs are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first.
+//! Until then operations queue, as they do behind a full window.
 //!
 //! # The exchange
 //!
@@ -30,10 +30,10 @@
 //!
 //! # One rail
 //!
-//! A stream keeps the two epochs in place, as a stamp for what goes out (`Stream::stamp`) and one for
-//! what comes in (`Window::stamp`). To fence one rail of a peer, bump an epoch of that pair of peer
-//! and rail, and xor it into the epoch of both stamps where a word enters or leaves that rail. The
-//! compare stays the same, and with one rail there is nothing to xor.
+//! A stream keeps the two epochs in place, as a stamp for what goes out (`Stream::stamp`) and one
+//! for what comes in (`Window::stamp`). To fence one rail of a peer, bump an epoch of that pair of
+//! peer and rail, and xor it into the epoch of both stamps where a word enters or leaves that rail.
+//! The compare stays the same, and with one rail there is nothing to xor.
 
 use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
@@ -114,8 +114,8 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends the Hellos that wait for a peer. `false`: no rail has room and they stay due, or the peer
-    /// is lost.
+    /// Sends the Hellos that wait for a peer. `false`: no rail has room and they stay due, or the
+    /// peer is lost.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
@@ -219,7 +219,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         if hello.yours == meeting.mine {
             if meeting.bond(hello.mine) == Bond::Other {
-                // The last of an attachment that ended before the one bound here began says nothing.
+                // The last of an attachment that ended before the one bound here began says
+                // nothing.
                 let earlier = (1..EARLIER).contains(&meeting.theirs.wrapping_sub(hello.mine));
                 if !earlier {
                     self.fail_peer(peer, PeerError::Reattached);
@@ -253,7 +254,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
         let right = word & !self.mask == stamp(context, mine, self.mask);
-        // Nothing is left over where rails keep attachments apart: what is not right there is wrong.
+        // Nothing is left over where rails keep attachments apart: what is not right there is
+        // wrong.
         if (right || mine == 0) && context as u16 >= self.config.contexts {
             return Err(Violation::Context);
         }
@@ -294,7 +296,8 @@ mod tests {
         });
         for (at, &one) in epochs.iter().enumerate() {
             assert_ne!(one, 0);
-            // Also not the four bits that the widest window leaves; 0 is skipped, so 14 in a row differ.
+            // Also not the four bits that the widest window leaves; 0 is skipped, so 14 in a row
+            // differ.
             for &other in epochs[at + 1..].iter().take(13) {
                 assert_ne!(one, other);
                 let mask = sequence_mask(1 << 19);
@@ -305,7 +308,8 @@ mod tests {
 
     #[test]
     fn peers_that_are_all_attached_anew_share_no_epoch_with_what_they_were_before() {
-        // A window whose words have room for four bits of an epoch, and as many peers as those tell apart.
+        // A window whose words have room for four bits of an epoch, and as many peers as those tell
+        // apart.
         const MASK: u32 = sequence_mask(1 << 19);
         let mut tables = Tables::<1, 16, 1, 1, 1>::new();
         let config = Config { window: 1, ..Config::DEFAULT };

@@ -237,7 +237,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     let next = slot.links.next;
                     // What was acknowledged is done, even if its last post is yet to be reported.
                     if !slot.acked || slot.fetch || !slot.numbered {
-                        // A rail that executes an atomic itself may have it under way without a number.
+                        // A rail that executes an atomic itself may have it under way without a
+                        // number.
                         let sent = slot.numbered || (slot.kind == Kind::Message && slot.posts != 0);
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }

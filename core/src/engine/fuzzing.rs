@@ -1,5 +1,5 @@
-//! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer makes. No part of the
-//! interface; the tests in `tests/fuzz` use it.
+//! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer
+//! makes. No part of the interface; the tests in `tests/fuzz` use it.
 
 use super::protocol::head::{self, Head, Offer};
 use super::table::{HANDLE_MAX, Handle};
@@ -15,8 +15,9 @@ pub struct Target {
     pub name: &'static str,
     /// Writes a valid input, another for each number, and returns its length.
     pub sample: fn(u64, &mut [u8]) -> usize,
-    /// Reads an input as the parser does. `None`: refused. Otherwise what it understood was written anew into the second argument,
-    /// and the first so many bytes of that are those of the input. Panics where an input that was accepted is not understood again.
+    /// Reads an input as the parser does. `None`: refused. Otherwise what it understood was written
+    /// anew into the second argument, and the first so many bytes of that are those of the input.
+    /// Panics where an input that was accepted is not understood again.
     pub read: fn(&[u8], &mut [u8]) -> Option<usize>,
 }
 
@@ -82,7 +83,8 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
         _ => 0,
     };
     assert_eq!(rest.len(), payload, "a payload that the message does not speak of");
-    // Bytes that mean nothing in a kind are not looked at, so it is the meaning that comes back, not every byte.
+    // Bytes that mean nothing in a kind are not looked at, so it is the meaning that comes back,
+    // not every byte.
     let mut head = [0; HEAD_MAX];
     let len = message.encode(&mut head);
     assert_eq!(len + rest.len(), input.len(), "a part of the message was not taken");

@@ -34,10 +34,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin. Unless these
-    /// rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until the peer has
-    /// connected as well and both ends have made progress: see [`has_answered`](Self::has_answered).
-    /// Both ends reach each other by the same rails.
+    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin. Unless
+    /// these rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until
+    /// the peer has connected as well and both ends have made progress: see
+    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         let seed = self.state.config.seed;
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
@@ -62,12 +62,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Forgets a peer, alive or failed. Operations to it end as failed, and as unknown where something was sent that a living peer
-    /// may still apply; its regions are released, its number is stale.
-    /// Slow path.
+    /// Forgets a peer, alive or failed. Operations to it end as failed, and as unknown where
+    /// something was sent that a living peer may still apply; its regions are released, its number
+    /// is stale. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] while regions are registered that lie in the segment in common with this peer: they go with it.
+    /// [`AttachError::InUse`] while regions are registered that lie in the segment in common with
+    /// this peer: they go with it.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         // One that was never connected may be attached to any rail.
@@ -96,8 +97,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether the peer has connected as well and knows of this attachment: operations go out. `false`
-    /// also if it has failed.
+    /// Whether the peer has connected as well and knows of this attachment: operations go out.
+    /// `false` also if it has failed.
     pub fn has_answered(&self, peer: PeerId) -> Result<bool, AttachError> {
         self.peer_error(peer)?;
         Ok(self.state.peers[peer.index as usize].state == PeerState::Connected)

@@ -1,6 +1,7 @@
-//! Two engines in two threads over one mapped region, as threads and under the model checker: what a signal, an atomic, a fence
-//! and a quiet promise to whoever looks from the other thread. The words that they change are atomics of the region; the data
-//! is a [`Watch`], which stands for bytes beside them.
+//! Two engines in two threads over one mapped region, as threads and under the model checker: what
+//! a signal, an atomic, a fence and a quiet promise to whoever looks from the other thread. The
+//! words that they change are atomics of the region; the data is a [`Watch`], which stands for
+//! bytes beside them.
 
 extern crate std;
 
@@ -55,7 +56,8 @@ impl End {
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
         let words = NonNull::from(&shared.words);
-        // SAFETY: the words outlive the engine, which holds them by `shared`, and are only used as atomics.
+        // SAFETY: the words outlive the engine, which holds them by `shared`, and are only used as
+        // atomics.
         let region = unsafe { Region::new(words.cast(), size_of_val(&shared.words), RegionKind::Private) };
         let local = engine.register(region).unwrap();
         let mut handle = [0; super::HANDLE_MAX];

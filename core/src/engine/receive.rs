@@ -62,9 +62,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
-        // The data that this signal announces was landed, and everything before it applied, by this thread or by a rail
-        // that this thread has heard of.
-        // SAFETY: inside a registered region and a multiple of 8 bytes (regions begin at one); accessed only atomically.
+        // The data that this signal announces was landed, and everything before it applied, by this
+        // thread or by a rail that this thread has heard of. SAFETY: inside a registered region and
+        // a multiple of 8 bytes (regions begin at one); accessed only atomically.
         unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
@@ -113,7 +113,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         if peer.0 as usize >= self.peers.len() {
             return false;
         }
-        // Of a context that is not configured there is no stream; to one that is shut no word is next.
+        // Of a context that is not configured there is no stream; to one that is shut no word is
+        // next.
         let stream = self.stream_of(context_of(data), peer.0);
         let next = match self.streams.get_mut(stream as usize) {
             Some(s) => s.window.take_in_order(data, self.mask),

@@ -49,12 +49,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Takes registered memory back. Messages that name it are refused from now on; peers that have it mapped must be done with
-    /// it. Slow path: looks at every operation, receive and import.
+    /// Takes registered memory back. Messages that name it are refused from now on; peers that have
+    /// it mapped must be done with it. Slow path: looks at every operation, receive and import.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] says what of this engine still uses the memory: the region stays. With [`AttachError::Kept`] it is
-    /// gone like any other, but its memory must never be given back.
+    /// [`AttachError::InUse`] says what of this engine still uses the memory: the region stays.
+    /// With [`AttachError::Kept`] it is gone like any other, but its memory must never be given
+    /// back.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
         let slot = *self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         while let Some(idle) =
@@ -103,7 +104,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
     ///
     /// # Errors
-    /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are being read.
+    /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
+    /// being read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let mut handle = Handle::<RAILS>::decode(handle)?;
         self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
@@ -111,7 +113,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.import_evicting(peer, handle, R::import)
     }
 
-    /// Imports; where a table is full, at the expense of imports that were made to read messages and can be made again.
+    /// Imports; where a table is full, at the expense of imports that were made to read messages
+    /// and can be made again.
     pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,

@@ -185,7 +185,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         s.fence = self.fence_holds;
-        // Where messages pass, the acknowledgement is asked for by the write that needs it, if one comes.
+        // Where messages pass, the acknowledgement is asked for by the write that needs it, if one
+        // comes.
         if self.fence_holds & MESSAGES != 0 {
             self.ask(stream);
         }

@@ -43,8 +43,8 @@ pub struct Stream {
     pub(crate) unhurried: bool,
     /// Silent operations that took no slot are on their way: together they count as one open operation.
     pub(crate) silent: bool,
-    /// What waits for everything before it: [`WRITES`], [`MESSAGES`] or both after a fence, otherwise
-    /// neither. The next operation with such data carries the fence, and clears it here.
+    /// What waits for everything before it: [`WRITES`], [`MESSAGES`] or both after a fence,
+    /// otherwise neither. The next operation with such data carries the fence, and clears it here.
     pub(crate) fence: u8,
     /// An acknowledgement is wanted soon; ask for it.
     pub(crate) ask: bool,
@@ -131,8 +131,8 @@ impl Stream {
         self.stamp | self.next.low(mask)
     }
 
-    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the next
-    /// number at once. Never in a stream that is shut.
+    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the
+    /// next number at once. Never in a stream that is shut.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // Never more than a window is in flight, which fits in 32 bits.

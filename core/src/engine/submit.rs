@@ -196,9 +196,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, Notice::Report(tag), true)
     }
 
-    /// Orders: writes issued after it land after everything issued before it. Waits for nothing. Where a later write could overtake
-    /// something ([`Caps::order`](crate::rail::Caps::order)), that write is held back until earlier operations are applied. Signals
-    /// and atomics need no fence.
+    /// Orders: writes issued after it land after everything issued before it. Waits for nothing.
+    /// Where a later write could overtake something ([`Caps::order`](crate::rail::Caps::order)),
+    /// that write is held back until earlier operations are applied. Signals and atomics need no
+    /// fence.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {

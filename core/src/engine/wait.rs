@@ -213,7 +213,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// `from`, if given, is the peer that the signal comes from: the wait ends when it fails.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] names the peer, the rail if there is only one, and the first number missing here.
+    /// [`WaitError::Deadline`] names the peer, the rail if there is only one, and the first number
+    /// missing here.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait_signal<H: Host, P: Park>(
@@ -250,8 +251,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// What is missing of what a peer sends, or any peer, for a diagnosis: the first number that has not arrived, before one that has if
-    /// there is such a hole, and the rail that it must come by if only one reaches the peer.
+    /// What is missing of what a peer sends, or any peer, for a diagnosis: the first number that
+    /// has not arrived, before one that has if there is such a hole, and the rail that it must come
+    /// by if only one reaches the peer.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| matches!(slot.state, PeerState::Connected | PeerState::Meeting);

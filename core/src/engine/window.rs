@@ -73,8 +73,8 @@ pub struct Window {
     stamp: u32,
 }
 
-/// The memory of one window: arrived bits, which of them are messages, and the messages; and the bits
-/// of a word that are its number.
+/// The memory of one window: arrived bits, which of them are messages, and the messages; and the
+/// bits of a word that are its number.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
@@ -131,8 +131,8 @@ impl Window {
         self.held
     }
 
-    /// The slot of the number in a word, or what is wrong with it. `None`: it was here before. Of the
-    /// numbers that the word may mean it is the one nearest to the next.
+    /// The slot of the number in a word, or what is wrong with it. `None`: it was here before. Of
+    /// the numbers that the word may mean it is the one nearest to the next.
     #[inline(always)]
     fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
@@ -145,8 +145,9 @@ impl Window {
         }
     }
 
-    /// Whether what has arrived is the next one of this attachment and nothing waits behind it. Then it
-    /// counts as consumed, and the caller applies it at once: the usual case, and it needs no cell.
+    /// Whether what has arrived is the next one of this attachment and nothing waits behind it.
+    /// Then it counts as consumed, and the caller applies it at once: the usual case, and it needs
+    /// no cell.
     #[inline(always)]
     pub(crate) fn take_in_order(&mut self, word: u32, mask: u32) -> bool {
         let next = word == self.next_word(mask) && self.held == 0;

@@ -153,8 +153,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
-        // Acquire, edge `worker.stop`: pairs with the release store of whoever stops us. What that thread submitted before
-        // is found by `is_done`.
+        // Acquire, edge `worker.stop`: pairs with the release store of whoever stops us. What that
+        // thread submitted before is found by `is_done`.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 

@@ -45,8 +45,9 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As [`copy_bytes`], where the processor may see `to` through a write-combining window, such as one into a device's memory:
-/// every later store comes behind these, an announcement of them included.
+/// As [`copy_bytes`], where the processor may see `to` through a write-combining window, such as
+/// one into a device's memory: every later store comes behind these, an announcement of them
+/// included.
 ///
 /// # Safety
 /// As for [`copy_bytes`].

@@ -1,7 +1,8 @@
-//! Atomics and signals on a word in memory: what a target does, and a same-node origin with mapped memory.
+//! Atomics and signals on a word in memory: what a target does, and a same-node origin with mapped
+//! memory.
 //!
-//! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching bit operations), a
-//! signal a store or an addition. Neither blocks.
+//! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching
+//! bit operations), a signal a store or an addition. Neither blocks.
 //!
 //! | edge     | release                           | acquire                            | carries                          |
 //! |----------|-----------------------------------|------------------------------------|----------------------------------|
@@ -15,12 +16,14 @@ impl SignalOp {
     /// Changes the word of a signal.
     ///
     /// # Safety
-    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; nobody accesses it other than atomically.
+    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; nobody accesses it
+    /// other than atomically.
     #[inline(always)]
     pub(crate) unsafe fn apply(self, word: *mut u8, value: u64) {
         // SAFETY: valid, aligned and only accessed atomically, as the caller promised.
         let word = unsafe { &*word.cast::<AtomicU64>() };
-        // Release, edge `signal`: everything that was copied or applied before is visible to whoever acquires this value.
+        // Release, edge `signal`: everything that was copied or applied before is visible to
+        // whoever acquires this value.
         match self {
             SignalOp::Set => word.store(value, edge!("signal.set", Release)),
             SignalOp::Add => {
@@ -30,11 +33,12 @@ impl SignalOp {
     }
 }
 
-/// The value of a signal's word. What was sent before the signal that made it so is visible behind this.
+/// The value of a signal's word. What was sent before the signal that made it so is visible behind
+/// this.
 #[inline(always)]
 pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
-    // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by a peer that has this
-    // memory mapped.
+    // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by
+    // a peer that has this memory mapped.
     word.load(edge!("signal.look", Acquire))
 }
 
@@ -60,8 +64,9 @@ impl Amo {
                 // SAFETY: valid, aligned for this width and only accessed atomically, as the caller promised.
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
-                // AcqRel, edge `amo`: the release half orders the stream's earlier writes before this word, for whoever
-                // acquires it; the acquire half orders what the fetched value stands for before what the caller does next.
+                // AcqRel, edge `amo`: the release half orders the stream's earlier writes before
+                // this word, for whoever acquires it; the acquire half orders what the fetched
+                // value stands for before what the caller does next.
                 let order = edge!("amo.change", AcqRel);
                 let old: $int = match self.op {
                     AmoOp::Set | AmoOp::Swap => word.swap(operand, order),

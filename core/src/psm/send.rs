@@ -147,7 +147,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Counts a message that the engine has taken, by the way it travels: without a credit a short one stays here, too.
+    /// Counts a message that the engine has taken, by the way it travels: without a credit a short
+    /// one stays here, too.
     fn count(&mut self, send: Deferred, issued: Issued) {
         let len = send.from.map_or(0, |(_, len)| len as u64);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));

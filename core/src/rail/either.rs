@@ -29,7 +29,8 @@ macro_rules! each {
     clippy::missing_trait_methods,
     reason = "a call that is not passed on gets the default, which knows nothing of the rail"
 )]
-// SAFETY: each call goes to the one rail inside, which stays the same: `setup` lends out no more than that rail does.
+// SAFETY: each call goes to the one rail inside, which stays the same: `setup` lends out no more
+// than that rail does.
 unsafe impl<A: Rail, B: Rail> Rail for Either<A, B> {
     type Setup<'a>
         = Either<A::Setup<'a>, B::Setup<'a>>

@@ -179,8 +179,8 @@ impl<R: Rail, const HELD: usize> FaultySetup<'_, R, HELD> {
     }
 }
 
-// SAFETY: a post that is held back is pending, its end is reported once, and after that nothing here remembers it. Memory is
-// never mapped. The rest is the inner rail's, which stays the same.
+// SAFETY: a post that is held back is pending, its end is reported once, and after that nothing
+// here remembers it. Memory is never mapped. The rest is the inner rail's, which stays the same.
 unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     type Setup<'a>
         = FaultySetup<'a, R, HELD>

@@ -147,8 +147,9 @@ impl<const DEPTH: usize> Default for Loopback<DEPTH> {
     }
 }
 
-// SAFETY: what is imported lies in a region that is registered here, in this process; the engine keeps a region registered
-// while an import of it is in use. Nothing touches local memory after a post has returned. A shared reference changes nothing.
+// SAFETY: what is imported lies in a region that is registered here, in this process; the engine
+// keeps a region registered while an import of it is in use. Nothing touches local memory after a
+// post has returned. A shared reference changes nothing.
 unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     type Setup<'a> = &'a Self;
 

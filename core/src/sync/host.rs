@@ -51,17 +51,20 @@ pub trait Host {
     }
 }
 
-/// The sleeper's half as a full fence: what [`Host::sleeper_barrier`] is unless a host has something better.
+/// The sleeper's half as a full fence: what [`Host::sleeper_barrier`] is unless a host has
+/// something better.
 #[inline(always)]
 pub fn sleeper_fence() {
     // Partner: `notifier_fence`. The announcement is visible before the look for work is answered.
     edge_fence!("event.sleeper.fence", SeqCst);
 }
 
-/// The notifier's half as a full fence: what [`Host::notifier_barrier`] is unless a host has something better.
+/// The notifier's half as a full fence: what [`Host::notifier_barrier`] is unless a host has
+/// something better.
 #[inline(always)]
 pub fn notifier_fence() {
-    // Partner: `sleeper_fence`, or `membarrier(2)`. The work is visible before the look for sleepers is answered.
+    // Partner: `sleeper_fence`, or `membarrier(2)`. The work is visible before the look for
+    // sleepers is answered.
     edge_fence!("event.notifier.fence", SeqCst);
 }
 

@@ -1,4 +1,5 @@
-//! The facade: where every crate takes its atomics and names its orderings. The one file that names loom's types.
+//! The facade: where every crate takes its atomics and names its orderings. The one file that names
+//! loom's types.
 //!
 //! A normal build re-exports `core::sync::atomic`, and everything else here vanishes.
 //!
@@ -12,21 +13,24 @@
 //!
 //! # Edges
 //!
-//! An *edge* is an ordering that a hand-over between threads or processes depends on. Each is written
-//! `edge!("ring.filled.store", Release)`, with one name per side. `tests/loom-edges.sh` finds the names by searching
-//! the sources of every crate, weakens one at a time and demands that a model fails. An `AcqRel` is two edges: besides
-//! the whole, `NAME/acquire` and `NAME/release` weaken one half each. `tests/imports.rs` refuses an ordering stronger
-//! than `Relaxed` that is not an edge.
+//! An *edge* is an ordering that a hand-over between threads or processes depends on. Each is
+//! written `edge!("ring.filled.store", Release)`, with one name per side. `tests/loom-edges.sh`
+//! finds the names by searching the sources of every crate, weakens one at a time and demands that
+//! a model fails. An `AcqRel` is two edges: besides the whole, `NAME/acquire` and `NAME/release`
+//! weaken one half each. `tests/imports.rs` refuses an ordering stronger than `Relaxed` that is not
+//! an edge.
 //!
 //! # How a crate is modelled
 //!
-//! `--cfg fishplate_loom` adds the module `modelled`: the same names over loom's types. Nothing else changes for a
-//! crate that depends on this one: this crate takes its own atomics from `modelled` in its own tests alone. What lies
-//! in a mapped segment could not: the rest of a program expects plain atomics there.
+//! `--cfg fishplate_loom` adds the module `modelled`: the same names over loom's types. Nothing
+//! else changes for a crate that depends on this one: this crate takes its own atomics from
+//! `modelled` in its own tests alone. What lies in a mapped segment could not: the rest of a
+//! program expects plain atomics there.
 //!
-//! Another crate (today: `shm`) keeps what hands over in files that take everything from `super::primitive`, the
-//! facade. Its models compile such a file a second time, with `#[path]`, beside
-//! `use fishplate_core::sync::primitive::modelled as primitive`. So they run the source itself, not a copy.
+//! Another crate (today: `shm`) keeps what hands over in files that take everything from
+//! `super::primitive`, the facade. Its models compile such a file a second time, with `#[path]`,
+//! beside `use fishplate_core::sync::primitive::modelled as primitive`. So they run the source
+//! itself, not a copy.
 
 #[cfg(not(all(test, fishplate_loom)))]
 mod imp {

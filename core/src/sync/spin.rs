@@ -11,8 +11,9 @@
 //! | yield   | `sched_yield`             | each time                 | [`Policy::yields`], if oversubscribed        |
 //! | park    | sleep on an eventcount    | each time                 | notified, or [`Policy::park_ns`]             |
 //!
-//! A wait that may not sleep, because the policy does not park or because nothing would wake it, spins on instead. Once it has done so
-//! for [`Policy::yield_after_ns`], each batch of pauses ends with a `sched_yield`: the thread waited for may need this processor.
+//! A wait that may not sleep, because the policy does not park or because nothing would wake it,
+//! spins on instead. Once it has done so for [`Policy::yield_after_ns`], each batch of pauses ends
+//! with a `sched_yield`: the thread waited for may need this processor.
 //!
 //! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when fewer than
 //! [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth wait spins all the same, to
@@ -50,7 +51,8 @@ pub struct Policy {
     pub park_ns: u64,
     /// Whether to park at all. If not, the last phase goes on until work turns up.
     pub parks: bool,
-    /// How long a wait that may not sleep spins before it yields between batches, in nanoseconds. `u32::MAX`: for ever.
+    /// How long a wait that may not sleep spins before it yields between batches, in nanoseconds.
+    /// `u32::MAX`: for ever.
     pub yield_after_ns: u32,
 }
 

@@ -14,7 +14,8 @@ use super::support::*;
 
 type Network = Loopback<64>;
 
-/// A rail that executes atomics and says that it orders everything, which is what the engine asks of one that it hands them to.
+/// A rail that executes atomics and says that it orders everything, which is what the engine asks
+/// of one that it hands them to.
 fn native<const DEPTH: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; 1] {
     control.borrow_mut().caps = Some(|caps| Caps { order: Order::All, ..caps });
     tap(Loopback::new().with_native_atomics(), control)

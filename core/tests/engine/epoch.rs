@@ -205,7 +205,8 @@ fn hellos_that_prove_nothing_change_nothing_however_many_come() {
     let (control, mut own, epoch) = met();
     let mut random = Random(5);
     for n in 0..5000u32 {
-        // Of nobody, of an earlier life, of a later one, and with the right epoch in the wrong place.
+        // Of nobody, of an earlier life, of a later one, and with the right epoch in the wrong
+        // place.
         let other = random.next() as u32 | 1;
         let bytes = match n % 4 {
             0 => hello(other, 0, 0),

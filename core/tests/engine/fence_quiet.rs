@@ -253,7 +253,8 @@ fn a_missing_acknowledgement_names_no_rail() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
-    // A signal wait says the first number that is missing here, and the rail, since there is only one.
+    // A signal wait says the first number that is missing here, and the rail, since there is only
+    // one.
     let want = Stuck { rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
     assert_eq!(end, Err(WaitError::Deadline(want)));

@@ -1,10 +1,11 @@
 //! Two engines that attach each other, put, signal, fetch and send to each other, and attach each
 //! other again with all of that under way: alone, one after the other, or both at once.
 //!
-//! Every life of a node, from one attachment to the next, has words and slots of its own at the other
-//! node. Operation `n` of a life fills a slot and then adds 1 to the life's word. So a word that is
-//! `n` says that `n` operations were applied, in order, and the slots of all of them must be filled.
-//! What counts for a later life than its own shows as a word that runs ahead of its slots.
+//! Every life of a node, from one attachment to the next, has words and slots of its own at the
+//! other node. Operation `n` of a life fills a slot and then adds 1 to the life's word. So a word
+//! that is `n` says that `n` operations were applied, in order, and the slots of all of them must
+//! be filled. What counts for a later life than its own shows as a word that runs ahead of its
+//! slots.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::tag::Tag;

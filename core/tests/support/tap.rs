@@ -153,7 +153,8 @@ impl Sink for Notes<'_> {
     }
 }
 
-// SAFETY: the rail inside keeps the promises. What a test makes up with `Control` it answers for itself.
+// SAFETY: the rail inside keeps the promises. What a test makes up with `Control` it answers for
+// itself.
 unsafe impl<R: Rail> Rail for Tap<R> {
     type Setup<'a>
         = R::Setup<'a>

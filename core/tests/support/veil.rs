@@ -64,7 +64,8 @@ fn clear(local: Local) -> Local {
     Local { ptr: unveil(local.ptr), ..local }
 }
 
-// SAFETY: the rail inside keeps the promises; memory of a device is never mapped. Tests set its fields and do no more.
+// SAFETY: the rail inside keeps the promises; memory of a device is never mapped. Tests set its
+// fields and do no more.
 unsafe impl<R: Rail> Rail for Veiled<R> {
     type Setup<'a>
         = &'a mut Self

@@ -116,7 +116,8 @@ fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
             assert_eq!(status.unwrap().outcome, Received::Ok, "{n}");
         }
         assert_eq!(own.bytes(4096 * 3, 1000), pattern(0, 1000));
-        // All credits are there, and no more: as many messages as there are go out before their receives.
+        // All credits are there, and no more: as many messages as there are go out before their
+        // receives.
         for n in 0..3 * u64::from(SMALL.credits) {
             own.engine.send(CX, own.me, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
             own.recv(n, EXACT, 0, 8);

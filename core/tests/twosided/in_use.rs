@@ -1,5 +1,5 @@
-//! Memory that something still uses is neither deregistered nor released: the call says what uses it, and succeeds once that has
-//! ended.
+//! Memory that something still uses is neither deregistered nor released: the call says what uses
+//! it, and succeeds once that has ended.
 
 use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::{Config, Notice};
@@ -146,7 +146,8 @@ fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::Peer
 
 #[test]
 fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
-    // Every peer is this engine; its tables hold 16 imports, one of which is in use from the beginning.
+    // Every peer is this engine; its tables hold 16 imports, one of which is in use from the
+    // beginning.
     let mut own = loopback(SMALL);
     let mut peers = vec![own.me];
     while let Ok(peer) = own.engine.reserve_peer() {

@@ -100,8 +100,8 @@ fn whoever_probes_sends_what_found_no_room() {
     }
 }
 
-/// A pass that frees room for a deferred send, and whatever runs it leaves that send where it is: a probe that
-/// finds its message in that pass, or the owner of the engine.
+/// A pass that frees room for a deferred send, and whatever runs it leaves that send where it is: a
+/// probe that finds its message in that pass, or the owner of the engine.
 #[test]
 fn a_send_does_not_overtake_one_that_is_deferred_when_there_is_room_for_both() {
     let mut found_both = 0;
@@ -192,7 +192,8 @@ impl Bench {
     }
 }
 
-/// The engine's owner makes passes of its own, so that something has ended that the queue was not told of.
+/// The engine's owner makes passes of its own, so that something has ended that the queue was not
+/// told of.
 #[test]
 fn what_ended_before_a_request_that_is_done_at_once_is_told_before_it() {
     for claimed in [false, true] {

@@ -1,5 +1,6 @@
 //! Things put aside to be dropped later: a list that any thread adds to and that is taken whole.
-//! Adding never waits, not even for a thread that has lost its processor. Allocates a node for each thing.
+//! Adding never waits, not even for a thread that has lost its processor. Allocates a node for each
+//! thing.
 //!
 //! | edge    | store         | load           | carries               |
 //! |---------|---------------|----------------|-----------------------|
@@ -28,8 +29,9 @@ impl<T> List<T> {
         loop {
             // SAFETY: the node is ours until the exchange succeeds.
             unsafe { (*node).next = head };
-            // Release, edge `aside`: whoever takes the list sees this node, and by the exchanges before
-            // it, which this one continues, all others. The head is only compared, so a failure needs no order.
+            // Release, edge `aside`: whoever takes the list sees this node, and by the exchanges
+            // before it, which this one continues, all others. The head is only compared, so a
+            // failure needs no order.
             let stored = edge!("aside.store", Release);
             match self.0.compare_exchange_weak(head, node, stored, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -60,7 +62,8 @@ impl<T> Iterator for Taken<T> {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: made by `Box::into_raw` in `add`; the swap in `take` gave the whole chain to us alone.
+        // SAFETY: made by `Box::into_raw` in `add`; the swap in `take` gave the whole chain to us
+        // alone.
         let Node { thing, next } = *unsafe { Box::from_raw(self.0) };
         self.0 = next;
         Some(thing)

@@ -94,7 +94,8 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
     }
 }
 
-/// Memory of `size` bytes, sealed, that holds `held` bytes of pages: those beyond its end too. And its name.
+/// Memory of `size` bytes, sealed, that holds `held` bytes of pages: those beyond its end too. And
+/// its name.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
     // SAFETY: the name is a C string; calls with plain numbers on what is made here.
     let fd = unsafe {

@@ -167,8 +167,8 @@ impl Drop for CudaDevice {
     }
 }
 
-// SAFETY: the driver's own promises: addresses are good until they are freed, closed or unpinned, an event that is complete
-// follows all work before it on its stream.
+// SAFETY: the driver's own promises: addresses are good until they are freed, closed or unpinned,
+// an event that is complete follows all work before it on its stream.
 unsafe impl Device for CudaDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps

@@ -152,8 +152,8 @@ impl Sender {
 /// Stores a word: for the sender, and for a device that is this processor.
 #[inline(always)]
 pub(crate) fn tell(word: &AtomicU64, value: u64) {
-    // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied or was told of by the
-    // device.
+    // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied
+    // or was told of by the device.
     word.store(value, edge!("done.word.store", Release));
 }
 

@@ -127,7 +127,8 @@ fn home() -> MutexGuard<'static, Home> {
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where an allocation of `size` bytes begins that this very process exports. It stays until the importer [leaves](leave_home).
+/// Where an allocation of `size` bytes begins that this very process exports. It stays until the
+/// importer [leaves](leave_home).
 pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     let mut home = home();
     let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;

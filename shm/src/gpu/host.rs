@@ -112,7 +112,8 @@ impl HostDevice {
 }
 
 impl Drop for HostDevice {
-    /// Frees what was allocated. What importers in this process still use stays mapped until the process ends.
+    /// Frees what was allocated. What importers in this process still use stays mapped until the
+    /// process ends.
     fn drop(&mut self) {
         for (base, made) in std::mem::take(&mut self.allocations) {
             if is_used_at_home(base) {
@@ -122,8 +123,8 @@ impl Drop for HostDevice {
     }
 }
 
-// SAFETY: memory is a mapping of its whole file, kept in `allocations` or `opened` until it is freed or closed. Copies end before
-// `copy` returns, so every mark is reached.
+// SAFETY: memory is a mapping of its whole file, kept in `allocations` or `opened` until it is
+// freed or closed. Copies end before `copy` returns, so every mark is reached.
 unsafe impl Device for HostDevice {
     fn caps(&self) -> DeviceCaps {
         DeviceCaps {

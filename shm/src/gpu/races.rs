@@ -1,5 +1,6 @@
-//! Models of the done channel and the bounce slots: the very source of `done.rs` and `relay.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with
-//! each ordering weakened in turn.
+//! Models of the done channel and the bounce slots: the very source of `done.rs` and `relay.rs`,
+//! over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with each ordering
+//! weakened in turn.
 //!
 //! What a write moves is a cell for each word, which loom watches: the origin writes it before it stores the word, the target reads it when
 //! it is told, and the origin writes it again only with a later ticket of the same word.

@@ -248,7 +248,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.driver()
     }
 
-    /// Asks the peers to close the memory around `at`, if it was exported, and waits until they have. Slow path.
+    /// Asks the peers to close the memory around `at`, if it was exported, and waits until they
+    /// have. Slow path.
     ///
     /// # Errors
     /// See [`RevokeError`].
@@ -259,7 +260,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline expired. Slow path.
+    /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline
+    /// expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         while self.sharing.imports().mapped().0 > 0 {
             self.sharing.turn(&mut self.inner);
@@ -386,8 +388,9 @@ impl<S: Sink> Sink for Watch<'_, S> {
     }
 }
 
-// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a pending transfer ends when
-// the device has finished with it. `GpuSetup` gives away neither the inner rail nor the device.
+// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a
+// pending transfer ends when the device has finished with it. `GpuSetup` gives away neither the
+// inner rail nor the device.
 unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     type Setup<'a>
         = GpuSetup<'a, D, H>

@@ -116,8 +116,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// See [`fuzzing`](crate::fuzzing). Words that mean nothing in a kind are not looked at, so beside the first it is the meaning that
-/// comes back.
+/// See [`fuzzing`](crate::fuzzing). Words that mean nothing in a kind are not looked at, so beside
+/// the first it is the meaning that comes back.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };
@@ -230,7 +230,8 @@ impl Incoming {
     }
 }
 
-// Under the model checker this file is compiled a second time, among the models, where its tests have no place.
+// Under the model checker this file is compiled a second time, among the models, where its tests
+// have no place.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;

@@ -107,8 +107,8 @@ impl<D: Device> Sharing<D> {
     /// The device, to queue on.
     ///
     /// # Safety
-    /// The device stays the same one. What was exported is revoked before it is freed; what was opened, pinned or queued here
-    /// is left alone.
+    /// The device stays the same one. What was exported is revoked before it is freed; what was
+    /// opened, pinned or queued here is left alone.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -240,8 +240,8 @@ impl<D: Device> Sharing<D> {
 }
 
 impl<D: Device> Drop for Sharing<D> {
-    /// Closes what nothing is queued to. What something is queued to stays open until the process ends. What the device frees, no
-    /// importer in this process finds any more.
+    /// Closes what nothing is queued to. What something is queued to stays open until the process
+    /// ends. What the device frees, no importer in this process finds any more.
     fn drop(&mut self) {
         self.exports.withdraw();
         self.imports.keep_only(|_| false);

@@ -26,7 +26,8 @@ struct Hello {
     max_message: u64,
     common_len: u64,
     membarrier: bool,
-    /// Where the sender's nonce lies in its own memory: whoever can read it there can read and write all of it.
+    /// Where the sender's nonce lies in its own memory: whoever can read it there can read and
+    /// write all of it.
     probe: u64,
     nonce: Nonce,
 }
@@ -113,8 +114,8 @@ fn nonce() -> Result<Nonce, HandshakeError> {
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
-/// The nonces of the handshakes that this process is in: a peer with one of them, and our process number, is ourselves. After a
-/// fork the number alone could be another's.
+/// The nonces of the handshakes that this process is in: a peer with one of them, and our process
+/// number, is ourselves. After a fork the number alone could be another's.
 #[derive(Debug)]
 struct Mine(Nonce);
 
@@ -127,7 +128,8 @@ impl Mine {
         Mine(nonce)
     }
 
-    /// Whether a handshake of this process has that nonce. The other end of ours has not left its own before we are ready.
+    /// Whether a handshake of this process has that nonce. The other end of ours has not left its
+    /// own before we are ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -296,7 +298,8 @@ impl Shake {
         if self.made.is_none() {
             self.make(&theirs)?;
         }
-        // The other end keeps its nonce where it says until we are ready; only a process that lets us shows it.
+        // The other end keeps its nonce where it says until we are ready; only a process that lets
+        // us shows it.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
         let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
         let mut ready = Writer::new(Kind::Ready);
@@ -344,7 +347,8 @@ impl Shake {
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
         let Shake { socket, profile, peer, buffer, ours, .. } = self;
         let common = made.common.map(|(_, mapping)| mapping).or(given.common);
-        // Towards this process the kernel copies only if it is the peer: another could name our own memory as its.
+        // Towards this process the kernel copies only if it is the peer: another could name our own
+        // memory as its.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
             control: Control::new(socket, buffer, profile.config.max_segments, theirs.nonce, given.home),

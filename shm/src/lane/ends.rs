@@ -1,5 +1,5 @@
-//! The two ends of a lane, over cells and a cursor that lie anywhere: the models run this file over loom's atomics. See
-//! the [lane](super) for the format and the edges.
+//! The two ends of a lane, over cells and a cursor that lie anywhere: the models run this file over
+//! loom's atomics. See the [lane](super) for the format and the edges.
 
 use static_assertions::assert_not_impl_any;
 
@@ -41,8 +41,8 @@ pub(crate) struct Producer {
     pub(super) at: u64,
     /// The consumer's cursor as last loaded.
     pub(super) freed: u64,
-    /// The cells from `at` to below here hold no stamp that the consumer could be waiting for. Always beyond `at`, and never beyond what
-    /// `freed` allows.
+    /// The cells from `at` to below here hold no stamp that the consumer could be waiting for.
+    /// Always beyond `at`, and never beyond what `freed` allows.
     pub(super) claimed: u64,
     cursor: *const AtomicU64,
 }
@@ -59,19 +59,21 @@ pub(crate) struct Consumer {
     cursor: *const AtomicU64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread; `new` was promised that there is one of each.
+// SAFETY: the memory behind the pointers belongs to no thread; `new` was promised that there is one
+// of each.
 unsafe impl Send for Producer {}
 // SAFETY: as above.
 unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// How many cells the producer claims at least. With half as many, messages of 8 bytes come a little slower, with twice as many no
-/// faster.
+/// How many cells the producer claims at least. With half as many, messages of 8 bytes come a
+/// little slower, with twice as many no faster.
 pub(super) const CLAIMED: u64 = 8;
 
-/// How many cells before it is needed a line is asked for to be read: beyond those that are claimed behind a short record and may not be
-/// written yet, which would have to be claimed again. A constant, so that the address is known before the record in between has arrived.
+/// How many cells before it is needed a line is asked for to be read: beyond those that are claimed
+/// behind a short record and may not be written yet, which would have to be claimed again. A
+/// constant, so that the address is known before the record in between has arrived.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
 /// How many cells of one record are asked for before it is copied: what a payload of 4 KiB takes.
@@ -81,13 +83,15 @@ impl Producer {
     /// Over `cells` cells, a power of two, and the cursor of their consumer.
     ///
     /// # Safety
-    /// While this is used both stay mapped, the cells twice in a row and writable, and there is no other producer.
+    /// While this is used both stay mapped, the cells twice in a row and writable, and there is no
+    /// other producer.
     pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let mask = u64::from(cells) - 1;
         Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }
     }
 
-    /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16 and up.
+    /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16
+    /// and up.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, Refused> {
         // One cell more than the record: `publish` may clear the stamp of the one behind it.
@@ -100,10 +104,11 @@ impl Producer {
     #[cold]
     #[inline(never)]
     fn refresh(&mut self, cells: u64) -> Result<(), Refused> {
-        // SAFETY: `new` was promised that the segment is mapped while this is used.
-        // Acquire, edge `lane.freed`: the consumer's reads of what we are about to overwrite are over.
+        // SAFETY: `new` was promised that the segment is mapped while this is used. Acquire, edge
+        // `lane.freed`: the consumer's reads of what we are about to overwrite are over.
         let freed = unsafe { &*self.cursor }.load(edge!("lane.freed.load", Acquire));
-        // A correct cursor lies between its last value and our position; the subtraction is modulo 2^64.
+        // A correct cursor lies between its last value and our position; the subtraction is modulo
+        // 2^64.
         if freed.wrapping_sub(self.freed) > self.at.wrapping_sub(self.freed) {
             return Err(Refused::Corrupt);
         }
@@ -111,27 +116,31 @@ impl Producer {
         if self.at.wrapping_sub(freed) + cells > self.mask { Err(Refused::Full) } else { Ok(()) }
     }
 
-    /// Makes the record visible whose payload has been written to what [`reserve`](Producer::reserve) returned.
+    /// Makes the record visible whose payload has been written to what
+    /// [`reserve`](Producer::reserve) returned.
     ///
     /// # Safety
-    /// The last `reserve` was for this many cells and succeeded, and its record has not been published.
+    /// The last `reserve` was for this many cells and succeeded, and its record has not been
+    /// published.
     #[inline(always)]
     pub(crate) unsafe fn publish(&mut self, cells: u64, header: u64) {
         let next = self.at.wrapping_add(cells);
         if !self.has_claimed(next) {
             self.clean(next);
         }
-        // SAFETY: the cell lies in the ring and is reserved for us; stamps are only ever accessed as atomics while both sides may reach
-        // them.
+        // SAFETY: the cell lies in the ring and is reserved for us; stamps are only ever accessed
+        // as atomics while both sides may reach them.
         unsafe {
             let first = self.cell(self.at);
             // Relaxed: edge `lane.stamp` carries it.
             (*first.add(8).cast::<AtomicU64>()).store(header, Ordering::Relaxed);
-            // Release, edge `lane.stamp`: whoever sees this stamp sees the record, and a clean cell behind it.
+            // Release, edge `lane.stamp`: whoever sees this stamp sees the record, and a clean cell
+            // behind it.
             (*first.cast::<AtomicU64>()).store(stamp(self.at), edge!("lane.stamp.store", Release));
         }
         self.at = next;
-        // One ahead of when it has to be, so that no short record has to look at the cell behind it.
+        // One ahead of when it has to be, so that no short record has to look at the cell behind
+        // it.
         if !self.has_claimed(next.wrapping_add(1)) {
             self.claim(cells);
         }
@@ -144,12 +153,12 @@ impl Producer {
         (position.wrapping_sub(self.claimed) as i64) < 0
     }
 
-    /// Makes sure that a free cell does not hold the stamp of `position`. It is stored to only if it does: whoever publishes would wait
-    /// for its line.
+    /// Makes sure that a free cell does not hold the stamp of `position`. It is stored to only if
+    /// it does: whoever publishes would wait for its line.
     #[inline(always)]
     fn clean(&mut self, position: u64) {
-        // SAFETY: the cell lies in the ring and is reserved for us: see `reserve`. Relaxed: ours is the only store there, and edge
-        // `lane.stamp` carries it.
+        // SAFETY: the cell lies in the ring and is reserved for us: see `reserve`. Relaxed: ours is
+        // the only store there, and edge `lane.stamp` carries it.
         unsafe {
             let cell = &*self.cell(position).cast::<AtomicU64>();
             if cell.load(Ordering::Relaxed) == stamp(position) {
@@ -158,8 +167,9 @@ impl Producer {
         }
     }
 
-    /// Claims the cells behind a record of so many cells that was published last, as far as they are free: as many as a record of that
-    /// length takes, up to a quarter of the lane, and [`CLAIMED`] at least.
+    /// Claims the cells behind a record of so many cells that was published last, as far as they
+    /// are free: as many as a record of that length takes, up to a quarter of the lane, and
+    /// [`CLAIMED`] at least.
     ///
     /// Out of line: called once for several short records, its registers would be saved for each.
     #[inline(never)]
@@ -169,8 +179,9 @@ impl Producer {
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
-            // SAFETY: the cell lies in the ring, and the consumer gave it back: fewer cells than there are lie from `freed` to it.
-            // Relaxed: ours is the only store there, and edge `lane.stamp` of the records that follow carries it.
+            // SAFETY: the cell lies in the ring, and the consumer gave it back: fewer cells than
+            // there are lie from `freed` to it. Relaxed: ours is the only store there, and edge
+            // `lane.stamp` of the records that follow carries it.
             unsafe {
                 let cell = &*self.cell(self.at.wrapping_add(ahead)).cast::<AtomicU64>();
                 cell.store(0, Ordering::Relaxed);
@@ -195,16 +206,18 @@ impl Consumer {
     /// Over `cells` cells, a power of two, and our cursor.
     ///
     /// # Safety
-    /// While this is used both stay mapped, the cells twice in a row, and there is no other consumer.
+    /// While this is used both stay mapped, the cells twice in a row, and there is no other
+    /// consumer.
     pub(super) unsafe fn new(first: *const u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }
 
-    /// The header of the next record, if there is one. Load it once per record, and believe nothing in it.
+    /// The header of the next record, if there is one. Load it once per record, and believe nothing
+    /// in it.
     #[inline(always)]
     pub(crate) fn header(&self) -> Option<u64> {
-        // SAFETY: the cell lies in the ring, which `new` was promised is mapped; the peer writes it at any time, and
-        // both words are only ever loaded as atomics here.
+        // SAFETY: the cell lies in the ring, which `new` was promised is mapped; the peer writes it
+        // at any time, and both words are only ever loaded as atomics here.
         unsafe {
             let first = self.record();
             // Acquire, edge `lane.stamp`.
@@ -229,15 +242,16 @@ impl Consumer {
         self.mask
     }
 
-    /// Begins to fetch a cell ahead of the next record: where several have come, the transfer of one line goes on while another is
-    /// looked at.
+    /// Begins to fetch a cell ahead of the next record: where several have come, the transfer of
+    /// one line goes on while another is looked at.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;
         prefetch_read(self.cells.wrapping_add(place));
     }
 
-    /// Begins to fetch the lines of the next record, of so many cells, so that they come while its head is looked at.
+    /// Begins to fetch the lines of the next record, of so many cells, so that they come while its
+    /// head is looked at.
     #[inline(always)]
     pub(crate) fn prefetch_record(&self, cells: u64) {
         for ahead in 1..cells.min(READ_AT_ONCE) {
@@ -245,7 +259,8 @@ impl Consumer {
         }
     }
 
-    /// Goes on to the record behind. Returns whether the producer was told of the room, and may have waited for it.
+    /// Goes on to the record behind. Returns whether the producer was told of the room, and may
+    /// have waited for it.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);

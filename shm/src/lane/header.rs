@@ -1,4 +1,5 @@
-//! The head of a lane's segment: what says that the segment is complete and whose it is, and the cursor of the other lane.
+//! The head of a lane's segment: what says that the segment is complete and whose it is, and the
+//! cursor of the other lane.
 
 use std::mem::offset_of;
 
@@ -19,8 +20,8 @@ pub(super) struct Header {
     pub(super) freed: Cursor,
 }
 
-/// How far the maker of the segment has consumed its incoming lane: 128 bytes, alone on its line and on the one that
-/// the processor fetches with it.
+/// How far the maker of the segment has consumed its incoming lane: 128 bytes, alone on its line
+/// and on the one that the processor fetches with it.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);
 

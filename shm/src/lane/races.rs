@@ -1,9 +1,10 @@
-//! Models of the lane: the very source of `ends.rs` and `header.rs`, over loom's atomics. `tests/loom-edges.sh` runs them as
-//! they stand, and with each ordering weakened in turn.
+//! Models of the lane: the very source of `ends.rs` and `header.rs`, over loom's atomics.
+//! `tests/loom-edges.sh` runs them as they stand, and with each ordering weakened in turn.
 //!
-//! A model's payload is one cell of loom's for each cell of the lane, which loom watches: the producer writes it before it
-//! publishes, the consumer reads it before it advances. Whatever of a long record lies where a stamp would be is the very
-//! stamp that the consumer waits for there one lap later.
+//! A model's payload is one cell of loom's for each cell of the lane, which loom watches: the
+//! producer writes it before it publishes, the consumer reads it before it advances. Whatever of a
+//! long record lies where a stamp would be is the very stamp that the consumer waits for there one
+//! lap later.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -55,8 +56,8 @@ impl Lane {
 
     fn producer(&self, start: u64) -> Producer {
         let first = self.cells.as_ptr().cast_mut().cast();
-        // SAFETY: the lane outlives both ends, no other producer is made, and a record is written by `push` alone, which
-        // goes round at the end.
+        // SAFETY: the lane outlives both ends, no other producer is made, and a record is written
+        // by `push` alone, which goes round at the end.
         unsafe { Producer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
@@ -115,8 +116,8 @@ impl Lane {
     }
 }
 
-/// Sends records of these lengths through a lane, from `start` on. Threads are preempted twice at most: a third time takes
-/// ten times as long, and finds no planted bug that two do not.
+/// Sends records of these lengths through a lane, from `start` on. Threads are preempted twice at
+/// most: a third time takes ten times as long, and finds no planted bug that two do not.
 fn across(cells: u32, start: u64, lengths: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -143,7 +144,8 @@ fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, 3, &[3, 3, 1]);
 }
 
-/// Claims end before the free cells do: some cells are claimed, some cleaned by the record before them.
+/// Claims end before the free cells do: some cells are claimed, some cleaned by the record before
+/// them.
 #[test]
 fn records_arrive_whole_and_once_where_some_cells_are_claimed() {
     across(16, u64::MAX - 4, &[1, 1, 12, 1, 9, 2]);

@@ -37,7 +37,8 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     assert_eq!(verify(file.as_fd(), file.metadata().unwrap().len()), Err(SegmentError::Unsealed));
 }
 
-/// A hole in huge pages cannot be filled when there are none, which ends the access in SIGBUS. Kernels without them pass.
+/// A hole in huge pages cannot be filled when there are none, which ends the access in SIGBUS.
+/// Kernels without them pass.
 #[test]
 fn memory_of_huge_pages_is_refused() {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;

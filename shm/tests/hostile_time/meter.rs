@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Measures calls of one thread: the time that passes, less what the thread spends ready to run while others do. So a busy machine
-/// does not count, and both waiting and working do.
+/// Measures calls of one thread: the time that passes, less what the thread spends ready to run
+/// while others do. So a busy machine does not count, and both waiting and working do.
 pub struct Meter {
     /// Says of this thread, in nanoseconds: how long it ran, and how long it was kept from it.
     schedule: Option<File>,

@@ -1,5 +1,6 @@
-//! A peer that is not this crate: it speaks the protocol by its bytes, and breaks it where a test wants. It panics where nobody listens
-//! any more, but for what is sent to a victim that has hung up already.
+//! A peer that is not this crate: it speaks the protocol by its bytes, and breaks it where a test
+//! wants. It panics where nobody listens any more, but for what is sent to a victim that has hung
+//! up already.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -138,7 +139,8 @@ impl Raw {
         let len = 4096 + self.cells as usize * 64;
         let lane = memory(len, 0, 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of memory of that length, which stays for the life of the process; it is page-aligned.
+        // SAFETY: a new mapping of memory of that length, which stays for the life of the process;
+        // it is page-aligned.
         unsafe {
             let at = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, lane.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -210,14 +212,15 @@ impl Raw {
     }
 }
 
-/// A request to send, as the engine reads it: number `seq` in its stream, tag 1, with a payload of `len` bytes at the start of a region
-/// of `size` bytes that this key and base name.
+/// A request to send, as the engine reads it: number `seq` in its stream, tag 1, with a payload of
+/// `len` bytes at the start of a region of `size` bytes that this key and base name.
 pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Vec<u8> {
     let mut message = vec![18u8, 0, 0, 0];
     message.extend(seq.to_le_bytes());
     // Nothing acknowledged, no credit freed.
     message.extend([0; 8]);
-    // The tag, our token, length, offset; then the region by its number here, generation 0, with one key.
+    // The tag, our token, length, offset; then the region by its number here, generation 0, with
+    // one key.
     let last = u64::from(seq) | 1 << 32;
     for word in [1, 0, 77 + u64::from(seq), len, 0, size, last, key, base] {
         message.extend(word.to_le_bytes());

@@ -1,5 +1,5 @@
-//! What a measurement may ask for. The same checks serve the command line and the orders of another process, which is not trusted more
-//! than a user.
+//! What a measurement may ask for. The same checks serve the command line and the orders of another
+//! process, which is not trusted more than a user.
 
 use super::{Layout, Mode, Test, Transport, name};
 use crate::tool::failure::{Failure, Outcome};

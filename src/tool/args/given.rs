@@ -1,5 +1,5 @@
-//! Which options a user wrote, and which of them the run would not look at: those are refused, or at least told. None is ignored in
-//! silence.
+//! Which options a user wrote, and which of them the run would not look at: those are refused, or
+//! at least told. None is ignored in silence.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -16,7 +16,8 @@ enum Counts {
     Tests(&'static [Test]),
 }
 
-/// The options that do not count everywhere, by their names within clap and on the command line. Others are checked with their values.
+/// The options that do not count everywhere, by their names within clap and on the command line.
+/// Others are checked with their values.
 const OPTIONS: [(&str, &str, Counts); 17] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),

@@ -17,7 +17,8 @@ const RAILS: usize = 4;
 
 /// Everything, or why there is nothing.
 pub fn gather(settings: &Settings, machine: &Machine) -> Value {
-    // SAFETY: a library is loaded only from where the linker looks, or where the user of this program says that a libfabric is.
+    // SAFETY: a library is loaded only from where the linker looks, or where the user of this
+    // program says that a libfabric is.
     let library = match unsafe { rails::load(settings) } {
         Ok(library) => library,
         Err(error) => return json!({ "usable": error.to_string() }),

@@ -35,7 +35,8 @@ const APPEAR: u64 = 5;
 /// How often a side that waits for words looks whether the other still lives, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long a side that lost the other waits for its last word, and to learn whether its process is gone.
+/// How long a side that lost the other waits for its last word, and to learn whether its process is
+/// gone.
 const GRACE: Duration = Duration::from_millis(500);
 
 type Rail = Guard<FabricRail>;
@@ -231,7 +232,8 @@ fn handle_refused(error: AttachError) -> String {
 
 /// Opens the rails near this process.
 fn open<const RAILS: usize>(settings: &Settings) -> Outcome<[OpenRail; RAILS]> {
-    // SAFETY: a library is loaded only from where the linker looks, or where the user of this program says that a libfabric is.
+    // SAFETY: a library is loaded only from where the linker looks, or where the user of this
+    // program says that a libfabric is.
     let library = unsafe { rails::load(settings) }.map_err(|error| refused(RailsError::Load(error)))?;
     let machine = Machine::here().unwrap_or_default();
     let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
@@ -307,7 +309,8 @@ impl<const RAILS: usize> Talk<Rail, RAILS> for Aside {
                 let why = engine.peer_error(*peer).unwrap_or(Some(PeerError::Closed));
                 lost = lost.or(why.map(|why| (why, Instant::now() + GRACE)));
             }
-            // A side that has said its last word closes its rails, and that may be seen before the word has come.
+            // A side that has said its last word closes its rails, and that may be seen before the
+            // word has come.
             match lost {
                 Some((_, until)) if Instant::now() >= until => None,
                 _ => Some(events),

@@ -48,7 +48,8 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let (parent, inherited) = (std::process::id(), socket.as_raw_fd());
-    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, fcntl, getppid, _exit.
+    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, fcntl, getppid,
+    // _exit.
     unsafe {
         command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -69,8 +70,8 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
     Ok(Second { child })
 }
 
-/// Starts the second process, with `more` on its command line, and shakes hands with it over a socket that it inherits: there is
-/// no name at which anybody else could connect.
+/// Starts the second process, with `more` on its command line, and shakes hands with it over a
+/// socket that it inherits: there is no name at which anybody else could connect.
 pub fn spawn(plan: &Plan, profile: &Profile, more: &[String]) -> Outcome<(Link, Second)> {
     let (here, there) = socket_pair()
         .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
@@ -88,7 +89,8 @@ pub fn answer(args: &PeerArgs, profile: &Profile) -> Outcome<Link> {
         .map_err(|error| explain(error, "the first process", args.region))
 }
 
-/// When a process that was started must have answered: it is given some time to start, not all there is.
+/// When a process that was started must have answered: it is given some time to start, not all
+/// there is.
 pub fn soon(timeout: u64) -> Instant {
     Instant::now() + Duration::from_secs(timeout.min(START))
 }
@@ -177,11 +179,12 @@ fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
     })
 }
 
-/// The socket that this process inherited from the one that started it. To be called before this process opens any of that kind.
+/// The socket that this process inherited from the one that started it. To be called before this
+/// process opens any of that kind.
 pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: a call with plain numbers, which says whether the descriptor exists, and is not inherited any further; the kernel
-    // writes one number.
+    // SAFETY: a call with plain numbers, which says whether the descriptor exists, and is not
+    // inherited any further; the kernel writes one number.
     let known = unsafe {
         let domain = (&raw mut domain).cast();
         libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) == 0
@@ -191,7 +194,8 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
         let why = "not a socket of a process that measures, which alone starts this one";
         return Err(Failure::usage(format!("--socket {socket}: {why}")));
     }
-    // SAFETY: it is open, and nothing in this process has opened such a socket, so it was opened for this use before we began.
+    // SAFETY: it is open, and nothing in this process has opened such a socket, so it was opened
+    // for this use before we began.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
@@ -223,7 +227,8 @@ impl Refusals {
 }
 
 impl Second {
-    /// Why it did not answer. One that dies hangs up first, and is seen to have ended a moment later.
+    /// Why it did not answer. One that dies hangs up first, and is seen to have ended a moment
+    /// later.
     pub fn did_not_answer(&mut self, hung_up: bool, why: impl std::fmt::Display) -> Failure {
         let within = if hung_up { LAST_WORDS } else { Duration::ZERO };
         Failure::run(match self.ends(within) {

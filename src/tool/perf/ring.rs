@@ -13,8 +13,9 @@ use crate::tool::histogram::Histogram;
 
 const CAPACITY: usize = 1024;
 
-/// Looks at a ring that count as one fruitless turn: a look is a few nanoseconds, too little to give the processor up after
-/// some of them. Where both sides share one processor, every look counts.
+/// Looks at a ring that count as one fruitless turn: a look is a few nanoseconds, too little to
+/// give the processor up after some of them. Where both sides share one processor, every look
+/// counts.
 const LOOKS: u32 = 64;
 
 /// Headers and slots of both rings in the arena, in bytes. Index 0: towards the answering side.

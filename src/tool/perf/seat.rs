@@ -256,13 +256,15 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         if self.watch.turn() { self.check() } else { Ok(()) }
     }
 
-    /// A turn of a loop that found nothing to do. Now and then lets another thread run, and looks whether to go on.
+    /// A turn of a loop that found nothing to do. Now and then lets another thread run, and looks
+    /// whether to go on.
     #[inline(always)]
     pub fn idle(&mut self) -> Outcome {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// Looks whether to go on: whether the peer lives, and the time is not up. Lets another thread run.
+    /// Looks whether to go on: whether the peer lives, and the time is not up. Lets another thread
+    /// run.
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Outcome {
@@ -291,8 +293,8 @@ macro_rules! issue {
 }
 pub(crate) use issue;
 
-/// Zeroed private memory, aligned to a page. All of it is there from the beginning: no page is made, and none is one that stands in for
-/// pages never written, while something is timed.
+/// Zeroed private memory, aligned to a page. All of it is there from the beginning: no page is
+/// made, and none is one that stands in for pages never written, while something is timed.
 pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,

@@ -250,7 +250,8 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         (side + 1) % self.seats.len()
     }
 
-    /// Records a sample that ends now, where the next begins. Now and then looks whether the time is up.
+    /// Records a sample that ends now, where the next begins. Now and then looks whether the time
+    /// is up.
     #[inline(always)]
     fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
         self.seats[0].lap(histogram, last)

@@ -78,7 +78,8 @@ pub trait Talk<R: Rail, const RAILS: usize> {
         Ok(())
     }
 
-    /// Adds what is known of the other side's process, and what the rails have to say, to the news that it is lost.
+    /// Adds what is known of the other side's process, and what the rails have to say, to the news
+    /// that it is lost.
     fn explain(&mut self, _seat: &Seat<'_, R, RAILS>, failure: Failure) -> Failure {
         failure
     }
@@ -203,13 +204,15 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         fault
     }
 
-    /// Ends what both sides have in common. Neither leaves before both have said that they need nothing more of the other.
+    /// Ends what both sides have in common. Neither leaves before both have said that they need
+    /// nothing more of the other.
     fn part(&mut self) -> Outcome {
         self.talk.part(&mut self.seat)?;
         self.ready()
     }
 
-    /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how many.
+    /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how
+    /// many.
     fn half(&mut self, plan: &Plan, leg: Leg, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         match plan.iters {
             Some(_) => Ok((self.leg(&leg, histogram)?, leg.iters)),
@@ -217,8 +220,9 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         }
     }
 
-    /// Runs a leg in steps, each a small part of the time there is by what the one before took, and stops when a quarter of that time is
-    /// over. A machine that gets slower makes fewer iterations of it, not an error.
+    /// Runs a leg in steps, each a small part of the time there is by what the one before took, and
+    /// stops when a quarter of that time is over. A machine that gets slower makes fewer iterations
+    /// of it, not an error.
     fn in_steps(&mut self, leg: Leg, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let until = Instant::now() + self.timeout / 4;
         let most = self.timeout / 64;
@@ -343,7 +347,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
                     leg.check_bounds(self.transport, region).map_err(|failure| {
                         Failure::run(format!("{} orders what cannot be done: {failure}", self.seat.name))
                     })?;
-                    // This side gives up when its own user said. One that was started by the other leaves that to it.
+                    // This side gives up when its own user said. One that was started by the other
+                    // leaves that to it.
                     let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
                     let leg = Leg { timeout_ns: own.as_nanos() as u64, ..leg };
                     prepare_leg(&mut self.seat, &leg, Side::Answers)?;

@@ -1,7 +1,9 @@
-//! The time that a side has, and when it looks whether that is up. Every loop of every test goes through a [`Watch`], so that each
-//! ends in time, and learns in time that its peer is gone: a test that never waits would see neither.
+//! The time that a side has, and when it looks whether that is up. Every loop of every test goes
+//! through a [`Watch`], so that each ends in time, and learns in time that its peer is gone: a test
+//! that never waits would see neither.
 //!
-//! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others count ([`Watch::turn`]).
+//! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others
+//! count ([`Watch::turn`]).
 
 use crate::tool::clock::{Clock, monotonic_ns};
 use crate::tool::histogram::Histogram;
@@ -47,7 +49,8 @@ impl Watch {
         monotonic_ns() > self.deadline_ns
     }
 
-    /// Records a sample from `last` to now, where the next begins. Returns whether it is time to look. Hot path.
+    /// Records a sample from `last` to now, where the next begins. Returns whether it is time to
+    /// look. Hot path.
     #[inline(always)]
     pub fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> bool {
         let now = self.clock.now();
@@ -67,7 +70,8 @@ impl Watch {
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// Counts a turn that found nothing to do, and now and then lets another thread run. Returns whether it is time to look.
+    /// Counts a turn that found nothing to do, and now and then lets another thread run. Returns
+    /// whether it is time to look.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {
         self.fruitless = self.fruitless.wrapping_add(1);

@@ -318,8 +318,8 @@ impl User<'_> {
         self.context.quiet(self.peer, self.watch.deadline_ns()).map_err(|error| self.name.wait_failed(error))
     }
 
-    /// Records a sample that ends now, where the next one begins. Now and then looks whether the time is up; the engine's thread looks
-    /// whether the peer lives.
+    /// Records a sample that ends now, where the next one begins. Now and then looks whether the
+    /// time is up; the engine's thread looks whether the peer lives.
     fn record(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
         match self.watch.lap(histogram, last) && self.watch.is_up() {
             true => Err(self.name.wait_failed(WaitError::Deadline(Stuck::default()))),

@@ -12,19 +12,21 @@ use super::error::{CallError, Code};
 use super::object;
 use super::raw::*;
 
-/// The form that a provider's addresses have, taken from one of its own. A provider is never told the length of an address, so one
-/// that came from a peer is checked here first.
+/// The form that a provider's addresses have, taken from one of its own. A provider is never told
+/// the length of an address, so one that came from a peer is checked here first.
 #[derive(Clone, Debug)]
 pub struct AddressForm {
     format: u32,
     own: Box<[u8]>,
 }
 
-/// Longest string that is taken for an address, in bytes, its zero included: the shm provider cuts longer ones off.
+/// Longest string that is taken for an address, in bytes, its zero included: the shm provider cuts
+/// longer ones off.
 const STRING_MAX: usize = 256;
 
 impl AddressForm {
-    /// The form of `own`, an address that the provider gave, which is in `format` (`fi_info.addr_format`).
+    /// The form of `own`, an address that the provider gave, which is in `format`
+    /// (`fi_info.addr_format`).
     pub fn new(format: u32, own: Vec<u8>) -> AddressForm {
         AddressForm { format, own: own.into() }
     }
@@ -39,8 +41,9 @@ impl AddressForm {
         &self.own
     }
 
-    /// Whether a provider of this form may be given `address`. A string ends with its only zero and names the same scheme. All
-    /// others are as long as our own; a socket address is also of the same family.
+    /// Whether a provider of this form may be given `address`. A string ends with its only zero and
+    /// names the same scheme. All others are as long as our own; a socket address is also of the
+    /// same family.
     pub fn allows(&self, address: &[u8]) -> bool {
         match self.format {
             FI_ADDR_STR => {
@@ -103,14 +106,16 @@ impl AddressVector {
     /// The provider's, or `FI_EINVAL` if it does not take the address.
     ///
     /// # Safety
-    /// The address has the provider's [form](AddressForm): the provider is not told its length, and reads as much as that form has.
+    /// The address has the provider's [form](AddressForm): the provider is not told its length, and
+    /// reads as much as that form has.
     #[doc(alias = "fi_av_insert")]
     pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         type Insert =
             unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
         let call = "fi_av_insert";
         let mut number = FI_ADDR_NOTAVAIL;
-        // SAFETY: the vector is open; one whole address is given, by our caller's promise, and there is room for one number.
+        // SAFETY: the vector is open; one whole address is given, by our caller's promise, and
+        // there is room for one number.
         let inserted = unsafe {
             let this = self.as_ptr();
             let insert = entry::<_, Insert>((*this).ops, offset_of!(fi_ops_av, insert));

@@ -155,8 +155,8 @@ impl CompletionQueue {
             err_data_size: data.len(),
             src_addr: FI_ADDR_NOTAVAIL,
         });
-        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and longer. There is as much room for the
-        // provider's data as is said.
+        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and
+        // longer. There is as much room for the provider's data as is said.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).readerr.unwrap_unchecked();
@@ -179,8 +179,8 @@ impl CompletionQueue {
             unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
         let mut text = [0 as c_char; 256];
         let data = if error.len == 0 { ptr::null() } else { error.data.as_ptr().cast() };
-        // SAFETY: the queue is open, the room for words is as long as said, the data are null or what the provider wrote, with zeros
-        // behind; what is returned is null or a C string.
+        // SAFETY: the queue is open, the room for words is as long as said, the data are null or
+        // what the provider wrote, with zeros behind; what is returned is null or a C string.
         unsafe {
             let this = self.fid.as_ptr();
             let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {

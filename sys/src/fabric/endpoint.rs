@@ -46,7 +46,8 @@ pub struct Target {
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
-    // The provider holds on to both for as long as the endpoint is open, so nobody can take them out.
+    // The provider holds on to both for as long as the endpoint is open, so nobody can take them
+    // out.
     cq: CompletionQueue,
     av: AddressVector,
     form: AddressForm,
@@ -268,7 +269,8 @@ impl Endpoint {
     #[doc(alias = "fi_inject")]
     #[inline(always)]
     pub unsafe fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
-        // SAFETY: as in `recv`; the bytes are read during the call only, and the peer is our caller's promise.
+        // SAFETY: as in `recv`; the bytes are read during the call only, and the peer is our
+        // caller's promise.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let inject = (*(*this).msg).inject.unwrap_unchecked();
@@ -283,7 +285,8 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room.
     ///
     /// # Safety
-    /// As [`inject`](Self::inject). The bytes stay readable, and the context in place, until the completion that carries `context`.
+    /// As [`inject`](Self::inject). The bytes stay readable, and the context in place, until the
+    /// completion that carries `context`.
     #[doc(alias = "fi_sendmsg")]
     #[inline]
     pub unsafe fn send(
@@ -458,8 +461,9 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room; `FI_ENOSYS`: the provider has none.
     ///
     /// # Safety
-    /// As [`inject`](Self::inject) for the peer of `to`. The words behind `words` stay in place until the completion that carries
-    /// `context`; the result unread. [`has_atomic`](Self::has_atomic) says yes to the three numbers.
+    /// As [`inject`](Self::inject) for the peer of `to`. The words behind `words` stay in place
+    /// until the completion that carries `context`; the result unread.
+    /// [`has_atomic`](Self::has_atomic) says yes to the three numbers.
     #[doc(alias = "fi_atomic")]
     #[doc(alias = "fi_fetch_atomic")]
     #[doc(alias = "fi_compare_atomic")]

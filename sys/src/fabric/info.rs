@@ -165,7 +165,8 @@ impl fmt::Debug for Info {
     }
 }
 
-/// Setters of plain numbers in hints. The structures hold pointers as well, which the library follows, so they are not given out.
+/// Setters of plain numbers in hints. The structures hold pointers as well, which the library
+/// follows, so they are not given out.
 macro_rules! hints {
     ($($(#[$doc:meta])* $set:ident: $field:ident of $part:ident as $number:ty;)*) => {$(
         $(#[$doc])*

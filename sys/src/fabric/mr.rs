@@ -65,7 +65,8 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
-    /// Opens the registration to what arrives at an endpoint, where the provider wants that (`FI_MR_ENDPOINT`).
+    /// Opens the registration to what arrives at an endpoint, where the provider wants that
+    /// (`FI_MR_ENDPOINT`).
     ///
     /// # Errors
     /// The provider's.
@@ -82,8 +83,8 @@ impl MemoryRegion {
         }
     }
 
-    /// Ends the registration. A provider that refuses keeps it: then the memory stays in its use, and this value is given back to
-    /// be tried again.
+    /// Ends the registration. A provider that refuses keeps it: then the memory stays in its use,
+    /// and this value is given back to be tried again.
     ///
     /// # Errors
     /// The provider's.

@@ -127,7 +127,8 @@ pub struct FabricStats {
     pub strangers: u64,
     /// Error completions.
     pub errors: u64,
-    /// The last of those, or of a refused post: libfabric's code and the provider's. [`FabricRail::last_error`] has the words.
+    /// The last of those, or of a refused post: libfabric's code and the provider's.
+    /// [`FabricRail::last_error`] has the words.
     pub last_error: (i32, i32),
     /// Registrations that the provider did not close: their memory is still in its use.
     pub kept: u32,
@@ -234,8 +235,9 @@ impl FabricRail {
     /// arrives from a stranger is dropped. Slow path.
     ///
     /// # Errors
-    /// The place is taken or out of range, the address is not one, or of a rail that differs, or this rail's own, which a peer has
-    /// no business to send ([`attach_self`](Self::attach_self)); or the provider's code.
+    /// The place is taken or out of range, the address is not one, or of a rail that differs, or
+    /// this rail's own, which a peer has no business to send ([`attach_self`](Self::attach_self));
+    /// or the provider's code.
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
         if theirs.provider == self.endpoint.form().own() {
@@ -310,8 +312,8 @@ impl FabricRail {
         self.stats
     }
 
-    /// The last error that a completion or a post brought, in the library's and the provider's words; `None`: there was none. Slow
-    /// path: allocates.
+    /// The last error that a completion or a post brought, in the library's and the provider's
+    /// words; `None`: there was none. Slow path: allocates.
     #[doc(alias = "fi_cq_strerror")]
     pub fn last_error(&self) -> Option<String> {
         let CqError { code, provider, .. } = self.last_error;
@@ -403,8 +405,9 @@ impl FabricSetup<'_> {
     }
 }
 
-// SAFETY: nothing is ever mapped. A context is free, and its end reported, once the provider has completed it; what the rail
-// reports before that is `Unknown`. `FabricSetup` fills places that are free and sets the hook.
+// SAFETY: nothing is ever mapped. A context is free, and its end reported, once the provider has
+// completed it; what the rail reports before that is `Unknown`. `FabricSetup` fills places that are
+// free and sets the hook.
 unsafe impl Rail for FabricRail {
     type Setup<'a> = FabricSetup<'a>;
 

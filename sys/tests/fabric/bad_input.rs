@@ -172,7 +172,8 @@ fn addresses_that_are_none_attach_nobody() {
     assert!(matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))), "our own, under another number");
 }
 
-/// The provider is not told how long an address is. What is cut off lies on a page that nobody may read.
+/// The provider is not told how long an address is. What is cut off lies on a page that nobody may
+/// read.
 #[test]
 fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
     needs_library!("addresses_are_as_long");

@@ -151,7 +151,8 @@ fn row_33_the_hook_runs_between_a_put_signal_and_its_application() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
     let mut two = efa::<2>(Config::DEFAULT, 33);
-    // Calls of the hook that saw another signal than the one to come, calls that saw that, and that.
+    // Calls of the hook that saw another signal than the one to come, calls that saw that, and
+    // that.
     let calls: Arc<[AtomicU64; 3]> = Arc::default();
     let at = two.nodes[1].engine.local_ptr(two.nodes[1].target.at(0), 8).unwrap().as_ptr() as usize;
     for id in [RailId(0), RailId(1)] {

@@ -21,8 +21,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return false };
         let count = self.peers.len();
         let stream = head.context as usize * count + peer.0 as usize;
-        // Of a context that is not configured there is no stream; one that is shut is not unhurried. Where the peer has asked to be
-        // told of what is yet to come, that is made due below.
+        // Of a context that is not configured there is no stream; one that is shut is not
+        // unhurried. Where the peer has asked to be told of what is yet to come, that is made due
+        // below.
         let Some(s) = self.streams.get_mut(stream) else { return false };
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));

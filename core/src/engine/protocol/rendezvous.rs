@@ -296,7 +296,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // A device's memory too: it is not mapped, and nothing but these reads names it.
         let handle = Handle { theirs, len: offer.size, device: false, keys: offer.keys };
-        // What its owner has not announced is not waited for: the payload comes in chunks, if it comes.
+        // What its owner has not announced is not waited for: the payload comes in chunks, if it
+        // comes.
         let id = self.import_evicting(source, handle, R::try_import).ok()?;
         self.state.remotes[id.index as usize].auto = true;
         Some(id.index as u16)

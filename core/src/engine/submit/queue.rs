@@ -419,7 +419,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
             *reply_to = token.0;
         }
-        // The first operation with data that a fence holds back carries it; what comes later is posted later.
+        // The first operation with data that a fence holds back carries it; what comes later is
+        // posted later.
         let data = match kind {
             _ if left == 0 => 0,
             Kind::Write => WRITES,

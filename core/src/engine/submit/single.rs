@@ -131,8 +131,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// Posts a message that has a number, and with it the reverse stream's cursor. `data` says which data
-    /// it carries, as for [`clear`](super::super::stream::Stream::clear).
+    /// Posts a message that has a number, and with it the reverse stream's cursor. `data` says
+    /// which data it carries, as for [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
@@ -158,7 +158,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Where the next number of a stream can go now, with about so many bytes and such data, if one post is all that stands before it.
+    /// Where the next number of a stream can go now, with about so many bytes and such data, if one
+    /// post is all that stands before it.
     #[inline(always)]
     fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;

@@ -1,4 +1,5 @@
-//! What a wait needs: the [`Waiter`], when to ask whether peers live, and the loop over whatever a wait drives.
+//! What a wait needs: the [`Waiter`], when to ask whether peers live, and the loop over whatever a
+//! wait drives.
 
 use core::cell::Cell;
 
@@ -11,7 +12,8 @@ use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 /// Turns between two looks at the clock for the peers' sake.
 const TURNS: u32 = 1024;
 
-/// How often a busy waiter asks whether its peers live, in nanoseconds. A parked one asks whenever it wakes.
+/// How often a busy waiter asks whether its peers live, in nanoseconds. A parked one asks whenever
+/// it wakes.
 const CHECK_NS: u64 = 10_000_000;
 
 /// How a thread waits: its host, what it sleeps on, and the state of its spinning. One per thread.
@@ -62,7 +64,8 @@ impl Park for Asleep {
 }
 
 impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
-    /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of [`Rail`].
+    /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of
+    /// [`Rail`].
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
         Waiter { host, event, wakes: true, idle: Idle::new(policy), pulse: Pulse::default() }
     }
@@ -84,8 +87,8 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
 }
 
 impl<'w, H: Host> Waiter<'w, H, Asleep> {
-    /// Never sleeps: for rails that cannot wake anybody. Yields when a wait gets long, which `Waiter::new` with [`Policy::EXCLUSIVE`]
-    /// does not: for threads that own their processor.
+    /// Never sleeps: for rails that cannot wake anybody. Yields when a wait gets long, which
+    /// `Waiter::new` with [`Policy::EXCLUSIVE`] does not: for threads that own their processor.
     pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
         Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
     }

@@ -176,7 +176,8 @@ impl SimRail<'_, '_> {
 }
 
 impl Drop for SimRail<'_, '_> {
-    /// The end of the node on this rail: its memory cannot be reached any more, and nothing touches what it had posted.
+    /// The end of the node on this rail: its memory cannot be reached any more, and nothing touches
+    /// what it had posted.
     fn drop(&mut self) {
         self.sim.world.borrow_mut().withdraw(self.node, self.rail);
     }
@@ -198,8 +199,8 @@ impl SimSetup<'_, '_, '_> {
     }
 }
 
-// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their ends are reported, which is done once each, by
-// `poll`. `SimSetup` only fills places that are free.
+// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their ends are reported,
+// which is done once each, by `poll`. `SimSetup` only fills places that are free.
 unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     type Setup<'a>
         = SimSetup<'a, 's, 'm>

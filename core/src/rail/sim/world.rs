@@ -160,7 +160,8 @@ impl World<'_> {
         match kind {
             Kind::Message { .. } | Kind::Write { from: None, .. } => {}
             Kind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
-                // SAFETY: the source is readable until the end of the post is reported, which is to come.
+                // SAFETY: the source is readable until the end of the post is reported, which is to
+                // come.
                 unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
                 packet.kind = Kind::Write { from: None, len, remote, data };
             }
@@ -179,7 +180,8 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// Forgets what an endpoint has registered and posted. What is under way to it comes back as failed.
+    /// Forgets what an endpoint has registered and posted. What is under way to it comes back as
+    /// failed.
     pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
         for place in &mut self.regions {
             if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {

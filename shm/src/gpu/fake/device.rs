@@ -66,8 +66,8 @@ impl Drop for FakeDevice {
     }
 }
 
-// SAFETY: the world behind it keeps memory until it is freed or closed, and carries queued copies out before it says that their
-// mark is reached.
+// SAFETY: the world behind it keeps memory until it is freed or closed, and carries queued copies
+// out before it says that their mark is reached.
 unsafe impl Device for FakeDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps

@@ -257,7 +257,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let ptr = std::ptr::without_provenance(local.ptr as usize);
             local.uses > 0 && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that no registration and no import counts: on host memory that is not pinned, or to memory of our own.
+        // Operations that no registration and no import counts: on host memory that is not pinned,
+        // or to memory of our own.
         let uncounted = |op: &Op| match op.kind {
             Kind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
@@ -282,7 +283,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unpinned
     }
 
-    /// Imports a region of a device. What the peer has not said yet is waited for until the deadline, if there is one.
+    /// Imports a region of a device. What the peer has not said yet is waited for until the
+    /// deadline, if there is one.
     pub(super) fn import_device(
         &mut self,
         peer: Peer,

@@ -91,7 +91,8 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
-    /// As [`prefetch`](Sharing::prefetch), without waiting: `None` until the peer has said what is needed, which it is asked for.
+    /// As [`prefetch`](Sharing::prefetch), without waiting: `None` until the peer has said what is
+    /// needed, which it is asked for.
     pub fn try_prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

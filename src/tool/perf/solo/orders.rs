@@ -1,5 +1,5 @@
-//! What a follower does with orders that no leader of ours gives: it refuses them, and names who gave them. Here the follower is its
-//! own peer, and a script stands in for the leader.
+//! What a follower does with orders that no leader of ours gives: it refuses them, and names who
+//! gave them. Here the follower is its own peer, and a script stands in for the leader.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

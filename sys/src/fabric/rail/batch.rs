@@ -1,5 +1,5 @@
-//! Where completions are read to: memory of its own, behind a raw pointer, so that an entry stays readable while the rail that read it
-//! is borrowed to handle it. Allocated once.
+//! Where completions are read to: memory of its own, behind a raw pointer, so that an entry stays
+//! readable while the rail that read it is borrowed to handle it. Allocated once.
 
 use alloc::boxed::Box;
 use core::ptr::NonNull;

@@ -43,8 +43,8 @@ pub(super) struct Slot {
     pub cx: u64,
     /// Where an atomic's fetched value goes, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic. Of a write or read the address of its local memory, and its size in
-    /// bytes.
+    /// Operand, comparand and result of an atomic. Of a write or read the address of its local
+    /// memory, and its size in bytes.
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
@@ -117,13 +117,15 @@ impl Pool {
         self.len
     }
 
-    /// Whether the provider has a write or read whose local memory overlaps this. Slow path: looks at every context.
+    /// Whether the provider has a write or read whose local memory overlaps this. Slow path: looks
+    /// at every context.
     pub fn touches(&self, memory: Local) -> bool {
         let (first, end) =
             (memory.ptr.addr().get() as u64, memory.ptr.addr().get() as u64 + memory.len as u64);
         (0..self.len).any(|index| {
             let slot = self.at(index);
-            // SAFETY: one of ours. The fields behind the provider's part are written by this thread alone.
+            // SAFETY: one of ours. The fields behind the provider's part are written by this thread
+            // alone.
             let ((kind, _), [at, len, _]) = unsafe { ((*slot).used_for(), (*slot).words) };
             matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read) && at < end && first < at + len
         })

@@ -1,10 +1,11 @@
 //! Peers that are gone: noticing, reporting, forgetting. All of it slow.
 //!
-//! Providers do not agree on what happens when a peer's process dies. Some end what was posted with errors, some retry for ever
-//! and some answer `FI_EAGAIN` to every post. So what counts is whether anything comes back: a peer that owes an end, or to which no
-//! post is accepted although others are, and from which nothing has come since a deadline, is given up. That we were not
-//! running ourselves is not held against it: the rail must have been polled meanwhile. Whether its process lives the rail cannot
-//! know: it reports [`PeerError::Lost`], never that a peer died.
+//! Providers do not agree on what happens when a peer's process dies. Some end what was posted with
+//! errors, some retry for ever and some answer `FI_EAGAIN` to every post. So what counts is whether
+//! anything comes back: a peer that owes an end, or to which no post is accepted although others
+//! are, and from which nothing has come since a deadline, is given up. That we were not running
+//! ourselves is not held against it: the rail must have been polled meanwhile. Whether its process
+//! lives the rail cannot know: it reports [`PeerError::Lost`], never that a peer died.
 
 use core::mem;
 
