@@ -225,7 +225,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     #[cold]
     pub fn expired(&mut self) -> Failure {
         match self.engine.quiet(CONTEXT, self.peer, &mut self.waiter, 1) {
-            Ok(()) => self.wait_failed(WaitError::Deadline(self.engine.missing(Some(self.peer)))),
+            Ok(()) => self.name.out_of_time(self.engine.missing(Some(self.peer))),
             Err(error) => self.wait_failed(error),
         }
     }

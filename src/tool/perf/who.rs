@@ -61,6 +61,15 @@ impl Who {
         }
     }
 
+    /// The run's time is up, and the peer owes no answer.
+    #[cold]
+    pub fn out_of_time(&self, stuck: Stuck) -> Failure {
+        Failure::run(format!(
+            "the time is up: {self} has answered all that it was asked{}; a longer --timeout helps",
+            self.stuck(stuck)
+        ))
+    }
+
     /// The run failed because an operation with it did not end well.
     #[cold]
     pub fn ended(&self, what: &str, outcome: Ended) -> Failure {
@@ -108,7 +117,7 @@ impl Who {
         let Stuck { rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));
         if let Some(hole) = hole {
-            text += &format!(", where number {hole} is the first that is missing");
+            text += &format!(", where number {hole} is the next to come");
         }
         if unanswered {
             text += ", and has said nothing since the two met";
