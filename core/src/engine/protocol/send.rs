@@ -13,7 +13,7 @@ use super::super::list::NONE;
 use super::super::pending::{Kind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::submit::{Issued, Notice};
-use super::super::table::{locate, resolve_local};
+use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
@@ -114,18 +114,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let state = &mut self.state;
         let protocol = state.protocol.as_mut()?;
-        if to.index as usize >= state.peers.len()
-            || context.0 as u16 >= state.config.contexts
-            || len > protocol.eager as usize
-        {
+        match state.peers.get(to.index as usize) {
+            Some(PeerSlot { state: PeerState::Connected, generation, .. })
+                if *generation == to.generation => {}
+            _ => return None,
+        }
+        if context.0 as u16 >= state.config.contexts || len > protocol.eager as usize {
             return None;
         }
         let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
         let account = &mut protocol.accounts[stream as usize];
         let s = &mut state.streams[stream as usize];
-        // Of a peer that may not be sent to the stream is shut: more than a window is in flight.
-        if s.generation != to.generation
-            || s.unposted != NONE
+        if s.unposted != NONE
             || s.in_flight() >= state.config.window as u64
             || account.used() >= protocol.credits
         {

@@ -120,8 +120,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::TwoPeers);
         }
         let stream = self.stream(context, target.peer)?;
-        if let Some(mapped) = word.mapped()
-            && self.is_idle(stream)
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
             && let Some(done) = self.write_now(source, len, &target)
         {
             done?;
@@ -161,8 +161,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Issued, OpError> {
         let word = self.word(signal.at, 8)?;
         let stream = self.stream(context, word.peer)?;
-        if let Some(mapped) = word.mapped()
-            && self.is_idle(stream)
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
         {
             self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
@@ -306,8 +306,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let word = self.word(at, amo.width)?;
         let stream = self.stream(context, word.peer)?;
-        if let Some(mapped) = word.mapped()
-            && self.is_idle(stream)
+        if self.is_idle(stream)
+            && let Some(mapped) = word.mapped()
         {
             return Ok(Issued::Done { value: self.atomic_now(mapped, amo, fetch) });
         }
