@@ -168,7 +168,7 @@ fn two_ends_share_memory() {
         child.join();
         drop(end);
     }
-    assert_eq!(held(), before);
+    nothing_left(before, "both ends");
 }
 
 /// The allocation that the peer's buffer lies in.
@@ -203,7 +203,7 @@ fn b11_a_peer_killed_and_started_again_counts_from_the_beginning_and_is_not_mist
         assert_eq!(end.sharing.imports().mapped(), (1, SIZE));
         drop(child);
     }
-    assert_eq!(held(), before);
+    nothing_left(before, "both ends");
 }
 
 /// Rounds of the long test: `FISHPLATE_STRESS`, or else the number given.
@@ -280,7 +280,7 @@ fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
         assert_eq!((stats.opens, stats.close_errors), (stats.closes, 0), "round {round}");
         (opens, closes) = (opens + stats.opens, closes + stats.closes);
         drop(end);
-        assert_eq!(held(), before.0, "round {round}: descriptors and mappings");
+        nothing_left(before.0, &format!("round {round}"));
     }
     assert_eq!(names(), before.1);
     assert!(opens > 0 && revoked > 0);

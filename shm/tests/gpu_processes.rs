@@ -14,7 +14,7 @@ use fishplate_shm::{Link, Listener, ShmConfig, connect};
 use fishplate_sys::LinuxHost;
 
 mod support;
-use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, role, soon, spawn};
+use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, nothing_left, role, soon, spawn};
 
 const LEN: usize = 300_000;
 
@@ -206,7 +206,7 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory_and_part() {
             assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
             child.join();
         }
-        assert_eq!(held(), before, "{way}: descriptors and mappings");
+        nothing_left(before, way);
     }
 }
 
@@ -274,7 +274,7 @@ fn b17_b20_a_process_killed_in_the_middle_of_writing_is_survived_and_leaves_noth
         landed += seen.landed.len();
     }
     assert!(landed > 0);
-    assert_eq!(held(), before, "descriptors and mappings");
+    nothing_left(before, "both ends");
 }
 
 /// Not a test: what the children do.

@@ -155,11 +155,7 @@ fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, Hands
     assert!(began.elapsed() < Duration::from_secs(3), "past its deadline");
     drop(peer.join().unwrap());
     if result.is_err() {
-        // What is no memory is closed by a thread that nobody waits for.
-        let deadline = soon();
-        while held() != before {
-            assert!(Instant::now() < deadline, "left open: {:?}, before {before:?}", held());
-        }
+        nothing_left(before, "a handshake that failed");
     }
     result
 }
@@ -477,7 +473,7 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
         }
         near.detach(PEER);
         far.detach(PEER);
-        assert_eq!(held(), before, "round {round}");
+        nothing_left(before, &format!("round {round}"));
     }
 }
 

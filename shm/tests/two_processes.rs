@@ -163,7 +163,7 @@ fn data_arrives(staged: bool) {
         assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
         child.join();
     }
-    assert_eq!(held(), before);
+    nothing_left(before, "both ends");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     for round in 0..rounds {
         let child = spawn("busy", &address);
         cut += survive(child, &listener, &mut rail, round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
-        assert_eq!(held(), (before.0, before.1), "round {round}");
+        nothing_left(before, &format!("round {round}"));
     }
     assert!(cut > 0, "no post was ever under way: the test proves nothing");
 }
@@ -350,7 +350,7 @@ fn bereaved(address: &std::ffi::OsStr) {
     until(&mut rail, &mut seen, |seen| !seen.down.is_empty());
     assert_eq!(seen.down, [(PEER, PeerError::Died)]);
     rail.detach(PEER);
-    assert_eq!(held(), before);
+    nothing_left(before, "both ends");
     let mut line = [0];
     assert_eq!(std::io::stdin().read(&mut line).unwrap(), 0);
 }

@@ -37,10 +37,12 @@ pub fn soon() -> Instant {
 
 /// One test at a time: they count what the whole process holds.
 pub fn alone() -> MutexGuard<'static, ()> {
-    // What peers should not have sent is closed by a thread, as programs do it.
-    fishplate_shm::set_closer(|| drop(std::thread::spawn(fishplate_shm::close_aside)));
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // At once, so that what a test counts is exact. A test whose peer sends what closes slowly
+    // takes a thread instead.
+    fishplate_shm::set_closer(fishplate_shm::close_aside);
+    alone
 }
 
 /// A rail over Linux.
@@ -187,6 +189,16 @@ pub fn held() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
+}
+
+/// Waits until this process holds what it held before: a thread may be closing the rest still.
+#[track_caller]
+pub fn nothing_left(before: (usize, usize), what: &str) {
+    let deadline = soon();
+    while held() != before {
+        assert!(Instant::now() < deadline, "{what}: left open: {:?}, before {before:?}", held());
+        std::thread::yield_now();
+    }
 }
 
 /// What a rail has reported.
