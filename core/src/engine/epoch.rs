@@ -152,15 +152,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return self.establish(peer);
         }
         let in_word = |epoch| stamp(0, epoch, self.mask);
-        let before = self.peers[peer as usize].epoch;
+        let before = self.pairings[peer as usize].last;
         let mut epoch = self.epoch.wrapping_add(1).max(1);
         // As many peers as a word tells epochs apart may all be attached anew.
         if in_word(epoch) == in_word(before) {
             epoch = epoch.wrapping_add(1).max(1);
         }
         self.epoch = epoch;
-        (self.peers[peer as usize].epoch, self.peers[peer as usize].state) = (epoch, PeerState::Meeting);
-        self.pairings[peer as usize].meeting = Meeting { mine: self.epoch, ..Meeting::NONE };
+        self.peers[peer as usize].state = PeerState::Meeting;
+        let pairing = &mut self.pairings[peer as usize];
+        (pairing.last, pairing.meeting) = (epoch, Meeting { mine: epoch, ..Meeting::NONE });
         self.answer(peer, 0);
     }
 

@@ -30,7 +30,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(AttachError::UnknownPeer);
         }
         let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
-        self.state.pairings[peer.index as usize] = Pairing::of(theirs, RAILS).ok_or(wrong)?;
+        let paired = Pairing::of(theirs, RAILS).ok_or(wrong)?;
+        let pairing = &mut self.state.pairings[peer.index as usize];
+        let last = pairing.last;
+        (*pairing, pairing.last) = (paired, last);
         Ok(())
     }
 
@@ -91,9 +94,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];
-        let PeerSlot { generation, epoch, .. } = *slot;
-        *slot = PeerSlot { generation: generation.wrapping_add(1), epoch, ..PeerSlot::EMPTY };
-        self.state.pairings[peer.index as usize] = Pairing::ALIKE;
+        *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
+        let pairing = &mut self.state.pairings[peer.index as usize];
+        let last = pairing.last;
+        (*pairing, pairing.last) = (Pairing::ALIKE, last);
         Ok(())
     }
 

@@ -46,14 +46,11 @@ pub struct PeerSlot {
     pub(crate) rails: u16,
     /// The rail after the one that the last post took.
     pub(crate) turn: u8,
-    /// The epoch of its attachment, or of the last in this slot that needed one: see `epoch`.
-    pub(crate) epoch: u32,
 }
 
 impl PeerSlot {
     /// A slot without a peer.
-    pub const EMPTY: PeerSlot =
-        PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0, epoch: 0 };
+    pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
 
     /// Whether operations may be posted to it.
     #[inline]
@@ -72,11 +69,14 @@ pub struct Pairing {
     /// Four bits for each of our rails.
     theirs: u64,
     pub(crate) meeting: Meeting,
+    /// The epoch of the last attachment of this slot that needed one: see `epoch`. It outlives
+    /// the attachment.
+    pub(crate) last: u32,
 }
 
 impl Pairing {
     /// Both ends count rails alike, and have not met.
-    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210, meeting: Meeting::NONE };
+    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210, meeting: Meeting::NONE, last: 0 };
 
     /// Our rail i leads to their rail `theirs[i]`. `None` unless each of `rails` is named once.
     pub(crate) fn of(theirs: &[u8], rails: usize) -> Option<Pairing> {
