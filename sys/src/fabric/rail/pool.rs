@@ -43,8 +43,8 @@ pub(super) struct Slot {
     pub cx: u64,
     /// Where an atomic's fetched value goes, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic. Of a write or read the address of its local
-    /// memory, and its size in bytes.
+    /// Operand, comparand and result of an atomic. Of a write or read the first is the address of its
+    /// local memory.
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
@@ -117,17 +117,17 @@ impl Pool {
         self.len
     }
 
-    /// Whether the provider has a write or read whose local memory overlaps this. Slow path: looks
-    /// at every context.
+    /// Whether the provider has a write or read whose local memory begins in this. The local memory of
+    /// a post lies in one registered region, so its first byte tells which. Slow path: looks at every
+    /// context.
     pub fn touches(&self, memory: Local) -> bool {
-        let (first, end) =
-            (memory.ptr.addr().get() as u64, memory.ptr.addr().get() as u64 + memory.len as u64);
+        let first = memory.ptr.addr().get() as u64;
         (0..self.len).any(|index| {
             let slot = self.at(index);
-            // SAFETY: one of ours. The fields behind the provider's part are written by this thread
-            // alone.
-            let ((kind, _), [at, len, _]) = unsafe { ((*slot).used_for(), (*slot).words) };
-            matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read) && at < end && first < at + len
+            // SAFETY: one of ours. The fields behind the provider's part are written by this thread alone.
+            let ((kind, _), [at, ..]) = unsafe { ((*slot).used_for(), (*slot).words) };
+            let of_memory = matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read);
+            of_memory && at.wrapping_sub(first) < memory.len as u64
         })
     }
 

@@ -49,18 +49,12 @@ impl FabricRail {
         Ok(slot)
     }
 
-    /// As [`begin`](Self::begin), for a post that reads or fills this memory of the user.
+    /// As [`begin`](Self::begin), for a post that reads or fills memory of the user from `at` on.
     #[inline(always)]
-    fn begin_with(
-        &mut self,
-        peer: Peer,
-        kind: Kind,
-        cx: u64,
-        memory: Buffer,
-    ) -> Result<*mut Slot, PostError> {
+    fn begin_at(&mut self, peer: Peer, kind: Kind, cx: u64, at: *mut u8) -> Result<*mut Slot, PostError> {
         let slot = self.begin(peer, kind, cx)?;
         // SAFETY: just taken, so nobody else has it.
-        unsafe { ((*slot).words[0], (*slot).words[1]) = (memory.ptr.addr() as u64, memory.len as u64) };
+        unsafe { (*slot).words[0] = at.addr() as u64 };
         Ok(slot)
     }
 
@@ -181,7 +175,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin_with(peer, Kind::Write, cx, from)?;
+        let slot = self.begin_at(peer, Kind::Write, cx, from.ptr)?;
         // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
@@ -222,7 +216,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin_with(peer, Kind::Write, cx, from)?;
+        let slot = self.begin_at(peer, Kind::Write, cx, from.ptr)?;
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
@@ -329,7 +323,7 @@ impl FabricRail {
             return Err(PostError::Again);
         }
         let kind = if self.words_follow { Kind::Write } else { Kind::WriteThenWord };
-        let slot = self.begin_with(peer, kind, cx, from)?;
+        let slot = self.begin_at(peer, kind, cx, from.ptr)?;
         // SAFETY: the context is this post's.
         unsafe { (*slot).extra = data };
         // SAFETY: as in `write`.
@@ -386,7 +380,7 @@ impl FabricRail {
             return Err(PostError::Again);
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
-        let slot = self.begin_with(peer, Kind::Read, cx, into)?;
+        let slot = self.begin_at(peer, Kind::Read, cx, into.ptr)?;
         // SAFETY: writable and unread until the completion, by our caller's promise; the context is this post's until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
         self.end(peer, slot, result)
