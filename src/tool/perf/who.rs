@@ -65,7 +65,7 @@ impl Who {
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
-            "the time is up: {self} has answered all that it was asked{}; a longer --timeout helps",
+            "not done in time: {self} has answered all that it was asked{}; a longer --timeout helps",
             self.stuck(stuck)
         ))
     }
