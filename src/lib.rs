@@ -5,8 +5,8 @@
 //! tagged messages; [`worker`], a thread that drives an engine; [`topology`], which chooses NICs;
 //! [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
 //! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have
-//! sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the feature
-//! `tool`, on by default; a program that links the transport turns it off.
+//! sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the package
+//! `fishplate-tool`.
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};

@@ -25,7 +25,7 @@ vendored fishplate-core core
 vendored fishplate-shm shm core sys
 vendored fishplate-sys sys core
 
-for package in fishplate-core fishplate-sys fishplate-shm fishplate; do
+for package in fishplate-core fishplate-sys fishplate-shm fishplate fishplate-tool; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"
     for file in README.md LICENSE-MIT LICENSE-APACHE; do
         grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"; exit 1; }

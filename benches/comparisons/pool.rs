@@ -3,11 +3,11 @@
 //! cargo run --release --example pool-comparison [OPERATIONS PER STREAM [STREAMS...]]
 
 // Shared with the tool, which compares with the contenders that need no other package.
-#[path = "../../src/tool/perf/pool/contenders.rs"]
+#[path = "../../tool/src/perf/pool/contenders.rs"]
 mod contenders;
-#[path = "../../src/tool/perf/pool/rows.rs"]
+#[path = "../../tool/src/perf/pool/rows.rs"]
 mod rows;
-#[path = "../../src/tool/perf/pool/scenario.rs"]
+#[path = "../../tool/src/perf/pool/scenario.rs"]
 mod scenario;
 
 use std::alloc::{GlobalAlloc, Layout};

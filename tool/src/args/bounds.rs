@@ -1,0 +1,101 @@
+//! What a measurement may ask for. The same checks serve the command line and the orders of another
+//! process, which is not trusted more than a user.
+
+use super::{Layout, Mode, Test, Transport, name};
+use crate::failure::{Failure, Outcome};
+use crate::sizes;
+
+/// The most iterations: so many fit into any sum that is made of them.
+const ITERS_MAX: u64 = 1 << 50;
+
+/// The most operations in flight.
+const WINDOW_MAX: u64 = 1 << 16;
+
+/// The longest time to wait, in seconds.
+const SECONDS_MAX: u64 = 1_000_000;
+
+/// Checks that a transport can run a test.
+pub fn test(test: Test, transport: Transport) -> Outcome {
+    match (test, transport) {
+        (Test::Pool, _) | (Test::Ring, Transport::Shm) => Ok(()),
+        (Test::Ring, _) => {
+            Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"))
+        }
+        (Test::PutSignal | Test::Put | Test::Get | Test::Tag, _) => Ok(()),
+        (_, Transport::Gpu) => Err(Failure::usage(format!(
+            "--transport gpu measures put-signal, put, get and tag: use --transport shm for {}",
+            name(test)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a mode can run a test over a transport.
+pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
+    let driven = matches!(test, Test::PutSignal | Test::Put | Test::Get | Test::Amo | Test::Tag)
+        && matches!(transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
+    match mode {
+        Mode::Worker if !driven => Err(Failure::usage(format!(
+            "--mode worker runs put-signal, put, get, amo and tag over shm, fabric or loopback: use --mode inline for {} over {}",
+            name(test),
+            name(transport)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks one payload size against the test and the region.
+pub fn size(size: usize, test: Test, region: usize) -> Outcome {
+    match test {
+        _ if size == 0 => Err(Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte")),
+        _ if size > region => Err(Failure::usage(format!(
+            "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
+            sizes::show(size),
+            sizes::show(region)
+        ))),
+        Test::Amo | Test::SignalRate if size != 8 => {
+            Err(Failure::usage(format!("{} works on one word of 8 bytes: leave --size out", name(test))))
+        }
+        Test::Ring if ![8, 16, 32, 64].contains(&size) => {
+            Err(Failure::usage("ring: slots are of 8, 16, 32 or 64 bytes; choose --size among these"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks a number of iterations to measure, and one of those before.
+pub fn iterations(iters: u64, warmup: u64) -> Outcome {
+    match iters {
+        0 => Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration")),
+        _ if iters.max(warmup) > ITERS_MAX => Err(Failure::usage(format!(
+            "-n {iters} -w {warmup}: use at most {ITERS_MAX} iterations, which is more than a lifetime"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks a number of operations in flight.
+pub fn window(window: u64) -> Outcome {
+    match window.is_power_of_two() && window <= WINDOW_MAX {
+        true => Ok(()),
+        false => Err(Failure::usage(format!("--window {window}: use a power of two from 1 to {WINDOW_MAX}"))),
+    }
+}
+
+/// Checks a time to wait.
+pub fn seconds(seconds: u64) -> Outcome {
+    match seconds {
+        1..=SECONDS_MAX => Ok(()),
+        _ => Err(Failure::usage(format!("--timeout {seconds}: use from 1 to {SECONDS_MAX} seconds"))),
+    }
+}
+
+/// Checks that signals can lie there.
+pub fn layout(layout: Layout, transport: Transport) -> Outcome {
+    match (layout, transport) {
+        (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(
+            "--layout adjacent: signals are in memory of the processor, never behind a payload on a device",
+        )),
+        _ => Ok(()),
+    }
+}

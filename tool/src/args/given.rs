@@ -1,0 +1,129 @@
+//! Which options a user wrote, and which of them the run would not look at: those are refused, or
+//! at least told. None is ignored in silence.
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use super::{Cli, Command, PerfArgs, Test, Transport, name};
+use crate::failure::{Failure, Outcome};
+
+/// Where an option counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counts {
+    /// In every test that has two sides.
+    TwoSides,
+    /// In these tests.
+    Tests(&'static [Test]),
+}
+
+/// The options that do not count everywhere, by their names within clap and on the command line.
+/// Others are checked with their values.
+const OPTIONS: [(&str, &str, Counts); 17] = [
+    ("size", "--size", Counts::TwoSides),
+    ("begin", "--begin", Counts::TwoSides),
+    ("end", "--end", Counts::TwoSides),
+    ("factor", "--factor", Counts::TwoSides),
+    ("warmup", "--warmup", Counts::TwoSides),
+    ("transport", "--transport", Counts::TwoSides),
+    ("rails", "--rails", Counts::TwoSides),
+    ("seed", "--seed", Counts::TwoSides),
+    ("check", "--check", Counts::TwoSides),
+    ("pin", "--pin", Counts::TwoSides),
+    ("region", "--region", Counts::TwoSides),
+    ("timeout", "--timeout", Counts::TwoSides),
+    ("listen", "--listen", Counts::TwoSides),
+    ("connect", "--connect", Counts::TwoSides),
+    ("streams", "--streams", Counts::Tests(&[Test::Pool])),
+    ("layout", "--layout", Counts::Tests(&[Test::PutSignal])),
+    ("signal", "--signal", Counts::Tests(&[Test::SignalRate])),
+];
+
+/// The options that the side that connects decides for both.
+const LEADERS: [(&str, &str); 13] = [
+    ("size", "--size"),
+    ("begin", "--begin"),
+    ("end", "--end"),
+    ("factor", "--factor"),
+    ("iters", "--iters"),
+    ("warmup", "--warmup"),
+    ("seed", "--seed"),
+    ("check", "--check"),
+    ("window", "--window"),
+    ("pin", "--pin"),
+    ("layout", "--layout"),
+    ("mode", "--mode"),
+    ("format", "--format"),
+];
+
+/// The options that were written on the command line, by their names within clap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given(Vec<String>);
+
+impl Given {
+    fn of(matches: &ArgMatches) -> Self {
+        let written = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        Given(matches.ids().map(|id| id.as_str()).filter(written).map(str::to_owned).collect())
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.0.iter().any(|given| given == id)
+    }
+}
+
+impl Cli {
+    /// Reads a command line, and notes which options it has.
+    pub fn read(
+        words: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
+    ) -> clap::error::Result<Self> {
+        let matches = Cli::command().try_get_matches_from(words)?;
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        if let (Some(Command::Perf(args)), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
+            args.given = Given::of(matches);
+        }
+        Ok(cli)
+    }
+}
+
+impl PerfArgs {
+    /// Checks that the run looks at every option that was given.
+    pub(super) fn check_given(&self) -> Outcome {
+        let counts = |counts| match counts {
+            Counts::TwoSides => self.test != Test::Pool,
+            Counts::Tests(tests) => tests.contains(&self.test),
+        };
+        let idle = OPTIONS.iter().find(|(id, _, where_)| self.given.has(id) && !counts(*where_));
+        if let Some((_, option, _)) = idle {
+            return Err(Failure::usage(format!(
+                "{option} means nothing to {}: leave it out",
+                name(self.test)
+            )));
+        }
+        // Rings have a size of their own, and pools no operations in flight.
+        if self.given.has("window") && matches!(self.test, Test::Pool | Test::Ring) {
+            return Err(Failure::usage(format!(
+                "--window means nothing to {}: leave it out",
+                name(self.test)
+            )));
+        }
+        Ok(())
+    }
+
+    /// What is to be told of options that count for the other side alone, or change nothing here.
+    pub(super) fn notes(&self) -> Vec<String> {
+        if self.given.has("warmup") && self.transport == Transport::Sim {
+            return vec!["--warmup: what is simulated has no speed to get up to; not looked at".into()];
+        }
+        let idle: Vec<&str> =
+            LEADERS.iter().filter(|(id, _)| self.given.has(id)).map(|(_, option)| *option).collect();
+        match self.listen.is_some() && !idle.is_empty() {
+            true => vec![format!("{}: the side that connects decides; not looked at here", idle.join(", "))],
+            false => vec![],
+        }
+    }
+}
+
+/// The options that are named here, for a test that there are such.
+#[cfg(test)]
+pub fn ids() -> impl Iterator<Item = &'static str> {
+    OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))
+}

@@ -1,0 +1,152 @@
+//! What the command line comes to: a [`Plan`] of what to run, or what is wrong.
+
+use std::ffi::OsString;
+
+use fishplate::config::Settings;
+
+use super::{DeviceName, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
+use crate::cpu::{Pin, Places};
+use crate::failure::{Failure, Outcome};
+use crate::variables;
+
+/// Everything about a run, checked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What to measure.
+    pub test: Test,
+    /// How to reach the other side.
+    pub transport: Transport,
+    /// Rails between the two.
+    pub rails: usize,
+    /// Payload sizes, each at least 1 and within the region.
+    pub sizes: Vec<usize>,
+    /// Iterations, if given.
+    pub iters: Option<u64>,
+    /// Iterations before measuring, if given.
+    pub warmup: Option<u64>,
+    /// How much to do per row when iterations are not given.
+    pub effort: Effort,
+    /// First seed.
+    pub seed: u64,
+    /// Number of seeds, if given.
+    pub seeds: Option<u64>,
+    /// Verify payloads.
+    pub check: bool,
+    /// Operations in flight.
+    pub window: u32,
+    /// Where to run.
+    pub places: Places,
+    /// Numbers of threads, for the pool.
+    pub streams: Vec<usize>,
+    /// Where the signal lies, if given.
+    pub layout: Option<Layout>,
+    /// What `signal-rate` does.
+    pub signal: SignalKind,
+    /// Who drives the engine.
+    pub mode: Mode,
+    /// How to write the results.
+    pub format: Format,
+    /// Whose memory payloads are in, here and there; as the transport has it, if empty.
+    pub devices: Vec<DeviceName>,
+    /// How payloads get from device to device.
+    pub ipc_path: IpcPath,
+    /// How the two sides meet.
+    pub meeting: Meeting,
+    /// Memory of one direction, in bytes.
+    pub region: usize,
+    /// Seconds.
+    pub timeout: u64,
+    /// What the environment and the command line say of rails.
+    pub settings: Settings,
+    /// What the user should know before anything runs.
+    pub notes: Vec<String>,
+}
+
+/// Bounds of one row: whichever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Iterations.
+    pub iters: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+}
+
+impl Effort {
+    /// What a measurement is worth.
+    pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
+    /// What fits into a demonstration, also where nothing is optimised.
+    pub const SHOW: Effort = if cfg!(debug_assertions) {
+        Effort { iters: 5_000, bytes: 8 << 20 }
+    } else {
+        Effort { iters: 200_000, bytes: 512 << 20 }
+    };
+}
+
+/// How the two sides of a run meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// The tool starts the other side itself.
+    Spawn,
+    /// The other side is started by somebody else and will connect here.
+    Listen(OsString),
+    /// The other side is started by somebody else and listens here.
+    Connect(OsString),
+}
+
+impl PerfArgs {
+    /// Checks everything that can be checked before anything is started.
+    pub fn plan(self) -> Outcome<Plan> {
+        self.check_given()?;
+        let notes = self.notes();
+        let sizes = self.sizes()?;
+        self.check_numbers()?;
+        self.check_roles()?;
+        let meeting = match (self.listen, self.connect) {
+            (Some(at), _) => Meeting::Listen(at),
+            (_, Some(at)) => Meeting::Connect(at),
+            _ => Meeting::Spawn,
+        };
+        let pin = match self.pin {
+            // A side has two threads, or a provider may have some, and who is pinned pins whom he starts.
+            Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
+            pin => pin,
+        };
+        let mut settings = variables::for_run(self.timeout)?;
+        if !self.provider.is_empty() {
+            settings.providers = self.provider;
+        }
+        if !self.interface.is_empty() {
+            settings.interfaces = self.interface;
+        }
+        settings.check().map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Plan {
+            test: self.test,
+            transport: self.transport,
+            rails: self.rails,
+            sizes,
+            iters: self.iters,
+            warmup: self.warmup,
+            effort: Effort::MEASURE,
+            seed: self.seed,
+            seeds: self.seeds,
+            check: self.check,
+            window: self.window,
+            places: pin.resolve()?,
+            streams: self.streams,
+            layout: match self.transport {
+                Transport::Gpu => Some(Layout::Split),
+                _ => self.layout,
+            },
+            signal: self.signal,
+            mode: self.mode,
+            format: self.format,
+            devices: self.device,
+            ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),
+            meeting,
+            region: self.region,
+            timeout: self.timeout,
+            settings,
+            notes,
+        })
+    }
+}

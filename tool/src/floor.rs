@@ -1,0 +1,275 @@
+//! The floor: half of a round trip of two bare atomics between the two sides. Nothing that signals through a cache
+//! line can be faster, so every latency is told as a multiple of it.
+//!
+//! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers. Four ways are tried,
+//! both words in one cache line or in two, with and without a pause between looks, and the fastest counts. Each is the
+//! median of many short batches, so that an interrupt spoils a batch and not the figure.
+//!
+//! Sides that the scheduler has put on one processor have no floor: each waits for the other to be scheduled, and the measurement would
+//! take minutes. It is given up then.
+
+use std::hint::spin_loop;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::clock::Clock;
+use super::failure::Outcome;
+
+/// Size of the memory that the measurement takes, in bytes; aligned to 128.
+pub const PAD_LEN: usize = 512;
+
+/// Round trips per batch: some 5 µs.
+const ROUNDS: u64 = 64;
+const BATCHES: usize = 64;
+/// Asked now and then by a side that waits: whether to go on.
+pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
+
+/// Looks between two questions whether to go on, which also let the other side run if it waits for this processor: many times what
+/// an answer takes from another.
+const PATIENCE: u32 = 1 << 12;
+
+/// Enough time for all batches, which take some milliseconds on two processors that have nothing else to do.
+pub const AMPLE: Duration = Duration::from_secs(1);
+
+/// Marks the number with which the side that measures gives up, and the answer to it.
+const STOP: u64 = 1 << 63;
+
+/// The words of the measurement, in memory that both sides have mapped. Zero at first.
+#[derive(Clone, Copy, Debug)]
+pub struct Pad {
+    base: NonNull<AtomicU64>,
+}
+
+/// One way to do it.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// Where the words are, in units of 8 bytes.
+    words: [usize; 2],
+    pause: bool,
+}
+
+/// Every way with a pair of words of its own, so that the counts of one do not disturb the next.
+const WAYS: [Way; 4] = [
+    Way { words: [0, 1], pause: false },
+    Way { words: [2, 3], pause: true },
+    Way { words: [16, 32], pause: false },
+    Way { words: [17, 33], pause: true },
+];
+
+impl Pad {
+    /// A view of shared memory.
+    ///
+    /// # Safety
+    /// `base` is aligned to 128 and stays mapped for [`PAD_LEN`] bytes as long as the pad is used; both processes touch
+    /// those bytes only through pads.
+    pub unsafe fn new(base: NonNull<u8>) -> Self {
+        Pad { base: base.cast() }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < PAD_LEN / 8);
+        // SAFETY: inside the pad, by the constants above; mapped and only accessed atomically, by the promise of `new`.
+        unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// The side that measures. Nanoseconds; `None` if it would take longer than `limit`, and so be no floor.
+    pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<f64>> {
+        let until = Instant::now() + limit;
+        let mut best = f64::INFINITY;
+        for way in WAYS {
+            let mut batches = [0u64; BATCHES];
+            for ticks in &mut batches {
+                let start = clock.now();
+                if !self.play(way, Some(until), alive)? {
+                    return Ok(None);
+                }
+                *ticks = clock.now().wrapping_sub(start);
+            }
+            batches.sort_unstable();
+            best = best.min(clock.ns(batches[BATCHES / 2]) / (2 * ROUNDS) as f64);
+        }
+        Ok(Some(best))
+    }
+
+    /// The side that answers, until the other has measured or given up.
+    pub fn answer(&self, alive: Alive<'_>) -> Outcome {
+        for way in WAYS {
+            for _ in 0..BATCHES {
+                if !self.play(way, None, alive)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether to go on. The side that starts says until when.
+    fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
+        let [ping, pong] = way.words.map(|index| self.word(index));
+        let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
+        if way.pause {
+            bounce::<true>(mine, theirs, starts, alive)
+        } else {
+            bounce::<false>(mine, theirs, starts, alive)
+        }
+    }
+}
+
+/// One batch of round trips, or fewer if the side that starts gives up: whether it does not. Both words are equal before and after.
+#[inline(never)]
+fn bounce<const PAUSE: bool>(
+    mine: &AtomicU64,
+    theirs: &AtomicU64,
+    starts: Option<Instant>,
+    alive: Alive<'_>,
+) -> Outcome<bool> {
+    // Relaxed throughout: nothing but the words themselves is handed over.
+    let first = mine.load(Ordering::Relaxed) & !STOP;
+    let mut number = first + 1;
+    loop {
+        if starts.is_some() {
+            mine.store(number, Ordering::Relaxed);
+        }
+        let mut looks = 0u32;
+        let mut late = false;
+        while theirs.load(Ordering::Relaxed) != number {
+            if PAUSE {
+                spin_loop();
+            }
+            looks += 1;
+            if looks == PATIENCE {
+                looks = 0;
+                alive()?;
+                late = starts.is_some_and(|until| Instant::now() >= until);
+                // Looked for here alone, so that looking for it costs no look at the number.
+                if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
+                    number |= STOP;
+                }
+            }
+        }
+        if starts.is_none() {
+            mine.store(number, Ordering::Relaxed);
+        }
+        if number & STOP != 0 {
+            return Ok(false);
+        }
+        if number == first + ROUNDS {
+            return Ok(true);
+        }
+        number = (number + 1) | if late { STOP } else { 0 };
+    }
+}
+
+/// Floors taken during one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floors {
+    /// Before the first half, between the halves, after the second, in nanoseconds.
+    pub taken: [f64; 3],
+}
+
+impl Floors {
+    /// How far the floor of one half may be from that of the other.
+    const STEADY: f64 = 1.2;
+
+    /// The floor of the row: the one in the middle by size.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.taken;
+        sorted.sort_by(f64::total_cmp);
+        sorted[1]
+    }
+
+    /// Whether it stayed where it was.
+    pub fn steady(&self) -> bool {
+        let least = self.taken.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.taken.iter().copied().fold(0.0, f64::max);
+        most <= least * Self::STEADY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Failure;
+    use std::sync::atomic::AtomicBool;
+
+    fn yields() -> Outcome {
+        std::thread::yield_now();
+        Ok(())
+    }
+
+    #[repr(align(128))]
+    struct Memory([AtomicU64; PAD_LEN / 8]);
+
+    #[test]
+    fn two_threads_find_a_floor_and_may_find_it_again() {
+        let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
+        let address = memory.0.as_ptr().addr();
+        let pad = || {
+            // SAFETY: `memory` has the size and alignment, and outlives the scope in which both pads are used.
+            unsafe { Pad::new(NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap()) }
+        };
+        std::thread::scope(|scope| {
+            let memory = &memory;
+            scope.spawn(move || {
+                // SAFETY: as above.
+                let pad = unsafe { Pad::new(NonNull::from(memory).cast()) };
+                for _ in 0..2 {
+                    pad.answer(&mut yields).unwrap();
+                }
+            });
+            let clock = Clock::calibrate();
+            for _ in 0..2 {
+                let floor = pad().measure(3600 * AMPLE, &clock, &mut yields).unwrap().expect("a floor");
+                assert!(floor > 1.0 && floor.is_finite(), "{floor}");
+            }
+        });
+    }
+
+    #[test]
+    fn what_takes_too_long_is_given_up_on_both_sides_and_may_be_tried_again() {
+        let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
+        let waited = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (memory, waited) = (&memory, &waited);
+            let pad = move || {
+                // SAFETY: `memory` has the size and alignment, and outlives the scope in which both pads are used.
+                unsafe { Pad::new(NonNull::from(memory).cast()) }
+            };
+            scope.spawn(move || {
+                // Not before the other side has waited until it was too late.
+                while !waited.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                pad().answer(&mut yields).unwrap();
+                pad().answer(&mut yields).unwrap();
+            });
+            let clock = Clock::calibrate();
+            let mut wait = || {
+                waited.store(true, Ordering::Relaxed);
+                yields()
+            };
+            let given_up = pad().measure(Duration::ZERO, &clock, &mut wait);
+            // Before anything is asserted, so that the other side is not left to wait.
+            let again = pad().measure(3600 * AMPLE, &clock, &mut yields);
+            assert_eq!(given_up, Ok(None));
+            assert!(again.unwrap().is_some());
+        });
+    }
+
+    #[test]
+    fn nobody_there_ends_when_told_so() {
+        let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
+        // SAFETY: `memory` has the size and alignment and outlives the pad.
+        let pad = unsafe { Pad::new(NonNull::from(&memory).cast()) };
+        let mut gone = || Err(Failure::run("gone"));
+        assert_eq!(pad.measure(AMPLE, &Clock::calibrate(), &mut gone), Err(Failure::run("gone")));
+    }
+
+    #[test]
+    fn floors_are_steady_within_a_fifth() {
+        assert!(Floors { taken: [33.0, 36.0, 39.0] }.steady());
+        assert!(!Floors { taken: [33.0, 36.0, 40.0] }.steady());
+        assert_eq!(Floors { taken: [40.0, 33.0, 36.0] }.median(), 36.0);
+    }
+}

@@ -1,0 +1,70 @@
+//! The command-line tool `fishplate`: measures and checks the transport, and tells what it found on this machine.
+//!
+//! Without arguments it demonstrates the main job: two processes, put-signal over shared memory, data checked.
+//! Exit codes: 0 done, 1 the run failed or data was wrong, 2 the command line was.
+//!
+//! The parts, in the order in which they use each other: what the user asks for (`args`,
+//! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with
+//! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
+//! told (`report`, `info`, `demo`).
+
+mod args;
+mod clock;
+mod cpu;
+mod demo;
+mod failure;
+mod floor;
+mod histogram;
+mod info;
+mod instructions;
+mod layout;
+mod payload;
+mod perf;
+mod progress;
+mod report;
+mod room;
+mod sizes;
+mod variables;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+
+#[global_allocator]
+static HEAP: room::Heap = room::Heap;
+
+fn main() -> ExitCode {
+    room::within_limits(run)
+}
+
+/// Runs the command line and says how it went.
+fn run() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if perf::matching::is_asked_for(&words) {
+        return say("fishplate", perf::matching::run(&words));
+    }
+    fishplate::close_in_background();
+    let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
+    let speaker =
+        if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };
+    let outcome = match command {
+        None => demo::run(),
+        Some(Command::Perf(args)) => args.plan().and_then(|plan| {
+            plan.notes.iter().for_each(|note| eprintln!("# {note}"));
+            perf::run(&plan)
+        }),
+        Some(Command::Info(args)) => info::run(&args),
+        Some(Command::Peer(args)) => perf::answer(&args),
+    };
+    say(speaker, outcome)
+}
+
+fn say(speaker: &str, outcome: failure::Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{speaker}: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}

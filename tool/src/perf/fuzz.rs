@@ -1,0 +1,74 @@
+//! What another process orders, changed at random: understood or refused, never a panic.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fishplate_core::engine::fuzzing::{Target, number, put};
+
+use super::leg::Leg;
+use super::table::Order;
+use crate::args::{Mode, SignalKind, Test, Transport};
+use crate::layout;
+
+#[path = "../../../tests/fuzz/driver.rs"]
+mod driver;
+#[path = "../../../tests/fence/mod.rs"]
+mod fence;
+
+const REGION: usize = 1 << 20;
+
+fn sample(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b] = [1, 2].map(|n| number(seed, n));
+    let tests = [Test::PutSignal, Test::Put, Test::Get, Test::Amo, Test::SignalRate, Test::Tag, Test::TagBw];
+    let size = 8 << (b % 10);
+    let leg = Leg {
+        test: tests[a as usize % tests.len()],
+        size,
+        iters: 1 + (a >> 40),
+        warmup: b >> 50,
+        check: a & 8 != 0,
+        window: 1 << (b % 7),
+        layout: layout::fitting(size),
+        signal: if a & 16 == 0 { SignalKind::Add } else { SignalKind::Set },
+        mode: if a & 32 == 0 { Mode::Inline } else { Mode::Worker },
+        seed: b,
+        timeout_ns: 10_000_000_000,
+    };
+    let order = match a % 8 {
+        0 => Order::Floor,
+        1 => Order::Done,
+        _ => Order::Leg(leg),
+    };
+    put(into, &serde_json::to_vec(&order).expect("an order can be written"))
+}
+
+fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
+    let order: Order = serde_json::from_slice(input).ok()?;
+    let again = serde_json::to_vec(&order).expect("an order can be written");
+    let again: Order = serde_json::from_slice(&again).expect("and read again");
+    assert_eq!(format!("{again:?}"), format!("{order:?}"));
+    let Order::Leg(leg) = order else { return Some(0) };
+    for transport in [Transport::Shm, Transport::Fabric] {
+        if leg.check_bounds(transport, REGION).is_err() {
+            continue;
+        }
+        // What the sides compute of it before they measure.
+        assert!(leg.slots() > 0 && leg.per_window() > 0 && leg.divisor() > 0.0, "{leg:?}");
+        assert!(leg.size <= REGION && leg.size as u64 * leg.slots() < Leg::arena(REGION) as u64, "{leg:?}");
+        let _ = (leg.placement(), leg.with_iters(leg.iters, leg.warmup));
+    }
+    Some(0)
+}
+
+#[test]
+fn no_order_panics() {
+    let target = Target { name: "order", sample, read };
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
+    let seed = std::env::var("FISHPLATE_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    println!("FISHPLATE_SEED={seed}");
+    let count = driver::drive(&target, &corpus, seed, Duration::from_secs(2)).unwrap_or_else(|error| {
+        panic!("FISHPLATE_SEED={seed}\n{error}");
+    });
+    assert!(count.accepted > 0 && count.accepted < count.inputs, "{count:?}");
+}

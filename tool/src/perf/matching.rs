@@ -1,0 +1,438 @@
+//! `perf match`: tag matching alone, in several engines beside each other. Every engine does the same work, in turns; what each pairs
+//! is compared, and a difference fails the run.
+//!
+//! | part | what |
+//! |---|---|
+//! | `engine` | what a workload needs of an engine |
+//! | `ours`, `list`, `ucx` | the engines |
+//! | `workload`, `trace` | the work |
+//! | `oracle` | random operations, for tests |
+
+mod engine;
+mod list;
+#[cfg(test)]
+mod oracle;
+mod ours;
+mod trace;
+mod ucx;
+mod workload;
+
+use std::ffi::OsString;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::clock::Clock;
+use crate::failure::{Failure, Outcome};
+use crate::instructions::Instructions;
+use crate::report::{SCHEMA_VERSION, print, time};
+use crate::sizes;
+
+use engine::{Engine, Pairs};
+use trace::{Step, Trace};
+use workload::{Bench, Workload};
+
+/// Options of `fishplate perf match`.
+#[derive(Debug, Parser)]
+#[command(name = "fishplate perf match", version, max_term_width = 110, after_long_help = HELP)]
+pub struct MatchArgs {
+    /// Engines to run beside each other.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ours,list")]
+    engines: Vec<Kind>,
+    /// Workloads and traces [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_work)]
+    workloads: Vec<Work>,
+    /// Depths, with K for 1024 [default: 0,1,4,16,64,256,1K,4K,16K,64K]; traces have their own.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_depth)]
+    depths: Vec<u32>,
+    /// Units per turn of an engine.
+    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "20000")]
+    units: u64,
+    /// Turns; medians are reported.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    rounds: u32,
+    /// Leave out what would take an engine longer, for one row.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 2000)]
+    patience: u64,
+    /// How to write the results.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+const HELP: &str = "\
+A unit is a receive with its message: post, arrival, match, completion. D is the depth.
+  P1-P5   a receive behind D others: exact behind exact, behind any source, behind any tag, behind both of
+          another communicator; any source behind any source
+  P6-P9   D receives, then D messages in order, in reverse, at random; all with one key
+  P10     one bit always ignored; the same tag from D other sources before it
+  P11     32 masks in turn
+  U1-U4   D messages, then receives in reverse: exact, any source, any tag, both
+  U5      a mask not seen before, behind D messages, for 16 receives
+  U6      a probe that misses, and a matched probe with its receive, for D messages
+  C1      post and cancel: from the oldest on, from the youngest on, at random
+  T1-T6   traces: halo exchange, all to all, master and workers, many to one, threads, a runtime that takes anything
+max_ns is the longest single call, or unit where there is a background. instr_per_op is null where the kernel counts no
+instructions for this program (virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is found at run time (package libucx0) and runs over its transport to itself.";
+
+/// The engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// The matcher of this project.
+    Ours,
+    /// Two lists searched from the oldest on.
+    List,
+    /// UCX, over its transport to itself.
+    Ucx,
+}
+
+/// A workload or a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Load(Workload),
+    Trace(Trace),
+}
+
+fn kind_name(kind: Kind) -> String {
+    crate::args::name(kind)
+}
+
+fn all_work() -> impl Iterator<Item = (String, Work)> {
+    let loads = Workload::ALL.iter().map(|load| (format!("{load:?}"), Work::Load(*load)));
+    loads.chain(Trace::ALL.iter().map(|trace| (format!("{trace:?}"), Work::Trace(*trace))))
+}
+
+fn parse_work(text: &str) -> Result<Work, String> {
+    let known = all_work().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    known.map(|(_, work)| work).ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
+}
+
+fn parse_depth(text: &str) -> Result<u32, String> {
+    match sizes::parse(text)? {
+        depth if depth <= 1 << 16 => Ok(depth as u32),
+        _ => Err(format!("`{text}`: depths go up to 64K")),
+    }
+}
+
+/// One row. The names are those of the fields in JSON.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    schema_version: u32,
+    test: &'static str,
+    engine: String,
+    workload: String,
+    depth: u32,
+    ns_per_op: f64,
+    instr_per_op: Option<f64>,
+    max_ns: f64,
+    bytes_per_entry: Option<f64>,
+}
+
+/// Work that is ready in an engine.
+trait Ready {
+    /// Does rounds of it.
+    fn run(&mut self, rounds: u64);
+    /// One round; the longest time between two ticks, in ticks of the clock.
+    fn longest(&mut self, clock: Clock) -> u64;
+    fn pairs(&self) -> Pairs;
+}
+
+struct Loaded<E> {
+    engine: E,
+    task: Task,
+}
+
+#[derive(Clone)]
+enum Task {
+    Bench(Bench),
+    Steps(Vec<Step>),
+}
+
+impl<E: Engine> Loaded<E> {
+    #[inline(always)]
+    fn round(&mut self, tick: impl FnMut()) {
+        match &mut self.task {
+            Task::Bench(bench) => bench.round(&mut self.engine, tick),
+            Task::Steps(steps) => trace::replay(steps, &mut self.engine, tick),
+        }
+    }
+}
+
+impl<E: Engine> Ready for Loaded<E> {
+    fn run(&mut self, rounds: u64) {
+        for _ in 0..rounds {
+            self.round(|| {});
+        }
+        black_box(self.engine.pairs());
+    }
+
+    fn longest(&mut self, clock: Clock) -> u64 {
+        let (mut last, mut longest) = (clock.now(), 0);
+        self.round(|| {
+            let now = clock.now();
+            longest = longest.max(now.wrapping_sub(last));
+            last = now;
+        });
+        longest
+    }
+
+    fn pairs(&self) -> Pairs {
+        self.engine.pairs()
+    }
+}
+
+/// What is done at a depth: the task, units of a round, and room for entries and contexts.
+struct Job {
+    task: Task,
+    units: u64,
+    room: usize,
+    contexts: usize,
+    unexpected: bool,
+}
+
+impl Job {
+    fn new(work: Work, depth: u32) -> Self {
+        match work {
+            Work::Load(load) => {
+                let room = workload::room(depth);
+                let task = Task::Bench(Bench::new(load, depth));
+                Job { task, units: load.units(depth), room, contexts: room, unexpected: load.is_unexpected() }
+            }
+            Work::Trace(trace) => {
+                let steps = trace.steps(depth);
+                let contexts = steps.iter().filter(|step| matches!(step, Step::Post(..))).count();
+                let unexpected = matches!(trace, Trace::T3 | Trace::T4);
+                Job { task: Task::Steps(steps), units: contexts as u64, room: contexts, contexts, unexpected }
+            }
+        }
+    }
+
+    fn load<E: Engine + 'static>(&self, mut engine: E) -> Box<dyn Ready> {
+        let task = self.task.clone();
+        if let Task::Bench(bench) = &task {
+            bench.prepare(&mut engine);
+        }
+        Box::new(Loaded { engine, task })
+    }
+
+    fn ready(&self, kind: Kind) -> Outcome<(Box<dyn Ready>, Option<f64>)> {
+        Ok(match kind {
+            Kind::Ours => {
+                let (posted, message) = ours::Ours::BYTES;
+                let bytes = if self.unexpected { message } else { posted };
+                (self.load(ours::Ours::new(self.room, self.contexts)), Some(bytes))
+            }
+            Kind::List => (self.load(list::List::new(self.room, self.contexts)), Some(list::List::BYTES)),
+            Kind::Ucx => {
+                let ucx =
+                    ucx::Ucx::new(self.contexts).map_err(|why| Failure::usage(format!("ucx: {why}")))?;
+                (self.load(ucx), None)
+            }
+        })
+    }
+}
+
+/// Whether these words ask for `perf match`, which has options of its own.
+pub fn is_asked_for(words: &[OsString]) -> bool {
+    words.len() >= 3 && words[1] == "perf" && words[2] == "match"
+}
+
+/// Runs what the words after `perf match` ask for.
+pub fn run(words: &[OsString]) -> Outcome {
+    let args = MatchArgs::parse_from(words[2..].iter());
+    let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
+    let mut report = Report { format: args.format, started: false };
+    report.comment(&format!(
+        "fishplate {} perf match  units={} rounds={} clock={} build={}",
+        env!("CARGO_PKG_VERSION"),
+        args.units,
+        args.rounds,
+        clock.describe(),
+        if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
+    ))?;
+    let chosen = |work: &Work| args.workloads.is_empty() || args.workloads.contains(work);
+    for (name, work) in all_work().filter(|(_, work)| chosen(work)) {
+        // What a unit took each engine at the depth before, in nanoseconds.
+        let mut before = vec![(0, 0.0); args.engines.len()];
+        for depth in depths(work, &args.depths) {
+            run_row(&args, &mut report, (clock, &mut counter), (&name, work, depth), &mut before)?;
+        }
+    }
+    Ok(())
+}
+
+fn depths(work: Work, asked: &[u32]) -> Vec<u32> {
+    const DEPTHS: [u32; 10] = [0, 1, 4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+    match work {
+        Work::Trace(trace) => trace.depths().to_vec(),
+        Work::Load(load) => {
+            let depths = if asked.is_empty() { &DEPTHS } else { asked };
+            depths.iter().copied().filter(|depth| *depth > 0 || !load.drains()).collect()
+        }
+    }
+}
+
+/// Runs one workload at one depth in all engines, and writes a row for each.
+fn run_row(
+    args: &MatchArgs,
+    report: &mut Report,
+    (clock, counter): (Clock, &mut Instructions),
+    (name, work, depth): (&str, Work, u32),
+    before: &mut [(u32, f64)],
+) -> Outcome {
+    let job = Job::new(work, depth);
+    let patience = Duration::from_millis(args.patience);
+    let mut running = vec![];
+    let mut pairs: Option<(Kind, Pairs)> = None;
+    for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
+        // A list takes so many times longer at worst.
+        let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
+        if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
+            report
+                .comment(&format!("{name} {depth}: {} left out, it would take too long", kind_name(*kind)))?;
+            continue;
+        }
+        let (mut ready, bytes) = job.ready(*kind)?;
+        let began = Instant::now();
+        ready.run(1);
+        let took = began.elapsed();
+        match pairs {
+            None => pairs = Some((*kind, ready.pairs())),
+            Some((first, right)) if ready.pairs() != right => {
+                return Err(Failure::run(format!(
+                    "{name} {depth}: {} paired messages with other receives than {} did; one of them is wrong",
+                    kind_name(*kind),
+                    kind_name(first)
+                )));
+            }
+            Some(_) => {}
+        }
+        let affordable = patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
+        let rounds = args.units.div_ceil(job.units.max(1)).min(affordable as u64).max(1);
+        running.push(Turns { kind: *kind, ready, bytes, rounds, times: vec![], instructions: vec![] });
+    }
+    for _ in 0..args.rounds {
+        for Turns { ready, rounds, times, instructions, .. } in &mut running {
+            let units = (*rounds * job.units) as f64;
+            let counted = counter.read();
+            let began = clock.now();
+            ready.run(*rounds);
+            let ticks = clock.now().wrapping_sub(began);
+            times.push(clock.ns(ticks) / units);
+            if let (Some(before), Some(now)) = (counted, counter.read()) {
+                instructions.push(now.wrapping_sub(before) as f64 / units);
+            }
+        }
+    }
+    for Turns { kind, mut ready, bytes, rounds, times, instructions } in running {
+        let longest = (0..rounds).map(|_| ready.longest(clock)).max().unwrap_or(0);
+        let ns = median(times).unwrap_or(f64::NAN);
+        if let Some(at) = args.engines.iter().position(|other| *other == kind) {
+            before[at] = (depth, ns);
+        }
+        report.row(&Row {
+            schema_version: SCHEMA_VERSION,
+            test: "match",
+            engine: kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+            workload: name.to_owned(),
+            depth,
+            ns_per_op: ns,
+            instr_per_op: median(instructions),
+            max_ns: clock.ns(longest),
+            bytes_per_entry: bytes,
+        })?;
+    }
+    Ok(())
+}
+
+/// One engine's turns at a work.
+struct Turns {
+    kind: Kind,
+    ready: Box<dyn Ready>,
+    bytes: Option<f64>,
+    rounds: u64,
+    /// Per unit, of each turn: nanoseconds, and instructions where they are counted.
+    times: Vec<f64>,
+    instructions: Vec<f64>,
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// Writes rows as they come.
+struct Report {
+    format: Format,
+    started: bool,
+}
+
+impl Report {
+    fn comment(&self, text: &str) -> Outcome {
+        if self.format == Format::Json { Ok(()) } else { print(&format!("# {text}\n")) }
+    }
+
+    fn row(&mut self, row: &Row) -> Outcome {
+        let header = !std::mem::replace(&mut self.started, true);
+        let bytes = row.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
+        let instructions = row.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"));
+        let text = match self.format {
+            Format::Json => {
+                serde_json::to_string(row).map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?
+            }
+            Format::Csv => {
+                if header {
+                    print(
+                        "schema_version,test,engine,workload,depth,ns_per_op,instr_per_op,max_ns,bytes_per_entry\n",
+                    )?;
+                }
+                format!(
+                    "{},match,{},{},{},{:.3},{instructions},{:.3},{bytes}",
+                    row.schema_version, row.engine, row.workload, row.depth, row.ns_per_op, row.max_ns
+                )
+            }
+            Format::Table => {
+                if header {
+                    print(&format!(
+                        "#{:>8} {:>6}  {:<7} {:>10} {:>10} {:>11} {:>12}\n",
+                        "workload", "depth", "engine", "per unit", "longest", "bytes/entry", "instructions"
+                    ))?;
+                }
+                format!(
+                    "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11} {instructions:>12}",
+                    row.workload,
+                    sizes::show(row.depth as usize),
+                    row.engine,
+                    time(row.ns_per_op),
+                    time(row.max_ns)
+                )
+            }
+        };
+        print(&format!("{text}\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_workload_and_trace_pairs_alike_in_both_engines_and_leaves_nothing_behind() {
+        for (name, work) in all_work() {
+            for depth in depths(work, &[1, 2, 5, 40]) {
+                let job = Job::new(work, depth);
+                let (mut ours, _) = job.ready(Kind::Ours).unwrap();
+                let (mut list, _) = job.ready(Kind::List).unwrap();
+                for round in 1..4 {
+                    ours.run(1);
+                    list.run(1);
+                    assert_eq!(ours.pairs(), list.pairs(), "{name} {depth}");
+                    let units = if work == Work::Load(Workload::C1) { 0 } else { job.units };
+                    assert_eq!(ours.pairs().count, round * units, "{name} {depth}");
+                }
+            }
+        }
+    }
+}

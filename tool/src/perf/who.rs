@@ -1,0 +1,162 @@
+//! How messages name the other side, and the rails to it.
+
+use std::fmt;
+
+use fishplate_core::engine::command::Reply;
+use fishplate_core::engine::protocol::Received;
+use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
+use fishplate_core::mem::RailId;
+use fishplate_core::op::{Fault, Outcome as Ended};
+
+use crate::failure::Failure;
+
+/// The other side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    name: String,
+    /// What each rail is: empty where there is only one, which everybody knows.
+    rails: Vec<String>,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Who {
+    /// Somebody, reached over `rails`.
+    pub fn new(name: impl Into<String>, rails: Vec<String>) -> Self {
+        Who { name: name.into(), rails }
+    }
+
+    /// The run failed because the other side is gone, or the way to it.
+    #[cold]
+    pub fn lost(&self, why: PeerError) -> Failure {
+        match why {
+            PeerError::Rail(rail) => Failure::Lost(format!("lost {self}: {} failed", self.rail(rail))),
+            why => self.gone(why),
+        }
+    }
+
+    /// The run failed because the other side is gone, however that was noticed: names the rails to it, if there are several kinds.
+    #[cold]
+    pub fn gone(&self, how: impl fmt::Display) -> Failure {
+        match self.rails.is_empty() {
+            true => Failure::lost(&self.name, how),
+            false => Failure::Lost(format!("lost {self} over {}: {how}", self.rails.join(" and "))),
+        }
+    }
+
+    /// Says what became of a wait for it.
+    #[cold]
+    pub fn wait_failed(&self, error: WaitError) -> Failure {
+        match error {
+            WaitError::PeerFailed(_, why) => self.lost(why),
+            WaitError::Deadline(stuck) => Failure::run(format!(
+                "{self} did not answer in time{}; a longer --timeout helps if it is only slow",
+                self.stuck(stuck)
+            )),
+            error => Failure::run(format!("waiting for {self} failed: {error}")),
+        }
+    }
+
+    /// The run's time is up, and the peer owes no answer.
+    #[cold]
+    pub fn out_of_time(&self, stuck: Stuck) -> Failure {
+        Failure::run(format!(
+            "not done in time: {self} has answered all that it was asked{}; a longer --timeout helps",
+            self.stuck(stuck)
+        ))
+    }
+
+    /// The run failed because an operation with it did not end well.
+    #[cold]
+    pub fn ended(&self, what: &str, outcome: Ended) -> Failure {
+        match outcome {
+            Ended::Failed(fault) | Ended::Unknown(fault) => self.fault(what, outcome, fault),
+            Ended::Done => Failure::run(format!("{what} with {self} ended: {outcome}")),
+        }
+    }
+
+    /// The run failed because a receive did not end well.
+    #[cold]
+    pub fn receive_ended(&self, outcome: Received) -> Failure {
+        match outcome {
+            Received::Failed(fault) | Received::Unknown(fault) => self.fault("a receive", outcome, fault),
+            _ => Failure::run(format!("a receive from {self} ended: {outcome}")),
+        }
+    }
+
+    /// The run failed because of how the engine's thread answered.
+    #[cold]
+    pub fn replied(&self, what: &str, reply: Reply) -> Failure {
+        match reply {
+            Reply::Failed(outcome) => self.ended(what, outcome),
+            Reply::Received(status) => self.receive_ended(status.outcome),
+            Reply::Refused(OpError::PeerFailed(why)) => self.lost(why),
+            Reply::Refused(error) => Failure::run(format!("{what} with {self} was refused: {error}")),
+            Reply::Wait(error) => self.wait_failed(error),
+            Reply::Abandoned => Failure::run(format!("{what} with {self} was left by the engine's thread")),
+            _ => Failure::run(format!("{what} with {self} got the answer of another operation")),
+        }
+    }
+
+    fn fault(&self, what: &str, outcome: impl fmt::Display, fault: Fault) -> Failure {
+        match fault {
+            Fault::Peer(why) => self.lost(why),
+            Fault::Rail(rail, CompleteError::PeerDown) | Fault::Post(rail, PostError::PeerDown) => {
+                self.lost(PeerError::Rail(rail))
+            }
+            _ => Failure::run(format!("{what} with {self} ended: {outcome}")),
+        }
+    }
+
+    /// What is missing, as far as is known.
+    fn stuck(&self, stuck: Stuck) -> String {
+        let Stuck { rail, hole, unanswered, .. } = stuck;
+        let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));
+        if let Some(hole) = hole {
+            text += &format!(", where number {hole} is the next to come");
+        }
+        if unanswered {
+            text += ", and has said nothing since the two met";
+        }
+        text
+    }
+
+    fn rail(&self, rail: RailId) -> String {
+        match self.rails.get(usize::from(rail.0)) {
+            Some(name) => name.clone(),
+            None => format!("rail {}", rail.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_peer_and_rail() {
+        let rails = vec!["rail 0 (tcp on a)".to_owned(), "rail 1 (tcp on b)".to_owned()];
+        let who = Who::new("the process at 10.0.0.2:7", rails);
+        let told = who.lost(PeerError::Rail(RailId(1))).to_string();
+        assert!(
+            told.contains("10.0.0.2") && told.contains("tcp on b") && !told.contains("tcp on a"),
+            "{told}"
+        );
+        let told = who.lost(PeerError::Died).to_string();
+        assert!(
+            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process is gone"),
+            "{told}"
+        );
+        let told = who.gone("it hung up").to_string();
+        assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"), "{told}");
+        let stuck = Stuck { rail: Some(RailId(0)), hole: Some(17), ..Stuck::default() };
+        let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
+        assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
+        let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();
+        assert!(told.contains("in time;"), "{told}");
+    }
+}

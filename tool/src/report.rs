@@ -1,0 +1,389 @@
+//! Results on standard output: a table for people, or JSON or CSV for programs. One row per size.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::args::{self, Format, IpcPath, Layout, Mode, Plan, Test, Transport};
+use super::failure::{Failure, Outcome};
+use super::histogram::Latency;
+use super::sizes;
+
+/// Goes up when a field changes its meaning or disappears.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// How payloads got from one device's memory into another process's, on the side that measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// Copies of a device.
+    pub direct: u64,
+    /// Through bounce slots.
+    pub relayed: u64,
+    /// Stores of the processor.
+    pub stored: u64,
+}
+
+/// One line of results.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// What was measured.
+    pub test: Test,
+    /// How the two sides reached each other.
+    pub transport: Transport,
+    /// Rails between them.
+    pub rails: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Measured iterations.
+    pub iters: u64,
+    /// Latency in nanoseconds, where there is one to speak of.
+    pub lat_ns: Option<Latency>,
+    /// Operations per second.
+    pub msgs_per_s: f64,
+    /// Payload bytes per second.
+    pub bytes_per_s: f64,
+    /// Half of a round trip of bare atomics between the two sides; none within one process.
+    pub floor_ns: Option<f64>,
+    /// Iterations whose data was verified.
+    pub checked: u64,
+    /// Iterations whose data was wrong.
+    pub errors: u64,
+    /// Numbered arrivals that came before an earlier one, at both sides.
+    pub arrivals_out_of_order: u64,
+    /// Signals seen before their data or before an earlier signal.
+    pub signals_misordered: u64,
+    /// Where the signal lay, where there was one.
+    pub layout: Option<Layout>,
+    /// Who drove the engine.
+    pub mode: Mode,
+    /// Operations in flight at most.
+    pub window: u32,
+    /// The seed of payloads and fabric.
+    pub seed: u64,
+    /// The processors of both sides, if pinned.
+    pub pin: Option<(usize, usize)>,
+    /// `lat_ns.p50 / floor_ns`, for ping-pong tests.
+    pub p50_over_floor: Option<f64>,
+    /// A plain copy of the same buffers, interleaved with the measurement.
+    pub memcpy_bytes_per_s: Option<f64>,
+    /// Whose memory payloads were in, here and there, if a device's.
+    pub devices: Vec<String>,
+    /// What way they were to go, then.
+    pub ipc_path: Option<IpcPath>,
+    /// What way they went.
+    pub moved: Option<Moved>,
+    /// How often the row was measured again because the floor moved.
+    pub repeats: u32,
+    /// Whether the floor still moved in the repetition that is reported.
+    pub floor_unsteady: bool,
+}
+
+impl Row {
+    /// A row of `plan` with nothing measured.
+    pub fn new(plan: &Plan, size: usize) -> Self {
+        Row {
+            schema_version: SCHEMA_VERSION,
+            test: plan.test,
+            transport: plan.transport,
+            rails: plan.rails,
+            size,
+            iters: 0,
+            lat_ns: None,
+            msgs_per_s: 0.0,
+            bytes_per_s: 0.0,
+            floor_ns: None,
+            checked: 0,
+            errors: 0,
+            arrivals_out_of_order: 0,
+            signals_misordered: 0,
+            layout: None,
+            mode: plan.mode,
+            window: plan.window,
+            seed: plan.seed,
+            pin: plan.places.cpus,
+            p50_over_floor: None,
+            memcpy_bytes_per_s: None,
+            devices: plan.devices.iter().map(ToString::to_string).collect(),
+            ipc_path: (plan.transport == Transport::Gpu).then_some(plan.ipc_path),
+            moved: None,
+            repeats: 0,
+            floor_unsteady: false,
+        }
+    }
+
+    /// Fills in the rates of `iters` operations in `seconds`.
+    pub fn rate(&mut self, iters: u64, seconds: f64) {
+        self.iters = iters;
+        self.msgs_per_s = if seconds > 0.0 { iters as f64 / seconds } else { 0.0 };
+        self.bytes_per_s = self.msgs_per_s * self.size as f64;
+    }
+
+    /// Why the row makes the run a failure, if it does.
+    pub fn fault(&self, check: bool) -> Option<String> {
+        let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
+        if self.errors > 0 || self.signals_misordered > 0 {
+            return Some(format!(
+                "{at}: {} of {} iterations had wrong data, {} signals came before what they announce",
+                self.errors, self.iters, self.signals_misordered
+            ));
+        }
+        (check && self.checked < self.iters)
+            .then(|| format!("{at}: only {} of {} iterations were verified", self.checked, self.iters))
+    }
+}
+
+/// Writes rows as they come.
+pub struct Report {
+    format: Format,
+    started: bool,
+}
+
+impl Report {
+    /// Nothing is written yet.
+    pub fn new(format: Format) -> Self {
+        Report { format, started: false }
+    }
+
+    /// A line about the run. Programs that read JSON do not see it.
+    pub fn comment(&mut self, text: &str) -> Outcome {
+        match self.format {
+            Format::Json => Ok(()),
+            Format::Table | Format::Csv => print(&format!("# {text}\n")),
+        }
+    }
+
+    /// A row, after the header if it is the first.
+    pub fn row(&mut self, row: &Row) -> Outcome {
+        if !self.started {
+            self.started = true;
+            match self.format {
+                Format::Table => print(&format!("{}\n", header()))?,
+                Format::Csv => print(&format!("{}\n", CSV_HEADER.join(",")))?,
+                Format::Json => {}
+            }
+        }
+        match self.format {
+            Format::Table => print(&format!("{}\n", line(row))),
+            Format::Csv => print(&format!("{}\n", csv(row))),
+            Format::Json => {
+                let text = serde_json::to_string(row)
+                    .map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?;
+                print(&format!("{text}\n"))
+            }
+        }
+    }
+}
+
+/// Writes to standard output; a reader that went away ends the run.
+pub fn print(text: &str) -> Outcome {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::run(format!("cannot write results: {error}")))
+}
+
+fn header() -> String {
+    format!(
+        "#{:>6} {:>9} {:>9} {:>9}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>7}",
+        "size",
+        "iters",
+        "Mops/s",
+        "GB/s",
+        "min",
+        "p50",
+        "p90",
+        "p99",
+        "p99.9",
+        "max",
+        "floor",
+        "p50/fl",
+        "errors"
+    )
+}
+
+fn line(row: &Row) -> String {
+    let dash = || "-".to_string();
+    let lat = |pick: fn(&Latency) -> f64| row.lat_ns.as_ref().map_or_else(dash, |l| time(pick(l)));
+    let mut line = format!(
+        "{:>7} {:>9} {:>9.3} {:>9.3}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>7}",
+        sizes::show(row.size),
+        row.iters,
+        row.msgs_per_s / 1e6,
+        row.bytes_per_s / 1e9,
+        lat(|l| l.min),
+        lat(|l| l.p50),
+        lat(|l| l.p90),
+        lat(|l| l.p99),
+        lat(|l| l.p999),
+        lat(|l| l.max),
+        row.floor_ns.map_or_else(dash, time),
+        row.p50_over_floor.map_or_else(dash, |r| format!("{r:.2}x")),
+        row.errors + row.signals_misordered,
+    );
+    if let Some(copy) = row.memcpy_bytes_per_s {
+        line += &format!("  memcpy {:.3} GB/s", copy / 1e9);
+    }
+    if row.arrivals_out_of_order > 0 {
+        line += &format!("  out of order {}", row.arrivals_out_of_order);
+    }
+    if row.repeats > 0 {
+        line += &format!("  repeated {}", row.repeats);
+    }
+    if row.floor_unsteady {
+        line += "  FLOOR MOVED";
+    }
+    line
+}
+
+/// A duration with its unit, three or four digits.
+pub fn time(ns: f64) -> String {
+    match ns {
+        n if n < 1000.0 => format!("{n:.1}ns"),
+        n if n < 1e6 => format!("{:.2}us", n / 1e3),
+        n if n < 1e9 => format!("{:.2}ms", n / 1e6),
+        n => format!("{:.2}s", n / 1e9),
+    }
+}
+
+const CSV_HEADER: [&str; 20] = [
+    "schema_version",
+    "test",
+    "transport",
+    "rails",
+    "size",
+    "iters",
+    "lat_ns_min",
+    "lat_ns_p50",
+    "lat_ns_p90",
+    "lat_ns_p99",
+    "lat_ns_p999",
+    "lat_ns_max",
+    "msgs_per_s",
+    "bytes_per_s",
+    "floor_ns",
+    "checked",
+    "errors",
+    "arrivals_out_of_order",
+    "signals_misordered",
+    "memcpy_bytes_per_s",
+];
+
+fn csv(row: &Row) -> String {
+    let number = |value: Option<f64>| value.map_or_else(String::new, |v| format!("{v:.3}"));
+    let lat = |pick: fn(&Latency) -> f64| number(row.lat_ns.as_ref().map(pick));
+    let fields: [String; 20] = [
+        row.schema_version.to_string(),
+        args::name(row.test),
+        args::name(row.transport),
+        row.rails.to_string(),
+        row.size.to_string(),
+        row.iters.to_string(),
+        lat(|l| l.min),
+        lat(|l| l.p50),
+        lat(|l| l.p90),
+        lat(|l| l.p99),
+        lat(|l| l.p999),
+        lat(|l| l.max),
+        number(Some(row.msgs_per_s)),
+        number(Some(row.bytes_per_s)),
+        number(row.floor_ns),
+        row.checked.to_string(),
+        row.errors.to_string(),
+        row.arrivals_out_of_order.to_string(),
+        row.signals_misordered.to_string(),
+        number(row.memcpy_bytes_per_s),
+    ];
+    fields.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Effort, Meeting, SignalKind};
+    use crate::cpu::Places;
+
+    fn row() -> Row {
+        let plan = Plan {
+            test: Test::PutSignal,
+            transport: Transport::Shm,
+            rails: 1,
+            sizes: vec![8],
+            iters: None,
+            warmup: None,
+            effort: Effort::MEASURE,
+            seed: 7,
+            seeds: None,
+            check: true,
+            window: 64,
+            places: Places { cpus: Some((0, 1)) },
+            streams: vec![],
+            layout: None,
+            signal: SignalKind::Add,
+            mode: Mode::Inline,
+            format: Format::Json,
+            devices: vec![],
+            ipc_path: args::IpcPath::Direct,
+            meeting: Meeting::Spawn,
+            region: 4096,
+            timeout: 1,
+            settings: Default::default(),
+            notes: vec![],
+        };
+        let mut row = Row::new(&plan, 8);
+        row.rate(1000, 0.001);
+        row.lat_ns = Some(Latency { min: 1.0, p50: 2.0, p90: 3.0, p99: 4.0, p999: 5.0, max: 1e6 });
+        row.checked = 1000;
+        row
+    }
+
+    #[test]
+    fn json_has_the_fields_that_were_promised() {
+        let value = serde_json::to_value(row()).unwrap();
+        for field in [
+            "schema_version",
+            "test",
+            "transport",
+            "rails",
+            "size",
+            "iters",
+            "lat_ns",
+            "msgs_per_s",
+            "bytes_per_s",
+            "floor_ns",
+            "checked",
+            "errors",
+            "arrivals_out_of_order",
+            "signals_misordered",
+        ] {
+            assert!(value.get(field).is_some(), "{field}");
+        }
+        for field in ["min", "p50", "p90", "p99", "p999", "max"] {
+            assert!(value["lat_ns"][field].is_f64(), "{field}");
+        }
+        assert_eq!(value["test"], "put-signal");
+        assert_eq!(value["transport"], "shm");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let (header, line) = (header(), line(&row()));
+        assert_eq!(header.len(), line.len(), "\n{header}\n{line}");
+        assert_eq!(csv(&row()).split(',').count(), CSV_HEADER.len());
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!([33.46, 1500.0, 2.5e6, 3e9].map(time), ["33.5ns", "1.50us", "2.50ms", "3.00s"]);
+    }
+
+    #[test]
+    fn a_row_with_wrong_or_unverified_data_is_a_fault() {
+        assert_eq!(row().fault(true), None);
+        assert!(Row { errors: 1, ..row() }.fault(false).is_some());
+        assert!(Row { signals_misordered: 1, ..row() }.fault(false).is_some());
+        assert!(Row { checked: 999, ..row() }.fault(true).is_some());
+        assert_eq!(Row { checked: 0, ..row() }.fault(false), None);
+    }
+}
