@@ -133,6 +133,7 @@ fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a s
 /// Modules of core that the module may not name.
 fn above(module: &str) -> &'static [&'static str] {
     match module {
+        "bytes" => &["sync", "rail", "engine", "queue", "context", "psm", "op", "mem", "error"],
         "sync" => &["rail", "engine", "queue", "context", "psm", "op", "mem", "error"],
         "op" | "mem" | "error" => &["rail", "engine", "queue", "context", "psm"],
         "rail" => &["engine", "queue", "context", "psm"],

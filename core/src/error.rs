@@ -5,6 +5,7 @@
 
 mod display;
 
+use crate::bytes::Short;
 use crate::mem::{PeerId, RailId};
 
 /// Why a rail refused a post. Nothing was posted and nothing changed.
@@ -95,6 +96,13 @@ pub enum Violation {
     Reply,
     /// More messages than the receiver has promised room for, or credits that were never used.
     Credit,
+}
+
+impl From<Short> for Violation {
+    #[inline(always)]
+    fn from(_: Short) -> Self {
+        Violation::Length
+    }
 }
 
 /// Why memory, a peer or a rail could not be attached. Nothing was attached.
@@ -239,6 +247,12 @@ pub struct Stuck {
     pub hole: Option<u64>,
     /// That peer has not answered since it was connected here, so nothing was sent to it yet.
     pub unanswered: bool,
+}
+
+impl From<Short> for AttachError {
+    fn from(_: Short) -> Self {
+        AttachError::BadHandle
+    }
 }
 
 impl From<OpError> for WaitError {

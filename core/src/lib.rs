@@ -64,7 +64,7 @@
 //!
 //! # Layers
 //!
-//! From the bottom up, each importing only those before it; [`mem`], [`op`] and [`error`] are the words they share.
+//! From the bottom up, each importing only those before it; [`bytes`], [`mem`], [`op`] and [`error`] are the words they share.
 //!
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.
@@ -75,6 +75,7 @@
 
 #![no_std]
 
+pub mod bytes;
 pub mod context;
 pub mod engine;
 pub mod error;

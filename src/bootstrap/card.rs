@@ -4,6 +4,7 @@
 //! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
 //! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
 
+use fishplate_core::bytes::{Put, Reader, Short};
 use fishplate_core::engine::Config;
 
 use super::BootstrapError;
@@ -104,25 +105,20 @@ impl Card {
             return Err(BootstrapError::BadCard("number of rails"));
         }
         let mut out = vec![];
-        out.extend(self.id.to_le_bytes());
-        out.extend(self.window.to_le_bytes());
-        out.extend(self.contexts.to_le_bytes());
-        out.extend(self.first_sequence.to_le_bytes());
-        out.extend(self.user.to_le_bytes());
-        out.push(self.rails.len() as u8);
+        out.put_u64(self.id).put_u32(self.window).put_u16(self.contexts);
+        out.put_u64(self.first_sequence).put_u64(self.user).put_u8(self.rails.len() as u8);
         for rail in &self.rails {
-            out.extend(rail.mbit.to_le_bytes());
+            out.put_u32(rail.mbit);
             let texts =
                 [("provider", &rail.provider), ("interface", &rail.interface), ("fabric", &rail.fabric)];
             for (what, text) in texts {
-                out.push(u8::try_from(text.len()).map_err(|_| BootstrapError::BadCard(what))?);
-                out.extend(text.as_bytes());
+                let len = u8::try_from(text.len()).map_err(|_| BootstrapError::BadCard(what))?;
+                out.put_u8(len).put(text.as_bytes());
             }
             if rail.address.is_empty() || rail.address.len() > ADDRESS_MAX {
                 return Err(BootstrapError::BadCard("address"));
             }
-            out.extend((rail.address.len() as u16).to_le_bytes());
-            out.extend(&rail.address);
+            out.put_u16(rail.address.len() as u16).put(&rail.address);
         }
         Ok(out)
     }
@@ -132,64 +128,42 @@ impl Card {
     /// # Errors
     /// [`BootstrapError::BadCard`] names the first field that is cut short or out of range.
     pub fn decode(bytes: &[u8]) -> Result<Card, BootstrapError> {
-        let mut reader = Reader(bytes);
-        let id = reader.u64("number")?;
-        let window = u32::from_le_bytes(reader.array("window")?);
-        let contexts = u16::from_le_bytes(reader.array("contexts")?);
-        let first_sequence = reader.u64("first sequence number")?;
-        let user = reader.u64("region size")?;
-        let count = usize::from(reader.array::<1>("number of rails")?[0]);
+        let bad = BootstrapError::BadCard;
+        let short = |what| move |_: Short| bad(what);
+        let mut fields = Reader::new(bytes);
+        let id = fields.u64().map_err(short("number"))?;
+        let window = fields.u32().map_err(short("window"))?;
+        let contexts = fields.u16().map_err(short("contexts"))?;
+        let first_sequence = fields.u64().map_err(short("first sequence number"))?;
+        let user = fields.u64().map_err(short("region size"))?;
+        let count = usize::from(fields.u8().map_err(short("number of rails"))?);
         if count == 0 || count > RAILS_LIMIT {
-            return Err(BootstrapError::BadCard("number of rails"));
+            return Err(bad("number of rails"));
         }
         let mut rails = Vec::with_capacity(count);
         for _ in 0..count {
-            let mbit = u32::from_le_bytes(reader.array("speed")?);
-            let provider = reader.text("provider")?;
-            let interface = reader.text("interface")?;
-            let fabric = reader.text("fabric")?;
-            let len = usize::from(u16::from_le_bytes(reader.array("address")?));
+            let mbit = fields.u32().map_err(short("speed"))?;
+            let mut text = |what| text(&mut fields).ok_or(bad(what));
+            let (provider, interface, fabric) = (text("provider")?, text("interface")?, text("fabric")?);
+            let len = usize::from(fields.u16().map_err(short("address"))?);
             if len == 0 || len > ADDRESS_MAX {
-                return Err(BootstrapError::BadCard("address"));
+                return Err(bad("address"));
             }
-            let address = reader.take(len, "address")?.to_vec();
+            let address = fields.take(len).map_err(short("address"))?.to_vec();
             rails.push(RailCard { provider, interface, fabric, address, mbit });
         }
-        match reader.0 {
+        match fields.rest() {
             [] => Ok(Card { id, window, contexts, first_sequence, user, rails }),
-            _ => Err(BootstrapError::BadCard("length")),
+            _ => Err(bad("length")),
         }
     }
 }
 
-/// What is left to read.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], BootstrapError> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(BootstrapError::BadCard(what))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BootstrapError> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N, what)?);
-        Ok(array)
-    }
-
-    fn u64(&mut self, what: &'static str) -> Result<u64, BootstrapError> {
-        self.array(what).map(u64::from_le_bytes)
-    }
-
-    /// Text that is shown to people: no control characters.
-    fn text(&mut self, what: &'static str) -> Result<String, BootstrapError> {
-        let len = usize::from(self.array::<1>(what)?[0]);
-        match std::str::from_utf8(self.take(len, what)?) {
-            Ok(text) if !text.chars().any(char::is_control) => Ok(text.to_owned()),
-            _ => Err(BootstrapError::BadCard(what)),
-        }
-    }
+/// Text that is shown to people: no control characters.
+fn text(fields: &mut Reader<'_>) -> Option<String> {
+    let len = fields.u8().ok()?;
+    let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
+    (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
 #[cfg(test)]
@@ -224,6 +198,17 @@ mod tests {
             assert_eq!(Card::decode(&card(rails).encode().unwrap()), Ok(card(rails)));
         }
         assert_ne!(Card::new(&Config::DEFAULT, 0, vec![]).id, Card::new(&Config::DEFAULT, 0, vec![]).id);
+    }
+
+    #[test]
+    fn a_card_has_the_bytes_of_its_description() {
+        let card = Card { id: 0x0807_0605_0403_0201, first_sequence: 5, user: u64::MAX, ..card(1) };
+        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        golden.extend([0xff; 8]);
+        golden.extend([1, 0xe8, 3, 0, 0]);
+        golden.extend(*b"\x03tcp\x04eth0\x0a10.0.0.0/8\x10\x00");
+        golden.extend([0; 16]);
+        assert_eq!(card.encode(), Ok(golden));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fishplate_core::bytes::{Put, Reader};
+
 use super::{BootstrapError, MESSAGE_MAX, WIRE_VERSION};
 
 const MAGIC: [u8; 4] = *b"FPBS";
@@ -128,11 +130,8 @@ impl Wire {
         }
         self.outward.clear();
         self.sent = 0;
-        self.outward.extend(MAGIC);
-        self.outward.extend(WIRE_VERSION.to_le_bytes());
-        self.outward.extend([0; 2]);
-        self.outward.extend((message.len() as u32).to_le_bytes());
-        self.outward.extend(message);
+        self.outward.put(&MAGIC).put_u16(WIRE_VERSION).put_u16(0);
+        self.outward.put_u32(message.len() as u32).put(message);
         Ok(())
     }
 
@@ -175,14 +174,14 @@ impl Wire {
         if self.inward[..known] != MAGIC[..known] {
             return Err(BootstrapError::Stranger);
         }
-        let Some(head) = self.inward.first_chunk::<HEAD>() else {
+        let mut fields = Reader::new(&self.inward[known..]);
+        let (Ok(theirs), Ok(_), Ok(len)) = (fields.u16(), fields.u16(), fields.u32()) else {
             return Ok(None);
         };
-        let theirs = u16::from_le_bytes([head[4], head[5]]);
         if theirs != WIRE_VERSION {
             return Err(BootstrapError::Version { theirs, ours: WIRE_VERSION });
         }
-        let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
+        let len = len as usize;
         if len > self.longest {
             return Err(BootstrapError::TooLong { len: len as u64, max: self.longest });
         }
