@@ -7,6 +7,7 @@
 
 use alloc::vec::Vec;
 
+use fishplate_core::bytes::{Put, Reader};
 use fishplate_core::error::AttachError;
 
 use crate::fabric::persona::Notify;
@@ -47,31 +48,53 @@ fn code(notify: Notify) -> u8 {
 impl<'a> Address<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD + self.provider.len());
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&[code(self.notify), 0]);
-        bytes.extend_from_slice(&self.number.to_le_bytes());
-        bytes.extend_from_slice(&self.format.to_le_bytes());
-        bytes.extend_from_slice(self.provider);
+        bytes.put(&MAGIC).put_u16(VERSION).put(&[code(self.notify), 0]);
+        bytes.put_u32(self.number).put_u32(self.format).put(self.provider);
         bytes
     }
 
     pub fn decode(bytes: &'a [u8]) -> Result<Self, AttachError> {
-        let (head, provider) = bytes.split_at_checked(HEAD).ok_or(AttachError::BadHandle)?;
-        if head[..4] != MAGIC || provider.is_empty() || provider.len() > LONGEST {
+        let mut fields = Reader::new(bytes);
+        let (magic, theirs, notify) = (fields.array()?, fields.u16()?, fields.array()?);
+        let (number, format, provider) = (fields.u32()?, fields.u32()?, fields.rest());
+        if magic != MAGIC || provider.is_empty() || provider.len() > LONGEST {
             return Err(AttachError::BadHandle);
         }
-        let theirs = u16::from_le_bytes([head[4], head[5]]);
         if theirs != VERSION {
             return Err(AttachError::Version { theirs, ours: VERSION });
         }
-        let notify = match head[6..8] {
+        let notify = match notify {
             [1, 0] => Notify::Word,
             [2, 0] => Notify::Source,
             [3, 0] => Notify::Message,
             _ => return Err(AttachError::BadHandle),
         };
-        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        Ok(Address { notify, number: word(8), format: word(12), provider })
+        Ok(Address { notify, number, format, provider })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_bytes_of_its_description_and_none_less() {
+        let address = Address { notify: Notify::Source, number: 0x0403_0201, format: 7, provider: b"there" };
+        let golden = *b"fpfa\x01\x00\x02\x00\x01\x02\x03\x04\x07\x00\x00\x00there";
+        assert_eq!(address.encode(), golden);
+        assert_eq!(Address::decode(&golden), Ok(address));
+        for cut in 0..=HEAD {
+            assert_eq!(Address::decode(&golden[..cut]), Err(AttachError::BadHandle), "cut to {cut}");
+        }
+        let with = |at: usize, value: u8| {
+            let mut bytes = golden;
+            bytes[at] = value;
+            Address::decode(&bytes).err()
+        };
+        assert_eq!(with(0, 0), Some(AttachError::BadHandle));
+        assert_eq!(with(4, 9), Some(AttachError::Version { theirs: 9, ours: VERSION }));
+        assert_eq!(with(6, 4), Some(AttachError::BadHandle));
+        assert_eq!(with(7, 1), Some(AttachError::BadHandle));
+        assert_eq!(Address::decode(&[&golden[..], &[0; LONGEST]].concat()), Err(AttachError::BadHandle));
     }
 }

@@ -4,6 +4,7 @@ use core::ffi::c_void;
 use core::hint::cold_path;
 use core::ptr::{self, NonNull};
 
+use fishplate_core::bytes::{Put, Writer};
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::op::{Amo, AmoOp};
@@ -351,9 +352,7 @@ impl FabricRail {
             return true;
         }
         let mut bytes = [0; HEAD + 4];
-        bytes[..4].copy_from_slice(&self.number.to_le_bytes());
-        bytes[4..8].copy_from_slice(&WORD.to_le_bytes());
-        bytes[8..].copy_from_slice(&data.to_le_bytes());
+        Writer::new(&mut bytes).put_u32(self.number).put_u32(WORD).put_u32(data);
         // SAFETY: a peer that is up is in the vector under this number.
         let result = unsafe { self.endpoint.inject(&bytes, slot.addr) };
         match self.over(Peer(peer), result) {
