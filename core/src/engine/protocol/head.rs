@@ -16,6 +16,7 @@
 //! attachment alone. `freed` counts the sender's credits that came
 //! back, over the life of the stream: the last 32 bits, so that a late one is told from a new one.
 
+use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
 use crate::mem::Untrusted;
 use crate::rail::RailKey;
@@ -67,14 +68,11 @@ impl Head {
     /// Four words, as they travel.
     #[inline(always)]
     pub(crate) fn write(&self) -> [u8; HEAD] {
-        let first =
-            self.kind as u64 | (self.context as u64) << 8 | (self.op as u64) << 16 | (self.word as u64) << 32;
-        let second = self.ack as u64 | (self.freed as u64) << 32;
-        let mut out = [0; HEAD];
-        for (word, at) in [first, second, self.words[0], self.words[1]].iter().zip(out.chunks_exact_mut(8)) {
-            at.copy_from_slice(&word.to_le_bytes());
-        }
-        out
+        let mut bytes = [0; HEAD];
+        let mut out = Writer::new(&mut bytes);
+        out.put(&[self.kind, self.context, self.op, 0]).put_u32(self.word).put_u32(self.ack);
+        out.put_u32(self.freed).put_u64(self.words[0]).put_u64(self.words[1]);
+        bytes
     }
 
     /// Copies the head out, and returns it with the rest of the message.
@@ -83,7 +81,8 @@ impl Head {
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
         // SAFETY: `head` is 32 readable bytes. One copy, of which everything below is taken.
         let raw: [u8; HEAD] = unsafe { head.as_ptr().cast::<[u8; HEAD]>().read_unaligned() };
-        let (first, second) = (word(&raw, 0), word(&raw, 8));
+        let mut fields = Reader::new(&raw);
+        let (first, second) = (fields.u64()?, fields.u64()?);
         let head = Head {
             kind: first as u8,
             context: (first >> 8) as u8,
@@ -91,7 +90,7 @@ impl Head {
             word: (first >> 32) as u32,
             ack: second as u32,
             freed: (second >> 32) as u32,
-            words: [word(&raw, 16), word(&raw, 24)],
+            words: [fields.u64()?, fields.u64()?],
         };
         Ok((head, rest))
     }
@@ -104,13 +103,6 @@ impl Head {
         }
         Ok(Tag { lo: self.words[0], hi: self.words[1] as u32 })
     }
-}
-
-#[inline(always)]
-fn word<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
-    let mut out = [0; 8];
-    out.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(out)
 }
 
 /// What follows the head of a request to send: where the payload lies at the sender.
@@ -138,28 +130,24 @@ impl<const RAILS: usize> Offer<RAILS> {
     /// Writes all after the head; returns the length of the message so far, the head included.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let keys = if self.region == UNREADABLE { 0 } else { Self::TRAVELLING };
-        let last = self.region as u64 | (self.generation as u64) << 16 | (keys as u64) << 32;
-        for (value, at) in
-            [self.token, self.len, self.offset, self.size, last].iter().zip(out[HEAD..].chunks_exact_mut(8))
-        {
-            at.copy_from_slice(&value.to_le_bytes());
+        let mut rest = Writer::new(&mut out[HEAD..]);
+        rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
+        rest.put_u16(self.region).put_u16(self.generation).put_u32(keys as u32);
+        for key in &self.keys[..keys] {
+            rest.put_u64(key.key).put_u64(key.base);
         }
-        for (key, at) in self.keys[..keys].iter().zip(out[RTS..].chunks_exact_mut(16)) {
-            at[..8].copy_from_slice(&key.key.to_le_bytes());
-            at[8..].copy_from_slice(&key.base.to_le_bytes());
-        }
-        RTS + 16 * keys
+        HEAD + rest.len()
     }
 
     /// Copies out and checks what follows the head.
     pub(crate) fn read(rest: Untrusted<'_>) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
-        let len = rest.copy_out(&mut raw);
-        if len < RTS - HEAD {
+        if rest.copy_out(&mut raw) < RTS - HEAD {
             return Err(Violation::Length);
         }
-        let last = word(&raw, 32);
-        let (region, count) = (last as u16, (last >> 32) as usize);
+        let mut fields = Reader::new(&raw);
+        let [token, len, offset, size] = [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
+        let (region, generation, count) = (fields.u16()?, fields.u16()?, fields.u32()? as usize);
         let want = if region == UNREADABLE { 0 } else { Self::TRAVELLING };
         if count != want {
             return Err(Violation::Kind);
@@ -168,20 +156,10 @@ impl<const RAILS: usize> Offer<RAILS> {
             return Err(Violation::Length);
         }
         let mut keys = [RailKey::default(); RAILS];
-        for (key, at) in keys[..want].iter_mut().zip(raw[RTS - HEAD..].chunks_exact(16)) {
-            let mut halves = [0u8; 16];
-            halves.copy_from_slice(at);
-            *key = RailKey { key: word(&halves, 0), base: word(&halves, 8) };
+        for key in &mut keys[..want] {
+            *key = RailKey { key: fields.u64()?, base: fields.u64()? };
         }
-        let offer = Offer {
-            token: word(&raw, 0),
-            len: word(&raw, 8),
-            offset: word(&raw, 16),
-            size: word(&raw, 24),
-            region,
-            generation: (last >> 16) as u16,
-            keys,
-        };
+        let offer = Offer { token, len, offset, size, region, generation, keys };
         // What does not lie inside its region is nobody's memory.
         match offer.offset.checked_add(offer.len) {
             Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => Ok(offer),
@@ -202,6 +180,8 @@ pub(crate) fn trailing(rest: Untrusted<'_>) -> Result<(u64, Untrusted<'_>), Viol
 mod tests {
     use super::*;
 
+    extern crate std;
+
     #[test]
     fn a_head_comes_back_and_one_cut_short_is_refused() {
         let tag = Tag { lo: u64::MAX - 3, hi: 0x8765_4321 };
@@ -214,6 +194,39 @@ mod tests {
         }
         let wide = Head { words: [0, 1 << 32], ..head };
         assert_eq!(wide.tag(), Err(Violation::Kind));
+    }
+
+    #[test]
+    fn heads_and_offers_have_the_bytes_of_their_description() {
+        let tag = Tag { lo: 0x0807_0605_0403_0201, hi: 0x0c0b_0a09 };
+        let head = Head {
+            op: 1,
+            word: 0xa4a3_a2a1,
+            ack: 0xb4b3_b2b1,
+            freed: 5,
+            ..Head::tagged(SYNCHRONOUS, 9, tag)
+        };
+        let golden = [
+            17, 9, 1, 0, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4, 5, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8,
+            9, 10, 11, 12, 0, 0, 0, 0,
+        ];
+        assert_eq!(head.write(), golden);
+        let keys = [RailKey { key: 0x61, base: 0x0802 }; 1];
+        let offer = Offer {
+            token: 9,
+            len: 0x0201,
+            offset: 3,
+            size: 0x0403,
+            region: 0x1211,
+            generation: 0x1413,
+            keys,
+        };
+        let mut out = [0; LONGEST];
+        let len = offer.write(&mut out);
+        let word = |low, high| [low, high, 0, 0, 0, 0, 0, 0];
+        let golden = [word(9, 0), word(1, 2), word(3, 0), word(3, 4)];
+        let last = [[0x11, 0x12, 0x13, 0x14, 1, 0, 0, 0], word(0x61, 0), word(2, 8)];
+        assert_eq!(out[HEAD..len], *[golden.as_flattened(), last.as_flattened()].concat());
     }
 
     #[test]
