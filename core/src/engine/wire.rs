@@ -358,6 +358,9 @@ impl PostTag {
 mod tests {
     use super::*;
 
+    extern crate std;
+    use std::vec::Vec;
+
     fn samples() -> [Message; 8] {
         let at = Place { region: 0xfffe, generation: 7, offset: u64::MAX - 1 };
         let data = Place { region: 3, generation: 0xffff, offset: 0x1122_3344_5566_7788 };
@@ -386,6 +389,50 @@ mod tests {
             assert_eq!(back, message);
             assert_eq!(rest.len(), payload);
         }
+    }
+
+    #[test]
+    fn messages_have_the_bytes_of_their_description() {
+        let place = Place { region: 0x0201, generation: 0x0403, offset: 0x0c0b_0a09_0807_0605 };
+        let data = Place { region: 0x2221, generation: 0x2423, offset: 0x1c1b_1a19_1817_1615 };
+        let amo = Amo { op: AmoOp::CompareSwap, width: 4, operand: 0x50, compare: 0x60 };
+        let at = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let word = |value: u8| [value, 0, 0, 0, 0, 0, 0, 0];
+        let head = |kind, op, width| [kind, 9, op, width, 0xa1, 0xa2, 0xa3, 0xa4, 0xb1, 0xb2, 0xb3, 0xb4];
+        let far = [0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x0f, 0, 0, 0, 0x21, 0x22, 0x23, 0x24];
+        let golden: [(Body, &[&[u8]]); 7] = [
+            (
+                Body::Signal { at: place, op: SignalOp::Add, value: 0x40, data: None },
+                &[&head(1, 2, 8), &at, &word(0x40)],
+            ),
+            (
+                Body::Signal { at: place, op: SignalOp::Set, value: 0x40, data: Some((data, 15)) },
+                &[&head(2, 1, 8), &at, &word(0x40), &far],
+            ),
+            (Body::Data { at: place }, &[&head(6, 0, 0), &at]),
+            (
+                Body::Amo { at: place, amo, token: 0x70 },
+                &[&head(3, amo.op as u8, 4), &at, &word(0x50), &word(0x60), &word(0x70)],
+            ),
+            (Body::Reply { token: 0x70, value: 0x40 }, &[&head(4, 0, 0), &[0; 4], &word(0x70), &word(0x40)]),
+            (Body::Ack { wanted: None, freed: 0x0d0c_0b0a }, &[&head(5, 0, 0), &[10, 11, 12, 13]]),
+            (
+                Body::Ack { wanted: Some(Seq(0x30)), freed: 0x0d0c_0b0a },
+                &[&head(5, 1, 0), &[10, 11, 12, 13], &word(0x30)],
+            ),
+        ];
+        for (body, bytes) in golden {
+            let message = Message { context: 9, word: 0xa4a3_a2a1, ack: 0xb4b3_b2b1, body };
+            let mut out = [0; HEAD_MAX];
+            let len = message.encode(&mut out);
+            assert_eq!(
+                out[..len],
+                *bytes.iter().copied().flatten().copied().collect::<Vec<u8>>(),
+                "{body:?}"
+            );
+        }
+        let hello = Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other };
+        assert_eq!(hello.encode(), [7, 0, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 0, 0, 0]);
     }
 
     #[test]
