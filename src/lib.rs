@@ -5,8 +5,8 @@
 //! tagged messages; [`worker`], a thread that drives an engine; [`topology`], which chooses NICs;
 //! [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
 //! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have
-//! sent; and [`fake`], a provider for tests. The command-line tool `fishplate` is the package
-//! `fishplate-tool`.
+//! sent. The command-line tool `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a
+//! libfabric provider for tests.
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};
@@ -46,7 +46,6 @@ pub use fishplate_sys as sys;
 pub mod bootstrap;
 mod closer;
 pub mod config;
-pub mod fake;
 pub mod guard;
 pub mod rails;
 mod storage;

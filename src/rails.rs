@@ -285,8 +285,8 @@ fn on_provider(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, Persona};
     use crate::topology::Nic;
+    use fishplate_testing::fabric::{Fake, Persona};
     use std::time::Duration;
 
     fn settings(providers: &[&str], interfaces: &[&str]) -> Settings {

@@ -13,7 +13,7 @@ vendored() {
     rm -rf "$copy/vendor"
     mkdir "$copy/vendor"
     shift
-    cp -r "$@" "$copy/vendor"
+    cp -r --parents "$@" "$copy/vendor"
     # The versions that the tree is tested with; none of them has to be looked up.
     cp Cargo.lock "$copy/vendor/$1"
     cargo build --quiet --all-features --manifest-path "$copy/vendor/$1/Cargo.toml"
@@ -24,8 +24,11 @@ vendored fishplate-core core
 # Its tests name fishplate-sys, and cargo wants to see what tests name.
 vendored fishplate-shm shm core sys
 vendored fishplate-sys sys core
+vendored fishplate-testing tests/testing sys core
 
-for package in fishplate-core fishplate-sys fishplate-shm fishplate fishplate-tool; do
+# Every package builds from what cargo packs of it, over the others as they are packed. What they need is downloaded by now.
+cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
+for package in fishplate-core fishplate-sys fishplate-shm fishplate fishplate-tool fishplate-testing; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"
     for file in README.md LICENSE-MIT LICENSE-APACHE; do
         grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"; exit 1; }

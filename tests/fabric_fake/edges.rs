@@ -1,13 +1,13 @@
 //! The edge cases of the ordering specification, section 2.3, by their number, where a provider has a part in them.
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard};
-use fishplate::fake::{Fake, Persona};
 use fishplate::topology::Mismatch;
 use fishplate_core::engine::{Config, HANDLE_MAX, Notice, RailPolicy, Signal};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{Peer, RailId, Untrusted};
 use fishplate_core::op::{AmoOp, SignalOp};
 use fishplate_core::rail::Rail;
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::{Node, turn, turn_until};
 use crate::behaviour::{STARTS, seeds, word};

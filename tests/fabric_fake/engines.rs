@@ -1,10 +1,10 @@
 //! Engines over fake networks, several rails each, against the model that the core's own tests use: random puts, put-signals, signals,
 //! atomics of all widths, fetches, gets, fences and quiets between up to three engines, themselves included.
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::Config;
 use fishplate_core::mem::Peer;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::{fleet, oracle, seeds};
 

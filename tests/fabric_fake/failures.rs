@@ -3,7 +3,6 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Use};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
@@ -11,6 +10,7 @@ use fishplate_core::op::SignalOp;
 use fishplate_core::rail::{Local, Rail, Remote, Sink};
 use fishplate_sys::fabric::negotiate::negotiate;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::turn;
 use crate::fixture::{pair, rail};

@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use fishplate::fake::{Dead, Fake, Persona};
 use fishplate_core::mem::Peer;
 use fishplate_sys::fabric::raw::FI_RX_CQ_DATA;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use fishplate_testing::fabric::{Dead, Fake, Persona};
 
 use crate::conformance::{Fixture, Link};
 

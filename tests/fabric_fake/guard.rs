@@ -4,13 +4,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::bootstrap::{Card, Listener, RailCard, Wire, connect};
-use fishplate::fake::{Fake, Persona};
 use fishplate::guard::Guard;
 use fishplate_core::engine::Config;
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, RailId, Untrusted};
 use fishplate_core::rail::{Rail, Sink};
 use fishplate_sys::fabric::FabricRail;
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::fixture::{Checked, rail};
 

@@ -1,11 +1,11 @@
 //! Engines over fake networks that attach each other anew while much of what they sent is still
 //! under way, or waits in a completion queue that nobody polls.
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_core::op::SignalOp;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::{self, CX, lives, read, seeds, word};
 

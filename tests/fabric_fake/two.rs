@@ -1,10 +1,10 @@
 //! Two engines over a fake network, of which the first talks to the second.
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, Signal};
 use fishplate_core::error::OpError;
 use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp, Token};
 use fishplate_sys::fabric::FabricRail;
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::{Node, turn, turn_until};
 use crate::behaviour::{Random, read, word, write};

@@ -4,7 +4,6 @@ use std::ptr::NonNull;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{Peer, PeerId, RailId, RegionKind};
 use fishplate_core::rail::faulty::{Faults, Faulty};
@@ -14,6 +13,7 @@ use fishplate_shm::gpu::{GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use fishplate_testing::fabric::{Fake, Persona};
 
 use super::end::End;
 use super::memory::SIZE;

@@ -1,12 +1,12 @@
 //! Rows 1 to 7: providers, memory and its keys, puts and gets.
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, handle_len};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{AmoOp, SignalOp};
 use fishplate_sys::fabric::FabricRail;
 use fishplate_sys::fabric::raw::*;
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::{Node, turn_until};
 use crate::behaviour::{read, word};

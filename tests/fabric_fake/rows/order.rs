@@ -1,9 +1,9 @@
 //! Rows 8 to 16, and 28 to 30: signals, atomics, and when they are done.
 
-use fishplate::fake::Persona;
 use fishplate_core::engine::{Config, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
 use fishplate_core::op::{AmoOp, Outcome, SignalOp};
+use fishplate_testing::fabric::Persona;
 
 use crate::behaviour::fleet::{turn, turn_until};
 use crate::behaviour::oracle::{OPS, model};

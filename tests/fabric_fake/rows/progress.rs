@@ -1,6 +1,5 @@
 //! Rows 21 to 27, 32 and 33: windows, passes, refusals, errors, and what is counted.
 
-use fishplate::fake::{Fake, Persona};
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::error::{OpError, PostError};
 use fishplate_core::mem::{Peer, RailId, Untrusted};
@@ -9,6 +8,7 @@ use fishplate_core::rail::Rail;
 use fishplate_sys::fabric::Ask;
 use fishplate_sys::fabric::negotiate::{Level, Progress, negotiate};
 use fishplate_sys::fabric::raw::*;
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::{turn, turn_until};
 use crate::behaviour::word;

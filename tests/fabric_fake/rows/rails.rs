@@ -1,10 +1,10 @@
 //! Rows 17 to 20, 31 and 34: which rails there are, and what goes over which.
 
 use fishplate::config::Settings;
-use fishplate::fake::{Fake, Persona};
 use fishplate::rails;
 use fishplate::topology::{Anchor, LinkState, Machine, Nic, PciPath};
 use fishplate_core::engine::{Config, RailPolicy};
+use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::fleet::turn;
 use crate::two::{Two, efa};

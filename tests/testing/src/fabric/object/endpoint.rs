@@ -8,8 +8,8 @@ use std::sync::Arc;
 use fishplate_sys::fabric::raw::*;
 
 use super::{FakeAv, FakeCq, FakeDomain, FakeEp, begin, common, head, table};
-use crate::fake::post;
-use crate::fake::world::{Ep, NAME_LEN, name_of};
+use crate::fabric::post;
+use crate::fabric::world::{Ep, NAME_LEN, name_of};
 
 static ENDPOINT: fi_ops = common(close_ep, Some(bind_ep), Some(control_ep));
 

@@ -6,8 +6,8 @@ use fishplate_sys::fabric::raw::*;
 
 use super::target::Outcome;
 use super::{Op, Stage, State, Verb};
-use crate::fake::persona::Dead;
-use crate::fake::queue::{Item, Queue};
+use crate::fabric::persona::Dead;
+use crate::fabric::queue::{Item, Queue};
 
 impl State {
     /// Moves what a read of a queue moves.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fishplate_sys::fabric::raw::*;
 
 use super::{FakeAv, FakeDomain, begin, common, head, table};
-use crate::fake::world::{NAME_LEN, ep_of};
+use crate::fabric::world::{NAME_LEN, ep_of};
 
 static VECTOR: fi_ops = common(close_av, None, None);
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fishplate_sys::fabric::raw::*;
 
 use super::{FakeDomain, FakeEp, FakeMr, begin, common, head};
-use crate::fake::world::{Mr, State, descriptor};
+use crate::fabric::world::{Mr, State, descriptor};
 
 static REGISTRATION: fi_ops = common(close_mr, Some(bind_mr), Some(control_mr));
 

@@ -3,8 +3,8 @@
 use fishplate_sys::fabric::raw::*;
 
 use super::{Op, State, Verb};
-use crate::fake::post;
-use crate::fake::queue::Item;
+use crate::fabric::post;
+use crate::fabric::queue::Item;
 
 /// How carrying out went.
 pub(super) enum Outcome {
