@@ -6,7 +6,7 @@ use fishplate_core::engine::{
     Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::AttachError;
-use fishplate_core::rail::Rail;
+use fishplate_core::rail::{Rail, Rails};
 
 /// How much of everything an engine has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +60,14 @@ impl<const RAILS: usize> Storage<RAILS> {
         }
     }
 
-    /// An engine in this memory. The one before it, if there was one, is gone.
+    /// An engine over these rails, in this memory. The one before it, if there was one, is gone.
     ///
     /// # Errors
     /// As [`Engine::new`]; among them [`AttachError::Config`] when `config` needs more than `new` was told.
     pub fn engine<R: Rail>(
         &mut self,
         config: Config,
-        rails: [R; RAILS],
+        rails: impl Into<Rails<R, RAILS>>,
     ) -> Result<Engine<'_, R, RAILS>, AttachError> {
         let memory = Memory {
             peers: &mut self.peers,

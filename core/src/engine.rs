@@ -58,7 +58,7 @@ pub use window::{Parked, bitmap_words};
 
 use crate::error::AttachError;
 use crate::mem::RailId;
-use crate::rail::{Order, Rail};
+use crate::rail::{Order, Rail, Rails, SomeRails};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use load::Loads;
@@ -233,9 +233,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub hints: [u16; protocol::HINTS],
 }
 
-/// The engine. See the module's documentation.
+/// The engine, over at most `RAILS` rails. See the module's documentation.
 pub struct Engine<'m, R: Rail, const RAILS: usize> {
-    pub(crate) rails: [R; RAILS],
+    pub(crate) rails: SomeRails<R, RAILS>,
     pub(crate) state: State<'m, RAILS>,
 }
 
@@ -244,9 +244,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range.
-    pub fn new(config: Config, rails: [R; RAILS], memory: Memory<'m, RAILS>) -> Result<Self, AttachError> {
+    pub fn new(
+        config: Config,
+        rails: impl Into<Rails<R, RAILS>>,
+        memory: Memory<'m, RAILS>,
+    ) -> Result<Self, AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
-        check(RAILS >= 1 && RAILS <= 16, "rails: 1 to 16")?;
+        let rails = rails.into();
+        let count = rails.len();
+        check((1..=16).contains(&count), "rails: 1 to 16")?;
         check(config.contexts >= 1 && config.contexts <= 256, "contexts: 1 to 256")?;
         check(
             config.window.is_power_of_two() && config.window as u64 <= MAX_WINDOW,
@@ -255,19 +261,19 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(config.batch >= 1, "batch: at least 1")?;
         check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
         let Memory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
-        let (count, window) = (peers.len() * config.contexts as usize, config.window as usize);
+        let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
         check(!peers.is_empty() && peers.len() < u16::MAX as usize, "memory.peers: 1 to 65534")?;
         check(pairings.len() >= peers.len(), "memory.pairings: as many as peers")?;
-        check(streams.len() >= count, "memory.streams: peers x contexts")?;
-        check(parked.len() >= count * window, "memory.parked: peers x contexts x window")?;
-        check(bitmap.len() >= config.bitmap_words(count), "memory.bitmap: Config::bitmap_words")?;
+        check(streams.len() >= each, "memory.streams: peers x contexts")?;
+        check(parked.len() >= each * window, "memory.parked: peers x contexts x window")?;
+        check(bitmap.len() >= config.bitmap_words(each), "memory.bitmap: Config::bitmap_words")?;
         check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
         check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
         let mut max_rma = [0; RAILS];
         let (mut room, mut inject) = (u32::MAX, u64::MAX);
         // Between two rails nothing keeps order.
-        let (mut order, mut native) = (if RAILS == 1 { Order::All } else { Order::None }, RAILS == 1);
+        let (mut order, mut native) = (if count == 1 { Order::All } else { Order::None }, count == 1);
         for (rail, max) in rails.iter().zip(&mut max_rma) {
             let caps = rail.caps();
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
@@ -280,11 +286,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             order = order.min(caps.order);
             native &= caps.native_atomics;
         }
-        let whole = if RAILS > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
+        let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
         pairings.fill(Pairing::ALIKE);
         // What lies behind them may be another engine's of before, with peers that live.
-        let streams = &mut streams[..count];
+        let streams = &mut streams[..each];
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
             for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {
@@ -295,7 +301,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         locals.fill(LocalSlot::EMPTY);
         remotes.fill(RemoteSlot::EMPTY);
         Ok(Engine {
-            rails,
+            // SAFETY: counted above.
+            rails: unsafe { SomeRails::new(rails) },
             state: State {
                 config,
                 mask: wire::sequence_mask(config.window),
@@ -313,9 +320,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 direct: false,
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
-                loads: Loads::NONE,
+                loads: Loads::new(count),
                 max_rma,
-                single_max: max_rma.into_iter().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
+                single_max: max_rma[..count].iter().copied().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
                 eager: config.eager.min(room),
                 inject,
                 message_room: room,
@@ -408,7 +415,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Sends off what rails held back: nothing stays behind between two calls.
     #[inline(always)]
     fn flush(&mut self) {
-        for rail in &mut self.rails {
+        for rail in self.rails.iter_mut() {
             rail.flush();
         }
     }

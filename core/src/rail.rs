@@ -25,8 +25,12 @@
 pub mod either;
 pub mod faulty;
 pub mod loopback;
+mod rails;
 mod random;
 pub mod sim;
+
+pub use rails::Rails;
+pub(crate) use rails::SomeRails;
 
 use core::ptr::NonNull;
 

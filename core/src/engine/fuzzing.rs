@@ -183,12 +183,12 @@ fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
             base: number(seed, 50 + rail as u64),
         }),
     };
-    handle.encode(into).unwrap_or(0)
+    handle.encode(RAILS, into).unwrap_or(0)
 }
 
 fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    let handle = Handle::<RAILS>::decode(input).ok()?;
+    let handle = Handle::<RAILS>::decode(input, RAILS).ok()?;
     let mut bytes = [0; HANDLE_MAX];
-    let len = handle.encode(&mut bytes).unwrap_or(0);
+    let len = handle.encode(RAILS, &mut bytes).unwrap_or(0);
     Some(put(again, &bytes[..len]))
 }

@@ -41,19 +41,24 @@ pub(crate) struct Loads<const RAILS: usize> {
     moved: [u64; RAILS],
     ends: u32,
     dry: u16,
+    /// Rails that there are.
+    count: u8,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    /// Nothing outstanding, all equally fast.
-    pub(crate) const NONE: Self = Loads {
-        posts: [0; RAILS],
-        bytes: [0; RAILS],
-        cost: [UNIT; RAILS],
-        speed: [SPEED; RAILS],
-        moved: [0; RAILS],
-        ends: 0,
-        dry: u16::MAX,
-    };
+    /// So many rails, at most `RAILS`: nothing outstanding, all equally fast.
+    pub(crate) fn new(count: usize) -> Self {
+        Loads {
+            posts: [0; RAILS],
+            bytes: [0; RAILS],
+            cost: [UNIT; RAILS],
+            speed: [SPEED; RAILS],
+            moved: [0; RAILS],
+            ends: 0,
+            dry: u16::MAX,
+            count: count as u8,
+        }
+    }
 
     /// A post was accepted whose end will be told.
     #[inline(always)]
@@ -95,10 +100,11 @@ impl<const RAILS: usize> Loads<RAILS> {
     /// Takes in what was moved.
     #[cold]
     fn look(&mut self) {
+        let count = (self.count as usize).min(RAILS);
         let busy = |rail: &usize| self.dry & (1 << rail) == 0;
         // What rails that had something to do all the while moved together, in units of which there are not too many; and how fast
         // they are together.
-        let (moved, speed) = (0..RAILS).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
+        let (moved, speed) = (0..count).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
             (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
         });
         if moved != 0 {
@@ -107,23 +113,23 @@ impl<const RAILS: usize> Loads<RAILS> {
                 let now = now.min(TOP as u128) as u64;
                 if busy(&rail) { now } else { now.max(self.speed[rail]) }
             });
-            let mean = samples.iter().sum::<u64>() / RAILS as u64;
-            for (speed, sample) in self.speed.iter_mut().zip(samples) {
+            let mean = samples[..count].iter().sum::<u64>() / count as u64;
+            for (speed, sample) in self.speed[..count].iter_mut().zip(samples) {
                 *speed = (*speed * (NEW - 1) + sample) / NEW;
                 *speed = (*speed * (FORGET - 1) + mean) / FORGET;
             }
-            let all = self.speed.iter().sum::<u64>().max(1);
-            for speed in &mut self.speed {
-                *speed = *speed * (SPEED * RAILS as u64) / all;
+            let all = self.speed[..count].iter().sum::<u64>().max(1);
+            for speed in &mut self.speed[..count] {
+                *speed = *speed * (SPEED * count as u64) / all;
             }
-            let fastest = self.speed.iter().fold(1, |most, &speed| most.max(speed));
+            let fastest = self.speed[..count].iter().fold(1, |most, &speed| most.max(speed));
             for (cost, &speed) in self.cost.iter_mut().zip(&self.speed) {
                 let exact = (UNIT * fastest / speed.max(1)).min(UNIT * SLOWEST);
                 *cost = if exact <= NEAR { UNIT } else { exact };
             }
         }
         (self.ends, self.dry) = (0, 0);
-        for rail in 0..RAILS {
+        for rail in 0..count {
             self.moved[rail] = 0;
             self.dry |= ((self.bytes[rail] == 0) as u16) << rail;
         }
@@ -162,7 +168,7 @@ mod tests {
         for (speeds, least, most) in
             [((300, 100), 2.5, 3.3), ((100, 300), 0.30, 0.40), ((200, 200), 0.95, 1.05)]
         {
-            let mut loads = Loads::<2>::NONE;
+            let mut loads = Loads::<2>::new(2);
             share(&mut loads, speeds, 128, 1000);
             let (a, b) = share(&mut loads, speeds, 128, 4000);
             let ratio = a as f64 / b as f64;
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_rail_that_changes_its_speed_is_found_out_and_a_dead_slow_one_is_still_tried() {
-        let mut loads = Loads::<2>::NONE;
+        let mut loads = Loads::<2>::new(2);
         share(&mut loads, (400, 4), 128, 4000);
         assert!(loads.cost[1] > 16 * loads.cost[0] && loads.cost[1] <= SLOWEST * UNIT, "{loads:?}");
         let (_, slow) = share(&mut loads, (400, 4), 128, 4000);
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn rails_that_run_dry_are_not_compared() {
-        let mut loads = Loads::<2>::NONE;
+        let mut loads = Loads::<2>::new(2);
         for n in 0..10 * SAMPLE {
             let rail = (n % 8 == 0) as usize;
             loads.posted(rail, 8);
@@ -197,7 +203,7 @@ mod tests {
         const LEAST: u64 = 256;
         // Twice, and as much as a rail takes.
         for most in [2 * LEAST, 1 << 31] {
-            let mut loads = Loads::<2>::NONE;
+            let mut loads = Loads::<2>::new(2);
             loads.posted(0, LEAST);
             for _ in 0..1_000_000 {
                 for (rail, bytes) in [(0, LEAST), (1, most)] {
@@ -216,7 +222,7 @@ mod tests {
 
     #[test]
     fn one_rail_is_not_counted() {
-        let mut loads = Loads::<1>::NONE;
+        let mut loads = Loads::<1>::new(1);
         loads.ended(0, 1, 100);
         assert!(loads.has_posts(0));
     }

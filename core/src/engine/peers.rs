@@ -30,7 +30,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(AttachError::UnknownPeer);
         }
         let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
-        let paired = Pairing::of(theirs, RAILS).ok_or(wrong)?;
+        let paired = Pairing::of(theirs, self.rails.len()).ok_or(wrong)?;
         let pairing = &mut self.state.pairings[peer.index as usize];
         let last = pairing.last;
         (*pairing, pairing.last) = (paired, last);
@@ -47,11 +47,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.state != PeerState::Reserved {
             return Err(AttachError::UnknownPeer);
         }
-        if rails == 0 || (RAILS < 16 && rails >> RAILS != 0) {
+        if rails == 0 || u32::from(rails) >> self.rails.len() != 0 {
             return Err(AttachError::Config("rails: at least one, and none that does not exist"));
         }
         slot.rails = rails;
-        slot.turn = (mix(seed ^ ((peer.index as u64) << 32)) % RAILS as u64) as u8;
+        let skipped = mix(seed ^ ((peer.index as u64) << 32)) % u64::from(rails.count_ones());
+        let first = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
+        slot.turn = first.trailing_zeros() as u8;
         for context in 0..self.state.config.contexts {
             let stream = self.state.stream_of(context as u8, peer.index);
             let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);

@@ -127,7 +127,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
         let fetch = slot.inner;
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
-        let (mut tried, whole) = (0, state.piece(left, local_region == u16::MAX));
+        let (mut tried, whole) = (0, state.piece(peer, left, local_region == u16::MAX));
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else { return Err(state.no_room()) };
             let len = whole.min(state.max_rma[rail]);
@@ -314,37 +314,36 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if rails == 0 {
             return None;
         }
-        // Bits rotated so that bit 0 is the rail whose turn it is.
+        let first = rails.trailing_zeros() as usize;
+        if rails & (rails - 1) == 0 || self.config.policy == RailPolicy::Fixed {
+            return Some(first);
+        }
+        // Rotated so that bit 0 is the rail whose turn it is.
         let turn = slot.turn as u32;
-        let ahead = (rails >> turn) as u32 | ((rails as u32) << (RAILS as u32 - turn) & ((1 << RAILS) - 1));
-        let nth = |n: u32| {
-            let rail = turn as usize + n as usize;
-            if rail >= RAILS { rail - RAILS } else { rail }
-        };
-        let rail = match self.config.policy {
-            RailPolicy::Fixed => return Some(rails.trailing_zeros() as usize),
-            RailPolicy::RoundRobin => nth(ahead.trailing_zeros()),
-            RailPolicy::LeastOutstanding => {
-                let (mut best, mut least) = (0, u64::MAX);
-                for rail in (0..RAILS as u32).filter(|n| ahead & (1 << n) != 0).map(nth) {
-                    let time = self.loads.time(rail, bytes);
-                    if time < least {
-                        (best, least) = (rail, time);
-                    }
+        let mut ahead = rails.rotate_right(turn);
+        let nth = |ahead: u16| (ahead.trailing_zeros() + turn) as usize & 15;
+        let mut rail = nth(ahead);
+        if self.config.policy == RailPolicy::LeastOutstanding {
+            let mut least = u64::MAX;
+            while ahead != 0 {
+                let time = self.loads.time(nth(ahead), bytes);
+                if time < least {
+                    (rail, least) = (nth(ahead), time);
                 }
-                best
+                ahead &= ahead - 1;
             }
-        };
-        slot.turn = if rail + 1 == RAILS { 0 } else { rail as u8 + 1 };
+        }
+        slot.turn = (rail as u8 + 1) & 15;
         Some(rail)
     }
 
     /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes whole: it is posted at once or not
     /// at all.
     #[inline(always)]
-    fn piece(&self, left: u64, inject: bool) -> u64 {
+    fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
-        if stripe { left.min(self.config.stripe_chunk) } else { left }
+        let several = || self.peers.get(peer as usize).is_some_and(|slot| slot.rails.count_ones() > 1);
+        if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
     }
 
     #[inline]

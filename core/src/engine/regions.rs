@@ -35,7 +35,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let RegionKind::Common { peer, .. } = region.kind() {
             slot.common = peer.0;
         }
-        for i in 0..RAILS {
+        for i in 0..self.rails.len() {
             match self.rails[i].register(&region) {
                 Ok((key, desc)) => (slot.keys[i], slot.desc[i]) = (key, desc),
                 Err(error) => {
@@ -78,7 +78,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index as u16, region.generation as u16);
-        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }.encode(into)
+        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }
+            .encode(self.rails.len(), into)
     }
 
     /// What still uses a registered region.
@@ -98,7 +99,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let memory = Local { ptr, len, desc: slot.desc[*rail] };
             self.rails[*rail].touches(memory).then_some(Use::Posts(RailId(*rail as u8)))
         };
-        (0..RAILS).find_map(|rail| touches(&rail))
+        (0..self.rails.len()).find_map(|rail| touches(&rail))
     }
 
     /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
@@ -107,7 +108,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
     /// being read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
-        let mut handle = Handle::<RAILS>::decode(handle)?;
+        let mut handle = Handle::<RAILS>::decode(handle, self.rails.len())?;
         self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
         self.import_evicting(peer, handle, R::import)
@@ -154,7 +155,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
-        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+        for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
                 // Where it begins is what the peer says, and words are found by their offset.
@@ -197,7 +198,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(super) fn release_slot(&mut self, index: usize) {
         let slot = self.state.remotes[index];
         let rails = self.state.peers[slot.peer as usize].rails;
-        for i in (0..RAILS).filter(|i| rails & (1 << i) != 0) {
+        for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             self.rails[i].release(Peer(slot.peer), slot.keys[i]);
         }
         self.state.remotes[index] =

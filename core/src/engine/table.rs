@@ -271,16 +271,16 @@ pub(crate) struct Handle<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Handle<RAILS> {
-    /// Writes the handle; returns its length in bytes.
-    pub(crate) fn encode(&self, out: &mut [u8]) -> Result<usize, AttachError> {
-        let len = handle_len(RAILS);
+    /// Writes the handle, with the keys of the first `rails`; returns its length in bytes.
+    pub(crate) fn encode(&self, rails: usize, out: &mut [u8]) -> Result<usize, AttachError> {
+        let len = handle_len(rails);
         let out = out.get_mut(..len).ok_or(AttachError::BadHandle)?;
         out[0..2].copy_from_slice(&HANDLE_MAGIC.to_le_bytes());
         out[2..4].copy_from_slice(&HANDLE_VERSION.to_le_bytes());
         out[4..6].copy_from_slice(&self.theirs.0.to_le_bytes());
         out[6..8].copy_from_slice(&self.theirs.1.to_le_bytes());
         out[8..16].copy_from_slice(&self.len.to_le_bytes());
-        out[16..20].copy_from_slice(&(RAILS as u32).to_le_bytes());
+        out[16..20].copy_from_slice(&(rails as u32).to_le_bytes());
         out[20..24].copy_from_slice(&u32::from(self.device).to_le_bytes());
         for (key, at) in self.keys.iter().zip(out[HANDLE_HEAD..].chunks_exact_mut(16)) {
             at[..8].copy_from_slice(&key.key.to_le_bytes());
@@ -289,8 +289,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Reads a handle that a peer wrote. Bytes after it are ignored.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, AttachError> {
+    /// Reads a handle that a peer with as many rails wrote. Bytes after it are ignored.
+    pub(crate) fn decode(bytes: &[u8], ours: usize) -> Result<Self, AttachError> {
         fn u16_at(bytes: &[u8], at: usize) -> u16 {
             u16::from_le_bytes([bytes[at], bytes[at + 1]])
         }
@@ -307,14 +307,14 @@ impl<const RAILS: usize> Handle<RAILS> {
             return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
         }
         let (rails, kind) = (u64_at(bytes, 16) & u64::from(u32::MAX), u64_at(bytes, 16) >> 32);
-        if rails != RAILS as u64 {
-            return Err(AttachError::Rails { theirs: rails.min(255) as u8, ours: RAILS as u8 });
+        if rails != ours as u64 {
+            return Err(AttachError::Rails { theirs: rails.min(255) as u8, ours: ours as u8 });
         }
-        if bytes.len() < handle_len(RAILS) {
+        if bytes.len() < handle_len(ours) {
             return Err(AttachError::BadHandle);
         }
         let mut keys = [RailKey::default(); RAILS];
-        for (key, at) in keys.iter_mut().zip(bytes[HANDLE_HEAD..].chunks_exact(16)) {
+        for (key, at) in keys[..ours].iter_mut().zip(bytes[HANDLE_HEAD..].chunks_exact(16)) {
             *key = RailKey { key: u64_at(at, 0), base: u64_at(at, 8) };
         }
         let len = u64_at(bytes, 8);
@@ -376,15 +376,15 @@ mod tests {
     #[test]
     fn a_handle_comes_back_and_its_tail_is_ignored() {
         let mut bytes = [0xaa; HANDLE_MAX];
-        let len = handle().encode(&mut bytes).unwrap();
+        let len = handle().encode(3, &mut bytes).unwrap();
         assert_eq!(len, handle_len(3));
-        assert_eq!(Handle::<3>::decode(&bytes), Ok(handle()));
-        assert_eq!(Handle::<3>::decode(&bytes[..len]), Ok(handle()));
+        assert_eq!(Handle::<3>::decode(&bytes, 3), Ok(handle()));
+        assert_eq!(Handle::<3>::decode(&bytes[..len], 3), Ok(handle()));
         let device = Handle { device: true, ..handle() };
-        device.encode(&mut bytes).unwrap();
-        assert_eq!(Handle::<3>::decode(&bytes), Ok(device));
+        device.encode(3, &mut bytes).unwrap();
+        assert_eq!(Handle::<3>::decode(&bytes, 3), Ok(device));
         bytes[20] = 2;
-        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
+        assert_eq!(Handle::<3>::decode(&bytes, 3), Err(AttachError::BadHandle));
     }
 
     #[test]
@@ -404,19 +404,19 @@ mod tests {
     #[test]
     fn a_handle_cut_short_or_of_another_kind_is_refused() {
         let mut bytes = [0; HANDLE_MAX];
-        let len = handle().encode(&mut bytes).unwrap();
+        let len = handle().encode(3, &mut bytes).unwrap();
         for cut in 0..len {
-            assert_eq!(Handle::<3>::decode(&bytes[..cut]), Err(AttachError::BadHandle), "cut to {cut}");
+            assert_eq!(Handle::<3>::decode(&bytes[..cut], 3), Err(AttachError::BadHandle), "cut to {cut}");
         }
-        assert_eq!(Handle::<2>::decode(&bytes), Err(AttachError::Rails { theirs: 3, ours: 2 }));
+        assert_eq!(Handle::<2>::decode(&bytes, 2), Err(AttachError::Rails { theirs: 3, ours: 2 }));
         bytes[2] = 9;
         assert_eq!(
-            Handle::<3>::decode(&bytes),
+            Handle::<3>::decode(&bytes, 3),
             Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION })
         );
         bytes[0] = 0;
-        assert_eq!(Handle::<3>::decode(&bytes), Err(AttachError::BadHandle));
-        assert_eq!(handle().encode(&mut bytes[..len - 1]), Err(AttachError::BadHandle));
+        assert_eq!(Handle::<3>::decode(&bytes, 3), Err(AttachError::BadHandle));
+        assert_eq!(handle().encode(3, &mut bytes[..len - 1]), Err(AttachError::BadHandle));
     }
 
     #[test]

@@ -345,7 +345,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let posted =
             s.silent_posts != 0 || list(s.ops.head).chain(list(s.closing.head)).any(|slot| slot.posts != 0);
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
-        let rail = (0..RAILS).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
+        let rail = (0..self.rails.len()).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
         Stuck {
             peer: Some(self.state.peer_id(s.peer)),
             rail: rail.map(|rail| RailId(rail as u8)),

@@ -55,10 +55,14 @@ fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
 fn every_operation_at_every_width_fetching_or_not() {
     every_operation([Network::new()]);
     every_operation(native::<64>(&shared()));
+    every_operation_in_disorder::<1>();
+    every_operation_in_disorder::<2>();
+    every_operation_in_disorder::<4>();
+}
+
+fn every_operation_in_disorder<const RAILS: usize>() {
     let faulty = |i: usize| Faulty::<_, 16>::new(Network::new(), Faults::DISORDER, 7 + i as u64);
-    every_operation(std::array::from_fn::<_, 1, _>(faulty));
-    every_operation(std::array::from_fn::<_, 2, _>(faulty));
-    every_operation(std::array::from_fn::<_, 4, _>(faulty));
+    every_operation(std::array::from_fn::<_, RAILS, _>(faulty));
 }
 
 #[test]

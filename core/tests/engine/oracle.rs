@@ -13,6 +13,16 @@ fn run<const RAILS: usize>(seed: u64) {
 }
 
 #[test]
+fn streams_of_engines_with_fewer_rails_than_they_have_room_for_are_what_the_model_says() {
+    for seed in seeds(90) {
+        let count = 1 + (seed % 3) as u16;
+        oracle::run(seed, 100_000, |nodes, config, size| {
+            fleet::few::<16>(nodes, count, Dials::WILD, config, size, seed)
+        });
+    }
+}
+
+#[test]
 fn streams_are_what_the_model_says() {
     for seed in seeds(400) {
         match seed % 4 {

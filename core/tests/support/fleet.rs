@@ -2,8 +2,8 @@
 
 use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::{LocalId, Peer, PeerId, RemoteId};
-use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
+use fishplate_core::rail::{Rail, Rails};
 
 use super::{memory, region};
 
@@ -34,14 +34,37 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     size: usize,
     mut wrap: impl FnMut(u16, u16, End) -> R,
 ) -> Vec<Node<R, RAILS>> {
+    let rails = |node| -> [R; RAILS] {
+        std::array::from_fn(|rail| wrap(node, rail as u16, attached(sim, node, rail as u16, nodes)))
+    };
+    join((0..nodes).map(rails).collect(), config, size, 0)
+}
+
+/// The end of a node on a rail of the fabric, attached to those of all nodes.
+fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End {
+    let mut end = sim.endpoint(node, rail);
+    for peer in 0..nodes {
+        end.attach(Peer(peer), peer).unwrap();
+    }
+    end
+}
+
+/// Engines on plain ends of fewer rails than they have room for.
+pub fn few<const RAILS: usize>(
+    nodes: u16,
+    count: u16,
+    dials: Dials,
+    config: Config,
+    size: usize,
+    seed: u64,
+) -> Vec<Node<End, RAILS>> {
+    let sim = fabric(nodes, count, 64, dials, seed);
     let rails = |node| {
-        std::array::from_fn(|rail| {
-            let mut end = sim.endpoint(node, rail as u16);
-            for peer in 0..nodes {
-                end.attach(Peer(peer), peer).unwrap();
-            }
-            wrap(node, rail as u16, end)
-        })
+        let mut rails = Rails::<End, RAILS>::new();
+        for rail in 0..count {
+            assert!(rails.push(attached(sim, node, rail, nodes)).is_ok());
+        }
+        rails
     };
     join((0..nodes).map(rails).collect(), config, size, 0)
 }
@@ -55,14 +78,8 @@ pub fn crossed<const RAILS: usize>(
     seed: u64,
 ) -> Vec<Node<End, RAILS>> {
     let sim = fabric(nodes, RAILS as u16, 64, dials, seed);
-    let rails = |node| {
-        std::array::from_fn(|rail| {
-            let mut end = sim.endpoint(node, (rail as u16 + node) % RAILS as u16);
-            for peer in 0..nodes {
-                end.attach(Peer(peer), peer).unwrap();
-            }
-            end
-        })
+    let rails = |node| -> [End; RAILS] {
+        std::array::from_fn(|rail| attached(sim, node, (rail as u16 + node) % RAILS as u16, nodes))
     };
     join((0..nodes).map(rails).collect(), config, size, 1)
 }
@@ -70,7 +87,7 @@ pub fn crossed<const RAILS: usize>(
 /// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included. Node `n`
 /// counts rails from `n * shift` on. All have met when it returns.
 pub fn join<R: Rail, const RAILS: usize>(
-    rails: Vec<[R; RAILS]>,
+    rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
     size: usize,
     shift: usize,
@@ -81,14 +98,15 @@ pub fn join<R: Rail, const RAILS: usize>(
         .enumerate()
         .map(|(node, rails)| {
             let config = Config { seed: node as u64, ..config };
+            let rails = rails.into();
+            let count = rails.len();
             let mut engine = Engine::new(config, rails, memory(&config, nodes, 64)).unwrap();
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
             for (other, &peer) in peers.iter().enumerate() {
-                let theirs = |rail: usize| (rail + (node + (RAILS - 1) * other) * shift) % RAILS;
-                engine
-                    .pair_rails(peer, &std::array::from_fn::<_, RAILS, _>(|rail| theirs(rail) as u8))
-                    .unwrap();
-                engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).unwrap();
+                let theirs = |rail: usize| (rail + (node + (count - 1) * other) * shift) % count;
+                let theirs: Vec<u8> = (0..count).map(|rail| theirs(rail) as u8).collect();
+                engine.pair_rails(peer, &theirs).unwrap();
+                engine.connect_peer(peer, ((1u32 << count) - 1) as u16).unwrap();
             }
             let source = engine.register(region(size)).unwrap();
             let target = engine.register(region(size)).unwrap();

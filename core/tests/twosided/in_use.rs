@@ -90,7 +90,7 @@ fn a_posted_receive_keeps_its_buffer_until_it_is_cancelled() {
 
 #[test]
 fn a_payload_that_stayed_with_its_sender_is_kept_until_it_was_read() {
-    for rail in [Loopback::<256>::new(), Loopback::mapped()] {
+    for rail in [Loopback::<64>::new(), Loopback::mapped()] {
         let mut own = own1(Config::DEFAULT, SMALL, [rail]);
         own.send_region(1, 0, LONG, false).unwrap();
         passes(&mut own.engine, 5);

@@ -60,7 +60,7 @@ fn follow(transport: Transport, words: impl IntoIterator<Item = Vec<u8>>) -> Fai
         (Config::DEFAULT, LinuxHost::private(), Asleep::new(), Clock::stepping(1));
     let leg = Leg { size: REGION, ..order(Test::Put) };
     let mut ground = Ground::<1>::new(&config, &leg).unwrap();
-    let rails = [Loopback::<256>::new()];
+    let rails = [Loopback::<64>::new()];
     let (halfway, handle) = sit(&mut ground, config, rails, &host, &never, clock, |_, _, _| Ok(())).unwrap();
     let mut table = Table {
         seat: halfway.import(&handle).unwrap(),

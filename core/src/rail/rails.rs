@@ -1,0 +1,164 @@
+//! The rails of one engine: as many as were opened, up to a bound. Nothing here allocates or blocks.
+
+use core::mem::MaybeUninit;
+use core::ops::{Deref, DerefMut};
+use core::{fmt, ptr, slice};
+
+/// An owned list of at most `MAX` rails, in the order that they were added in.
+pub struct Rails<R, const MAX: usize> {
+    /// The first `len` are there.
+    slots: MaybeUninit<[R; MAX]>,
+    len: usize,
+}
+
+impl<R, const MAX: usize> Rails<R, MAX> {
+    /// No rails.
+    pub const fn new() -> Self {
+        Rails { slots: MaybeUninit::uninit(), len: 0 }
+    }
+
+    /// Adds a rail behind the others.
+    ///
+    /// # Errors
+    /// The rail itself, where there are `MAX` already.
+    pub fn push(&mut self, rail: R) -> Result<(), R> {
+        if self.len == MAX {
+            return Err(rail);
+        }
+        // SAFETY: there is room behind those that are there, and nothing in it to drop.
+        unsafe { self.slots.as_mut_ptr().cast::<R>().add(self.len).write(rail) };
+        self.len += 1;
+        Ok(())
+    }
+}
+
+impl<R, const MAX: usize> Deref for Rails<R, MAX> {
+    type Target = [R];
+
+    fn deref(&self) -> &[R] {
+        // SAFETY: the first `len` were written by `push` or `from`, and are taken out by the drop alone.
+        unsafe { slice::from_raw_parts(self.slots.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
+    fn deref_mut(&mut self) -> &mut [R] {
+        // SAFETY: as in `deref`.
+        unsafe { slice::from_raw_parts_mut(self.slots.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl<R, const MAX: usize> Drop for Rails<R, MAX> {
+    fn drop(&mut self) {
+        // SAFETY: those are all that are there, and nobody looks at them again.
+        unsafe { ptr::drop_in_place::<[R]>(&mut **self) }
+    }
+}
+
+impl<R, const MAX: usize> Default for Rails<R, MAX> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R, const N: usize> From<[R; N]> for Rails<R, N> {
+    fn from(rails: [R; N]) -> Self {
+        Rails { slots: MaybeUninit::new(rails), len: N }
+    }
+}
+
+impl<R: fmt::Debug, const MAX: usize> fmt::Debug for Rails<R, MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// Rails of which there is at least one: with a bound of one, the compiler sees that there is just one.
+pub(crate) struct SomeRails<R, const MAX: usize>(Rails<R, MAX>);
+
+impl<R, const MAX: usize> SomeRails<R, MAX> {
+    /// Takes the rails over.
+    ///
+    /// # Safety
+    /// There is at least one.
+    #[inline(always)]
+    pub(crate) unsafe fn new(rails: Rails<R, MAX>) -> Self {
+        SomeRails(rails)
+    }
+
+    #[inline(always)]
+    fn count(&self) -> usize {
+        if MAX == 1 { 1 } else { self.0.len }
+    }
+}
+
+impl<R, const MAX: usize> Deref for SomeRails<R, MAX> {
+    type Target = [R];
+
+    #[inline(always)]
+    fn deref(&self) -> &[R] {
+        // SAFETY: as in `Rails`; with a bound of one there is one, for there is at least one.
+        unsafe { slice::from_raw_parts(self.0.slots.as_ptr().cast(), self.count()) }
+    }
+}
+
+impl<R, const MAX: usize> DerefMut for SomeRails<R, MAX> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [R] {
+        // SAFETY: as in `deref`.
+        unsafe { slice::from_raw_parts_mut(self.0.slots.as_mut_ptr().cast(), self.count()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    struct Counted<'c>(u8, &'c Cell<u32>);
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.1.set(self.1.get() + 1);
+        }
+    }
+
+    #[test]
+    fn what_is_pushed_is_there_in_order_and_dropped_once() {
+        let drops = Cell::new(0);
+        let mut rails = Rails::<_, 3>::new();
+        assert!(rails.is_empty());
+        for n in 0..3 {
+            assert!(rails.push(Counted(n, &drops)).is_ok());
+            assert_eq!(rails.len(), n as usize + 1);
+        }
+        let Err(Counted(3, _)) = rails.push(Counted(3, &drops)) else { panic!("a fourth of three") };
+        assert_eq!(drops.get(), 1);
+        assert!(rails.iter().map(|rail| rail.0).eq(0..3));
+        rails[1].0 = 9;
+        // SAFETY: there are three.
+        let rails = unsafe { SomeRails::new(rails) };
+        assert_eq!((rails[1].0, rails.len(), drops.get()), (9, 3, 1));
+        drop(rails);
+        assert_eq!(drops.get(), 4);
+    }
+
+    #[test]
+    fn an_array_is_a_full_list_and_a_part_of_one_drops_that_part() {
+        let drops = Cell::new(0);
+        let full = Rails::from([0, 1].map(|n| Counted(n, &drops)));
+        assert_eq!((full.len(), drops.get()), (2, 0));
+        let mut part = Rails::<_, 16>::new();
+        for n in 0..5 {
+            assert!(part.push(Counted(n, &drops)).is_ok());
+        }
+        drop(full);
+        assert_eq!(drops.get(), 2);
+        drop(part);
+        assert_eq!(drops.get(), 7);
+        // SAFETY: there is one.
+        let one = unsafe { SomeRails::new(Rails::from([7u8])) };
+        assert_eq!(*one, [7]);
+    }
+}
