@@ -44,6 +44,8 @@ pub struct ShmConfig {
     /// provides the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a
     /// file of FUSE, can hold such a copy, and so its caller, up.
     pub force_staging: bool,
+    /// What this process is called by whoever it meets: see [`Link::peer_id`](crate::Link::peer_id).
+    pub id: u64,
     /// Whose processes may be peers.
     pub users: Users,
     /// How long an import that the user asks for waits for its segment to be announced. One that a
@@ -64,6 +66,7 @@ impl Default for ShmConfig {
             membarrier: false,
             read_from: 2 << 20,
             force_staging: false,
+            id: 0,
             users: Users::Own,
             timeout: Duration::from_secs(5),
         }

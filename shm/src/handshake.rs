@@ -6,7 +6,7 @@
 //! | step  | both sides send                                                  | both sides check                     |
 //! |-------|------------------------------------------------------------------|--------------------------------------|
 //! | 0     |                                                                  | the user who connected, from the kernel |
-//! | Hello | version, role, sizes, a fresh random nonce                       | version, role, sizes; the sender's user, from the kernel |
+//! | Hello | version, role, sizes, a number of its own, a fresh random nonce   | version, role, sizes; the sender's user, from the kernel |
 //! | Offer | *the other's nonce*, lane and doorbell descriptors; the first also the common segment | own nonce came back; seals, sizes, pages; magic, version and both nonces in the lane |
 //! | Ready | the other's nonce again                                          | own nonce came back, from the process that sent the Hello: see [`identity`](crate::identity) |
 //!
@@ -21,7 +21,7 @@
 
 mod shake;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::identity::Credentials;
 use crate::lane::Pair;
 use crate::meeting::meet;
 use crate::segment::{self, Mapping, SegmentError};
-use crate::socket::{Listener, Socket, connect_socket};
+use crate::socket::{Address, Listener, Socket, connect_socket};
 
 pub(crate) use shake::{Shake, hello_again};
 
@@ -146,6 +146,7 @@ pub struct Profile {
 pub struct Link {
     pub(crate) control: Control,
     pub(crate) peer: Credentials,
+    peer_id: u64,
     pub(crate) pair: Pair,
     pub(crate) doorbell: Doorbell,
     pub(crate) common: Option<Mapping>,
@@ -163,10 +164,14 @@ assert_impl_all!(Profile: Send, Sync);
 assert_impl_all!(Link: Send);
 
 impl Listener {
-    /// Waits for the next peer that completes a handshake. Shakes hands with many at once: a
-    /// process that is silent, slow or says what does not fit costs only its own connection, and
-    /// [`refused`](Self::refused) names it. Handshakes that are not over at the deadline go on in
-    /// the next call with the same profile.
+    /// Waits for the next handshake to complete, of peers that connect and of those that were
+    /// [dialled](Self::dial). A process that is silent, slow or invalid costs only its own
+    /// connection, and [`refused`](Self::refused) or [`failed`](Self::failed) names it. Handshakes
+    /// that are not over at the deadline go on in the next call with the same profile.
+    ///
+    /// With a deadline that has passed it looks once and does not wait. One step asks the kernel
+    /// whether the peer's memory can be read, which an admitted peer can hold up unless
+    /// [`ShmConfig::force_staging`] is set.
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));
@@ -174,6 +179,26 @@ impl Listener {
             .next(self.fd(), deadline, |socket| Shake::new(Socket::new(socket), Role::First, profile));
         self.lock_meetings().absorb(meetings);
         met?.ok_or(HandshakeError::Deadline)
+    }
+
+    /// Begins a handshake with the listener at an address, as [`connect`] does, and does not wait
+    /// for it: [`accept`](Self::accept) with the same profile goes on with it and returns its link.
+    /// It may take as long as the handshake of a peer that connects.
+    ///
+    /// # Errors
+    /// [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nobody listens there, `EAGAIN` if
+    /// too many wait there to be accepted. Dial again later. [`HandshakeError::User`] if the
+    /// listener's user is not admitted, [`HandshakeError::Address`] if it is none.
+    pub fn dial(&self, address: impl AsRef<OsStr>, profile: &Profile) -> Result<(), HandshakeError> {
+        let socket = Address::parse(address.as_ref())?.connect()?;
+        let shake = Shake::new(socket, Role::Second, profile)?;
+        self.lock_meetings().dial(address.as_ref(), shake);
+        Ok(())
+    }
+
+    /// The dialled handshakes that failed since the last call: the address, and why.
+    pub fn failed(&self) -> Vec<(OsString, HandshakeError)> {
+        self.lock_meetings().failed()
     }
 
     /// Who was refused since the last call, and why: at most the last eight.
@@ -249,6 +274,12 @@ impl Link {
     /// The peer's user.
     pub fn uid(&self) -> u32 {
         self.peer.uid
+    }
+
+    /// What the peer calls itself: its [`ShmConfig::id`]. It proves nothing, any peer that is
+    /// admitted can give any number.
+    pub fn peer_id(&self) -> u64 {
+        self.peer_id
     }
 
     /// Our nonce and the peer's: no other link has either.

@@ -3,19 +3,21 @@
 //! Whoever can reach a listener can connect to it and then say nothing, or the wrong thing. A
 //! stranger costs only his own connection: every handshake goes on when its peer has said
 //! something, has a deadline of its own, and ends alone. At most [`MOST`] are open. One more ends
-//! the one that has got least far, the oldest of those.
+//! the one that has got least far, the oldest of those. Those that this process [began
+//! itself](Meetings::dial) count apart, and nobody's connection ends them.
 //!
 //! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the
 //! latest; nothing else waits.
 
 use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::segment::errno;
 
-/// Handshakes that are open at once.
+/// Handshakes that are open at once, without those that were dialled.
 pub const MOST: usize = 64;
 
 /// Connections accepted in one pass.
@@ -64,6 +66,7 @@ pub enum Step<H: HalfOpen> {
 pub struct Meetings<H: HalfOpen> {
     open: Vec<Entry<H>>,
     refused: VecDeque<(String, H::Error)>,
+    failed: Vec<(OsString, H::Error)>,
     /// How long one handshake may take.
     patience: Duration,
 }
@@ -71,14 +74,23 @@ pub struct Meetings<H: HalfOpen> {
 #[derive(Debug)]
 struct Entry<H> {
     handshake: H,
-    who: String,
+    who: Who,
     deadline: Instant,
+}
+
+/// Whom a handshake is with.
+#[derive(Debug)]
+enum Who {
+    /// One who connected, by name.
+    Stranger(String),
+    /// Whoever listens at this address.
+    Dialled(OsString),
 }
 
 impl<H: HalfOpen> Meetings<H> {
     /// None yet. Each may take as long as `patience`.
     pub fn new(patience: Duration) -> Self {
-        Meetings { open: Vec::new(), refused: VecDeque::new(), patience }
+        Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
 
     /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts
@@ -124,9 +136,24 @@ impl<H: HalfOpen> Meetings<H> {
         self.refused.drain(..).collect()
     }
 
-    /// Hangs up on every peer for whom `keep` does not hold.
+    /// Goes on with a handshake that this process began, with whoever listens at `address`.
+    pub fn dial(&mut self, address: &OsStr, handshake: H) {
+        self.enter(handshake, Who::Dialled(address.into()), Instant::now());
+    }
+
+    /// The dialled handshakes that failed since the last call, and why.
+    pub fn failed(&mut self) -> Vec<(OsString, H::Error)> {
+        std::mem::take(&mut self.failed)
+    }
+
+    /// Hangs up on every peer for whom `keep` does not hold. One that was dialled has
+    /// [failed](Self::failed), for it came too late.
     pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
-        self.open.retain(|entry| keep(&entry.handshake));
+        for entry in self.open.extract_if(.., |entry| !keep(&entry.handshake)) {
+            if let Who::Dialled(address) = entry.who {
+                self.failed.push((address, H::LATE));
+            }
+        }
     }
 
     /// Takes all of them out, and leaves none.
@@ -137,7 +164,8 @@ impl<H: HalfOpen> Meetings<H> {
     /// Takes over those of another.
     pub fn absorb(&mut self, mut other: Self) {
         self.open.append(&mut other.open);
-        other.refused.into_iter().for_each(|(who, error)| self.note(who, error));
+        self.failed.append(&mut other.failed);
+        other.refused.into_iter().for_each(|(who, error)| self.note(Who::Stranger(who), error));
     }
 
     fn admit(
@@ -146,20 +174,29 @@ impl<H: HalfOpen> Meetings<H> {
         now: Instant,
         begin: &mut impl FnMut(OwnedFd) -> Result<H, H::Error>,
     ) -> Option<H::Met> {
-        if self.open.len() >= MOST {
+        if self.strangers().count() >= MOST {
             self.evict();
         }
         let handshake = match begin(socket) {
             Ok(handshake) => handshake,
             Err(error) => {
-                self.note("a process".into(), error);
+                self.note(Who::Stranger("a process".into()), error);
                 return None;
             }
         };
-        let who = handshake.who();
-        self.open.push(Entry { handshake, who, deadline: now + self.patience });
+        let who = Who::Stranger(handshake.who());
+        self.enter(handshake, who, now);
         // What a proper peer says first is often here already.
         self.step(self.open.len() - 1)
+    }
+
+    fn enter(&mut self, handshake: H, who: Who, now: Instant) {
+        self.open.push(Entry { handshake, who, deadline: now + self.patience });
+    }
+
+    /// Where those are that have connected.
+    fn strangers(&self) -> impl Iterator<Item = usize> {
+        (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }
 
     /// Goes on with one, which loses its place if that ends it.
@@ -177,10 +214,11 @@ impl<H: HalfOpen> Meetings<H> {
         None
     }
 
-    /// Ends the handshake that has got least far, the oldest of those. Whether there was one.
+    /// Ends the handshake with a stranger that has got least far, the oldest of those. Whether
+    /// there was one.
     fn evict(&mut self) -> bool {
         let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
-        let worst = (0..self.open.len()).min_by_key(|&at| rank(&self.open[at]));
+        let worst = self.strangers().min_by_key(|&at| rank(&self.open[at]));
         worst.map(|at| self.refuse(at)).is_some()
     }
 
@@ -189,11 +227,16 @@ impl<H: HalfOpen> Meetings<H> {
         self.note(entry.who, H::LATE);
     }
 
-    fn note(&mut self, who: String, error: H::Error) {
-        if self.refused.len() == REFUSALS {
-            self.refused.pop_front();
+    fn note(&mut self, who: Who, error: H::Error) {
+        match who {
+            Who::Dialled(address) => self.failed.push((address, error)),
+            Who::Stranger(who) => {
+                if self.refused.len() == REFUSALS {
+                    self.refused.pop_front();
+                }
+                self.refused.push_back((who, error));
+            }
         }
-        self.refused.push_back((who, error));
     }
 
     /// Waits for a connection, for a peer to go on, or until a time. Which of the open handshakes

@@ -19,7 +19,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 
 /// Version of the protocol: of the packets, the lane's layout, its records, and the engine's
 /// messages in them.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 /// Size of the head, in bytes.
 pub(crate) const HEAD: usize = 16;

@@ -368,14 +368,14 @@ fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
 }
 
 /// A place to meet: a path, or a name without a file if it begins with `@`.
-struct Address {
+pub(crate) struct Address {
     raw: libc::sockaddr_un,
     len: libc::socklen_t,
     path: Option<PathBuf>,
 }
 
 impl Address {
-    fn parse(text: &OsStr) -> Result<Self> {
+    pub(crate) fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
         // SAFETY: all zeroes is a value of `sockaddr_un`: plain numbers.
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
@@ -394,6 +394,21 @@ impl Address {
         let len = mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + usize::from(!named);
         let path = (!named).then(|| PathBuf::from(text));
         Ok(Address { raw, len: len as libc::socklen_t, path })
+    }
+
+    /// Connects at once, or fails: with `EAGAIN` where too many wait to be accepted.
+    pub(crate) fn connect(&self) -> Result<Socket> {
+        let fd = stream()?;
+        loop {
+            // SAFETY: `self` holds a socket address of that length.
+            if unsafe { libc::connect(fd.as_raw_fd(), self.pointer(), self.len) } == 0 {
+                return Ok(Socket::new(fd));
+            }
+            match errno() {
+                libc::EINTR => {}
+                code => return Err(HandshakeError::System(code)),
+            }
+        }
     }
 
     fn pointer(&self) -> *const libc::sockaddr {
@@ -485,23 +500,16 @@ fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
 /// Connects, trying again until the deadline while nobody listens there.
 pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socket> {
     let address = Address::parse(address)?;
-    let fd = stream()?;
     loop {
-        // SAFETY: `address` holds a socket address of that length.
-        if unsafe { libc::connect(fd.as_raw_fd(), address.pointer(), address.len) } == 0 {
-            return Ok(Socket::new(fd));
+        let code = match address.connect() {
+            Err(HandshakeError::System(code @ (libc::EAGAIN | libc::ENOENT | libc::ECONNREFUSED))) => code,
+            connected => return connected,
+        };
+        if Instant::now() + RETRY >= deadline {
+            // More connect than are heard: whoever listens does not answer.
+            let full = code == libc::EAGAIN;
+            return Err(if full { HandshakeError::Deadline } else { HandshakeError::System(code) });
         }
-        match errno() {
-            libc::EINTR => {}
-            code @ (libc::EAGAIN | libc::ENOENT | libc::ECONNREFUSED) => {
-                if Instant::now() + RETRY >= deadline {
-                    // More connect than are heard: whoever listens does not answer.
-                    let full = code == libc::EAGAIN;
-                    return Err(if full { HandshakeError::Deadline } else { HandshakeError::System(code) });
-                }
-                std::thread::sleep(RETRY);
-            }
-            code => return Err(HandshakeError::System(code)),
-        }
+        std::thread::sleep(RETRY);
     }
 }

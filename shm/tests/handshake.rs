@@ -20,12 +20,12 @@ use support::*;
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
 /// Version of the protocol.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
 const READY: u16 = 3;
 /// Where the nonce lies in a Hello.
-const NONCE: usize = 52;
+const NONCE: usize = 60;
 
 fn config() -> ShmConfig {
     ShmConfig { lane_cells: CELLS, max_message: 1024, ..ShmConfig::default() }

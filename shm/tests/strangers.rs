@@ -1,7 +1,7 @@
 //! Processes that connect to a listener beside the right one, and what they cost it: no more than
 //! their own connection.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, Scope};
@@ -12,35 +12,11 @@ use fishplate_shm::{HandshakeError, Link, Listener, Role, ShmConfig, connect};
 #[path = "support/raw.rs"]
 mod raw;
 mod support;
-use raw::{HELLO, Raw, packet, send};
+use raw::{HELLO, Raw, knock, listen, packet, send};
 use support::*;
 
 fn config() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, ..ShmConfig::default() }
-}
-
-/// A socket of the listener's kind, and the address of an abstract name.
-fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
-    // SAFETY: an address of zeros is a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = name.strip_prefix('@').unwrap().as_bytes();
-    for (to, from) in address.sun_path[1..].iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
-    // SAFETY: plain numbers; the descriptor is new.
-    let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0)) };
-    (fd, address, len as u32)
-}
-
-/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue
-/// is full.
-fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
-    let (fd, address, len) = socket(name, flags);
-    // SAFETY: an address of that length.
-    let rc = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
-    (rc == 0).then_some(fd)
 }
 
 /// Strangers at a name, in threads of their own until they are told to stop.
@@ -235,20 +211,8 @@ fn a_client_that_is_hung_up_on_tries_again() {
     let _alone = alone();
     let (near, far) = (rail(config()), rail(config()));
     let name = name();
-    let (listener, address, len) = socket(&name, 0);
-    // SAFETY: an address of that length, and plain numbers; what is accepted is new.
-    let accept = || unsafe {
-        OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
-    };
-    let limit = libc::timeval { tv_sec: 20, tv_usec: 0 };
-    // SAFETY: as above; an option of that length.
-    unsafe {
-        let (fd, size) = (listener.as_raw_fd(), size_of_val(&limit) as u32);
-        let limit = (&raw const limit).cast();
-        assert_eq!(libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit, size), 0);
-        assert_eq!(libc::bind(listener.as_raw_fd(), (&raw const address).cast(), len), 0);
-        assert_eq!(libc::listen(listener.as_raw_fd(), 8), 0);
-    }
+    let listener = listen(&name);
+    let accept = || listener.accept();
     let profile = far.profile();
     thread::scope(|scope| {
         let there = scope.spawn(|| connect(&name, &profile, soon()).map(|link| link.nonces()[1]));

@@ -25,6 +25,7 @@ struct Hello {
     lane_cells: u32,
     max_message: u64,
     common_len: u64,
+    id: u64,
     membarrier: bool,
     /// Where the sender's nonce lies in its own memory: whoever can read it there can read and
     /// write all of it.
@@ -45,6 +46,7 @@ impl Hello {
         .put(self.lane_cells.to_ne_bytes())
         .put(self.max_message.to_ne_bytes())
         .put(self.common_len.to_ne_bytes())
+        .put(self.id.to_ne_bytes())
         .put(self.probe.to_ne_bytes())
         .put(self.nonce);
         out.finish()
@@ -68,6 +70,7 @@ impl Hello {
             lane_cells: u32::from_ne_bytes(body.take()?),
             max_message: u64::from_ne_bytes(body.take()?),
             common_len: u64::from_ne_bytes(body.take()?),
+            id: u64::from_ne_bytes(body.take()?),
             probe: u64::from_ne_bytes(body.take()?),
             nonce: body.take()?,
         };
@@ -201,6 +204,7 @@ impl Shake {
             lane_cells: config.lane_cells,
             max_message: config.max_message as u64,
             common_len: config.common_len as u64,
+            id: config.id,
             membarrier: config.membarrier,
             probe: probe.as_ptr() as u64,
             nonce: *probe,
@@ -353,6 +357,7 @@ impl Shake {
         Link {
             control: Control::new(socket, buffer, profile.config.max_segments, theirs.nonce, given.home),
             peer,
+            peer_id: theirs.id,
             pair: Pair { outgoing: made.lane, incoming: given.lane },
             doorbell: given.doorbell,
             common,

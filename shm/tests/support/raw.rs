@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fishplate_shm::ShmConfig;
 
 /// Version of the protocol.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 pub const HELLO: u16 = 1;
 pub const OFFER: u16 = 2;
@@ -21,8 +21,8 @@ pub const WITHDRAW: u16 = 6;
 pub const BYE: u16 = 7;
 
 /// Where the address of the nonce, and the nonce itself, lie in a Hello.
-const PROBE: usize = 44;
-const NONCE: usize = 52;
+const PROBE: usize = 52;
+const NONCE: usize = 60;
 
 /// Seals of memory that this crate takes.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -83,6 +83,57 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
     }
 }
 
+/// A socket of the listener's kind, and the address of an abstract name.
+pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
+    // SAFETY: an address of zeros is a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = name.strip_prefix('@').unwrap().as_bytes();
+    for (to, from) in address.sun_path[1..].iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
+    // SAFETY: plain numbers; the descriptor is new.
+    let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0)) };
+    (fd, address, len as u32)
+}
+
+/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue
+/// is full.
+pub fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
+    let (fd, address, len) = socket(name, flags);
+    // SAFETY: an address of that length.
+    let rc = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
+    (rc == 0).then_some(fd)
+}
+
+/// A raw listener at an abstract name. It accepts nobody by itself.
+pub struct RawListener(OwnedFd);
+
+/// Makes one, for which at most eight wait.
+pub fn listen(name: &str) -> RawListener {
+    let (listener, address, len) = socket(name, 0);
+    let limit = libc::timeval { tv_sec: 20, tv_usec: 0 };
+    // SAFETY: an address of that length; an option of that length; plain numbers.
+    unsafe {
+        let (fd, size) = (listener.as_raw_fd(), size_of_val(&limit) as u32);
+        let limit = (&raw const limit).cast();
+        assert_eq!(libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit, size), 0);
+        assert_eq!(libc::bind(fd, (&raw const address).cast(), len), 0);
+        assert_eq!(libc::listen(fd, 8), 0);
+    }
+    RawListener(listener)
+}
+
+impl RawListener {
+    /// The next connection, waiting for it at most 20 seconds.
+    pub fn accept(&self) -> OwnedFd {
+        let null = std::ptr::null_mut();
+        // SAFETY: a null address; what is accepted is new.
+        unsafe { OwnedFd::from_raw_fd(libc::accept(self.0.as_raw_fd(), null, null.cast())) }
+    }
+}
+
 /// One end of a link.
 pub struct Raw {
     pub socket: OwnedFd,
@@ -134,8 +185,14 @@ impl Raw {
         hello
     }
 
-    /// Sends a correct Offer.
+    /// Sends a correct Offer, and takes the victim's.
     pub fn offer(&mut self) {
+        self.send_offer();
+        self.recv();
+    }
+
+    /// Sends a correct Offer.
+    pub fn send_offer(&mut self) {
         let len = 4096 + self.cells as usize * 64;
         let lane = memory(len, 0, 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -156,7 +213,6 @@ impl Raw {
             );
         }
         self.send(&packet(OFFER, &self.theirs), &[&lane, &memory(4096, 0, SEALS)]);
-        self.recv();
     }
 
     /// Sends a correct Ready, and takes the victim's.
