@@ -40,6 +40,7 @@
 //! ```
 
 pub use fishplate_core as core;
+pub use fishplate_gpu as gpu;
 pub use fishplate_shm as shm;
 pub use fishplate_sys as sys;
 

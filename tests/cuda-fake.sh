@@ -22,7 +22,7 @@ say() {
 }
 
 cargo build --locked --quiet -p fishplate-fake-cuda && cargo build --locked --quiet || exit
-tests=$(cargo test --locked --quiet -p fishplate-shm --features cuda --test device --no-run --message-format=json |
+tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda --test device --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"

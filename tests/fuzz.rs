@@ -21,6 +21,7 @@ fn targets() -> impl Iterator<Item = &'static Target> {
         fuzzing::TARGETS,
         fishplate_sys::fabric::rail::fuzzing::TARGETS,
         fishplate_shm::fuzzing::TARGETS,
+        fishplate_gpu::fuzzing::TARGETS,
         fishplate::bootstrap::fuzzing::TARGETS,
     ];
     packages.into_iter().flatten()

@@ -10,7 +10,7 @@ target=${CARGO_TARGET_DIR:-target}
 
 log=$(mktemp)
 trap 'rm "$log"' EXIT
-timeout 600 cargo test --locked --quiet -p fishplate-shm --features cuda --test device cuda -- --show-output >"$log" 2>&1
+timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda --test device cuda -- --show-output >"$log" 2>&1
 status=$?
 if why=$(grep -m 1 -o 'SKIPPED on_cuda::copies_arrive_whole: .*' "$log"); then
     echo "SKIPPED the suite on a GPU: ${why#*: }"

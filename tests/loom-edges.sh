@@ -37,7 +37,7 @@ edges() { # edges PACKAGE: those that its source names
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 survived=0 tried=0
-for package in core shm sys; do
+for package in core shm gpu sys; do
     named=$(edges "$package")
     [ -n "$named" ] || echo "ok        no edges in $package"
     [ $# = 0 ] || named=$(printf '%s\n' "$@" | grep -xF "$named")

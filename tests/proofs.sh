@@ -115,7 +115,7 @@ kill_nine() {
 
 # Device memory: every open is closed, and nothing is left of a peer that is killed.
 memory_cycles() {
-    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --test gpu_memory -- \
+    FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
         b20_ --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seed|connections|test result|panicked' "$log" | sed 's/^ */   /'
@@ -123,8 +123,8 @@ memory_cycles() {
 }
 
 memory_model() {
-    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-shm --lib -- \
-        gpu::tests::model --nocapture >"$log" 2>&1
+    FISHPLATE_SEEDS=$((seeds / 10)) timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --lib -- \
+        tests::model --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'seeds from|begun|test result|panicked' "$log" | sed 's/^ */   /'
     return $status

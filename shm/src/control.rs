@@ -1,8 +1,10 @@
-//! The socket after the handshake: blobs of the layer above, announcements of segments, what is said of device memory, and
-//! the good-bye, all in one order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
+//! The socket after the handshake: blobs of the layer above, announcements of segments, packets of other packages (see
+//! [`extension`]), and the good-bye, all in one order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
 //!
 //! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer that exceeds either
 //! breaks the protocol; a correct one is at most one blob ahead.
+
+mod extension;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -14,24 +16,19 @@ use std::time::Instant;
 use fishplate_core::error::{PeerError, Violation};
 
 use crate::foreign::{self, Batch, Foreign};
-use crate::gpu::Handle;
-use crate::gpu::board::Board;
 use crate::handshake::{HandshakeError, Nonce};
 use crate::packet::{Kind, MAX_BLOB, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment, SegmentError};
 use crate::socket::{Packet, Socket};
+use extension::Extensions;
+
+pub use extension::{Descriptors, Extension, Line};
 
 /// Blobs that wait here to be asked for.
 const MAX_BLOBS: usize = 8;
 
 /// Packets taken in by one [`pump`](Control::pump); the rest stays in the socket.
 const PASS: usize = 64;
-
-/// Packets about device memory that wait for room in the socket, before their senders are refused.
-const MAX_QUEUED: usize = 1024;
-
-/// Notices that wait for room in the socket, before the peer is given up: it does not read, and makes us answer.
-const MAX_NOTICES: usize = 16 * 1024;
 
 /// A segment that the peer has announced.
 #[derive(Debug)]
@@ -50,8 +47,8 @@ struct Announced {
 enum Notice {
     Announce(Segment),
     Withdraw(u32),
-    /// About device memory, with the handle that goes with it.
-    Memory(Vec<u8>, Option<Arc<Handle>>),
+    /// A packet of an extension, with the descriptors that go with it.
+    Extension(Vec<u8>, Option<Arc<dyn Descriptors>>),
 }
 
 /// One end of the socket, and what came through it.
@@ -64,8 +61,7 @@ pub(crate) struct Control {
     segments: Vec<Announced>,
     /// How many the peer may have announced and not withdrawn. Those that we still use count no more: it cannot know of them.
     max_segments: usize,
-    /// What both have said of device memory.
-    pub(crate) board: Board,
+    extensions: Extensions,
     /// The peer's nonce: which life of which process this is.
     incarnation: Nonce,
     /// Whether the peer is this very process.
@@ -88,9 +84,8 @@ impl Control {
             blobs: VecDeque::new(),
             notices: VecDeque::new(),
             segments: Vec::new(),
-            // Beside those of its regions, the one that a pair has for device memory.
-            max_segments: usize::from(max_segments) + 1,
-            board: Board::default(),
+            max_segments: usize::from(max_segments),
+            extensions: Extensions::default(),
             incarnation,
             home,
             ended: None,
@@ -99,22 +94,6 @@ impl Control {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.fd()
-    }
-
-    /// The peer's nonce.
-    pub(crate) fn incarnation(&self) -> Nonce {
-        self.incarnation
-    }
-
-    /// Whether the peer is this very process.
-    pub(crate) fn home(&self) -> bool {
-        self.home
-    }
-
-    /// Whether the peer is this very process, from now on.
-    #[cfg(test)]
-    pub(crate) fn pretend(&mut self, home: bool) {
-        self.home = home;
     }
 
     /// Whether something waits to be said.
@@ -172,29 +151,6 @@ impl Control {
         }
         self.notices.push_back(Notice::Withdraw(number));
         self.send_notices();
-    }
-
-    /// Whether [`tell`](Control::tell) would not make the queue any longer than it may be.
-    pub(crate) fn has_room(&self) -> bool {
-        self.notices.len() < MAX_QUEUED
-    }
-
-    /// Sends a packet about device memory, now or in a later [`pump`](Control::pump).
-    pub(crate) fn tell(&mut self, packet: Vec<u8>, handle: Option<Arc<Handle>>) {
-        if self.ended.is_some() {
-            return;
-        }
-        if self.notices.len() == MAX_NOTICES {
-            self.ended = Some(PeerError::Protocol(Violation::Credit));
-            return self.notices.clear();
-        }
-        self.notices.push_back(Notice::Memory(packet, handle));
-        self.send_notices();
-    }
-
-    /// The peer's process is known to be gone.
-    pub(crate) fn died(&mut self) {
-        self.ended.get_or_insert(PeerError::Died);
     }
 
     fn send_notices(&mut self) {
@@ -265,7 +221,7 @@ impl Control {
     fn end(&mut self, error: HandshakeError) {
         self.ended = Some(match error {
             // What a packet announced cannot be had here, which is no fault of the peer, and no end.
-            HandshakeError::System(libc::EMFILE) => return self.board.lost(),
+            HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
             }
@@ -313,14 +269,7 @@ impl Control {
                 body.end()?;
                 self.ended = Some(PeerError::Closed);
             }
-            Kind::Export
-            | Kind::Fetch
-            | Kind::Refuse
-            | Kind::Publish
-            | Kind::Query
-            | Kind::Unpublish
-            | Kind::Revoke
-            | Kind::RevokeAck => self.board.take(kind, body, &mut fds, self.home)?,
+            Kind::Extension(kind) => self.extensions.take(kind, body, &mut fds)?,
             Kind::Blob | Kind::Hello | Kind::Offer | Kind::Ready => return Err(HandshakeError::BadPacket),
         }
         if fds.next().is_some() { Err(HandshakeError::BadPacket) } else { Ok(()) }
@@ -401,16 +350,6 @@ impl Control {
     }
 }
 
-impl Control {
-    /// Leaves a segment of the peer mapped for good: a device may still be writing into it.
-    #[cold]
-    pub(crate) fn keep(&mut self, number: u32) {
-        if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
-            std::mem::forget(segment.mapping.take());
-        }
-    }
-}
-
 impl Notice {
     fn packet(&self) -> (Cow<'_, [u8]>, Vec<BorrowedFd<'_>>) {
         match self {
@@ -424,8 +363,8 @@ impl Notice {
                 packet.put(number.to_ne_bytes());
                 (packet.finish().into(), Vec::new())
             }
-            Notice::Memory(packet, handle) => {
-                (packet.into(), handle.as_deref().map(Handle::descriptors).unwrap_or_default())
+            Notice::Extension(packet, fds) => {
+                (packet.into(), fds.as_deref().map(Descriptors::descriptors).unwrap_or_default())
             }
         }
     }

@@ -35,7 +35,7 @@ const UNMAPPED: usize = 1 << 20;
 
 /// A descriptor from a peer. Dropping it never waits.
 #[derive(Debug)]
-pub(crate) struct Foreign {
+pub struct Foreign {
     fd: ManuallyDrop<OwnedFd>,
 }
 
@@ -60,7 +60,7 @@ impl Foreign {
     }
 
     /// The descriptor, whatever it is. Whoever drops it may wait.
-    pub(crate) fn into_any(self) -> OwnedFd {
+    pub fn into_any(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken out once: `this` is not dropped.
         unsafe { ManuallyDrop::take(&mut this.fd) }
@@ -90,7 +90,7 @@ fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
 /// The descriptors of one packet. What nobody takes out is put aside together, which calls the
 /// closer once.
 #[derive(Debug)]
-pub(crate) struct Batch(std::vec::IntoIter<Foreign>);
+pub struct Batch(std::vec::IntoIter<Foreign>);
 
 impl From<Vec<Foreign>> for Batch {
     fn from(all: Vec<Foreign>) -> Self {
@@ -123,7 +123,7 @@ impl Drop for Batch {
 }
 
 /// Unmaps memory of a peer: at once, unless that takes long and there is a closer.
-pub(crate) fn unmap(mapping: Mapping) {
+pub fn unmap(mapping: Mapping) {
     if mapping.len() > UNMAPPED && closer().is_some() {
         put_aside(mapping);
     }

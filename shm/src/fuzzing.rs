@@ -2,13 +2,8 @@
 //! and the control channel read them, behind the same head; descriptors that would come with them
 //! are of `/dev/null`.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-
 use fishplate_core::engine::fuzzing::{Target, number, put};
 
-use crate::foreign::Foreign;
-use crate::gpu::wire_fuzzing as gpu;
 use crate::handshake::hello_again;
 use crate::packet::{Kind, Reader, Writer};
 use crate::regions::{self, Key};
@@ -17,9 +12,6 @@ use crate::regions::{self, Key};
 pub const TARGETS: &[Target] = &[
     Target { name: "packet", sample: sample_packet, read: read_packet },
     Target { name: "shm-hello", sample: sample_hello, read: read_hello },
-    Target { name: "gpu-packet", sample: gpu::sample, read: read_gpu },
-    Target { name: "gpu-offer", sample: gpu::sample_offer, read: gpu::read_offer },
-    Target { name: "gpu-piece", sample: gpu::sample_piece, read: gpu::read_piece },
     Target { name: "region-key", sample: sample_key, read: read_key },
 ];
 
@@ -53,14 +45,6 @@ fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
 fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let (Kind::Hello, body) = Reader::open(input).ok()? else { return None };
     Some(put(again, &hello_again(body).ok()?))
-}
-
-fn read_gpu(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    let (kind, body) = Reader::open(input).ok()?;
-    let home = input.len().is_multiple_of(2);
-    let null = || File::open("/dev/null").ok().map(|file| Foreign::from(OwnedFd::from(file)));
-    let mut fds = std::iter::from_fn(null).take(3);
-    Some(put(again, &gpu::again(kind, body, &mut fds, home)?))
 }
 
 fn sample_key(seed: u64, into: &mut [u8]) -> usize {

@@ -32,7 +32,7 @@ use fishplate_core::mem::{Peer, Region, RegionKind};
 use static_assertions::assert_impl_all;
 
 use crate::config::{ShmConfig, Users};
-use crate::control::Control;
+use crate::control::{Control, Line};
 use crate::doorbell::Doorbell;
 use crate::identity::Credentials;
 use crate::lane::Pair;
@@ -242,6 +242,11 @@ impl Link {
     /// call there sent. After an error the two may not be in step any more: hang up.
     pub fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.control.exchange(blob, deadline)
+    }
+
+    /// The socket, as packages use it that have [packets of their own](crate::extension).
+    pub fn line(&mut self) -> Line<'_> {
+        Line::new(&mut self.control, self.peer.pidfd.as_ref())
     }
 
     /// First byte and size of the segment that the two have in common, if one was configured. It is mapped until the

@@ -14,7 +14,7 @@
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
 //! | `fetch`     | which way payloads come out of private memory: measured                                   |
 //! | `rail`      | [`ShmRail`]                                                                               |
-//! | [`gpu`]     | device memory: what a driver must offer, how it is shared, [`GpuRail`](gpu::GpuRail)      |
+//! | [`extension`] | what packages use that stand on this one, with packets of their own                     |
 //!
 //! # Example
 //!
@@ -71,11 +71,11 @@ mod control;
 mod display;
 mod doorbell;
 mod due;
+pub mod extension;
 mod fetch;
 mod foreign;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod gpu;
 mod handshake;
 mod identity;
 mod lane;

@@ -12,6 +12,8 @@
 //! Both ends are processes of one machine: numbers are in its byte order. Magic and version keep their place in every
 //! version.
 
+use std::ops::RangeInclusive;
+
 use crate::handshake::HandshakeError;
 
 /// Begins every packet and every lane segment.
@@ -32,39 +34,27 @@ pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
 pub(crate) enum Kind {
     /// Who I am, and my sizes and nonce.
-    Hello = 1,
+    Hello,
     /// Your nonce back, and my descriptors.
-    Offer = 2,
+    Offer,
     /// All of yours is mapped and checked.
-    Ready = 3,
+    Ready,
     /// Bytes of the layer above.
-    Blob = 4,
+    Blob,
     /// A segment that regions may lie in, with its descriptor.
-    Announce = 5,
+    Announce,
     /// No region lies in that segment any more.
-    Withdraw = 6,
+    Withdraw,
     /// I leave in good order.
-    Bye = 7,
-    /// An allocation of device memory, with its handle. This and what follows: see `gpu::wire`.
-    Export = 8,
-    /// The handle of an allocation is wanted.
-    Fetch = 9,
-    /// What the sender will not answer otherwise.
-    Refuse = 10,
-    /// A version of a buffer, and where it is.
-    Publish = 11,
-    /// A version of a buffer is wanted, or no longer.
-    Query = 12,
-    /// A buffer is nowhere any more.
-    Unpublish = 13,
-    /// An allocation is to be closed.
-    Revoke = 14,
-    /// It is closed.
-    RevokeAck = 15,
+    Bye,
+    /// Another package's: one of [`EXTENSIONS`].
+    Extension(u16),
 }
+
+/// Kinds of packets that other packages may give a meaning to.
+pub const EXTENSIONS: RangeInclusive<u16> = 0x100..=u16::MAX;
 
 impl Kind {
     fn from_wire(value: u16) -> Option<Self> {
@@ -76,21 +66,28 @@ impl Kind {
             5 => Kind::Announce,
             6 => Kind::Withdraw,
             7 => Kind::Bye,
-            8 => Kind::Export,
-            9 => Kind::Fetch,
-            10 => Kind::Refuse,
-            11 => Kind::Publish,
-            12 => Kind::Query,
-            13 => Kind::Unpublish,
-            14 => Kind::Revoke,
-            15 => Kind::RevokeAck,
+            other if EXTENSIONS.contains(&other) => Kind::Extension(other),
             _ => return None,
         })
+    }
+
+    fn to_wire(self) -> u16 {
+        match self {
+            Kind::Hello => 1,
+            Kind::Offer => 2,
+            Kind::Ready => 3,
+            Kind::Blob => 4,
+            Kind::Announce => 5,
+            Kind::Withdraw => 6,
+            Kind::Bye => 7,
+            Kind::Extension(kind) => kind,
+        }
     }
 }
 
 /// Writes a packet.
-pub(crate) struct Writer {
+#[derive(Debug)]
+pub struct Writer {
     bytes: Vec<u8>,
 }
 
@@ -100,24 +97,29 @@ impl Writer {
         writer
             .put(MAGIC.to_ne_bytes())
             .put(VERSION.to_ne_bytes())
-            .put((kind as u16).to_ne_bytes())
+            .put(kind.to_wire().to_ne_bytes())
             .put([0; 4]);
         writer
     }
 
+    /// Begins a packet of an extension.
+    pub fn extension(kind: u16) -> Self {
+        Self::new(Kind::Extension(kind))
+    }
+
     /// Appends a field.
-    pub(crate) fn put<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
+    pub fn put<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
         self.extend(&field)
     }
 
     /// Appends bytes.
-    pub(crate) fn extend(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn extend(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
     /// The packet.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
+    pub fn finish(mut self) -> Vec<u8> {
         let len = self.bytes.len() as u32;
         self.bytes[12..HEAD].copy_from_slice(&len.to_ne_bytes());
         self.bytes
@@ -125,8 +127,8 @@ impl Writer {
 }
 
 /// Reads a packet.
-#[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
@@ -148,20 +150,37 @@ impl<'a> Reader<'a> {
         Ok((kind, head))
     }
 
+    /// As it does for an extension: its kind, and the body.
+    ///
+    /// # Errors
+    /// Not a packet of this protocol, or not of an extension.
+    pub fn extension(packet: &'a [u8]) -> Result<(u16, Self), HandshakeError> {
+        match Self::open(packet)? {
+            (Kind::Extension(kind), body) => Ok((kind, body)),
+            _ => Err(HandshakeError::BadPacket),
+        }
+    }
+
     /// The next field.
-    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    pub fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
         let (field, rest) = self.rest.split_first_chunk::<N>().ok_or(HandshakeError::BadPacket)?;
         self.rest = rest;
         Ok(*field)
     }
 
     /// All the rest.
-    pub(crate) fn rest(self) -> &'a [u8] {
+    pub fn rest(self) -> &'a [u8] {
         self.rest
     }
 
     /// Checks that nothing is left.
-    pub(crate) fn end(self) -> Result<(), HandshakeError> {
+    ///
+    /// # Errors
+    /// Something is.
+    pub fn end(self) -> Result<(), HandshakeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(HandshakeError::BadPacket) }
     }
 }

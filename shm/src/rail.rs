@@ -14,7 +14,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use crate::cma::Way;
 use crate::config::ShmConfig;
-use crate::control::Control;
+use crate::control::{Control, Line};
 use crate::doorbell::{Bell, Doorbell};
 use crate::due::Due;
 use crate::handshake::{HandshakeError, Link, Profile};
@@ -33,7 +33,7 @@ const MAX_RMA: usize = 1 << 30;
 const ALIGN_FROM: usize = CELL + 1;
 
 /// Waits no shorter than this are as long as waits can be: one that a clock can count.
-pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Failed direct copies whose ends have not been reported; one more is refused.
 const MAX_ENDED: usize = 64;
@@ -159,8 +159,15 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
+    /// The socket to an attached peer, as packages use it that have [packets of their own](crate::extension). `None`:
+    /// nobody is attached there, or this rail itself.
+    pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
+        let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
+        Some(Line::new(control, pidfd.as_ref()))
+    }
+
     /// Peers are numbered below this.
-    pub(crate) fn max_peers(&self) -> u16 {
+    pub fn max_peers(&self) -> u16 {
         self.config.max_peers
     }
 
@@ -212,25 +219,25 @@ impl<H: Host> ShmRail<H> {
     }
 
     /// Rings a peer at the end of the pass.
-    pub(crate) fn mark_due(&mut self, peer: Peer) {
+    pub fn mark_due(&mut self, peer: Peer) {
         self.due.insert(peer);
     }
 
     /// Whether a peer is attached and not given up.
-    pub(crate) fn is_up(&self, peer: Peer) -> bool {
+    pub fn is_up(&self, peer: Peer) -> bool {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
     }
 
     /// Gives a peer up. The next poll says so.
     #[cold]
-    pub(crate) fn quarantine(&mut self, peer: Peer, why: PeerError) {
+    pub fn quarantine(&mut self, peer: Peer, why: PeerError) {
         if let Some(attached) = self.attached(peer) {
             attached.fail(why);
         }
     }
 
     /// The memory registered here that a key of ours names, if that peer may name it.
-    pub(crate) fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
+    pub fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         self.regions.find(key, peer)
     }
 

@@ -84,7 +84,7 @@ const FIXED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// What a mapping allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// Loads only; a store faults.
     Read,
     /// Loads and stores.
@@ -105,7 +105,7 @@ const POPULATED: usize = 1 << 20;
 
 /// Pages of a descriptor in this address space, unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
 }
@@ -118,7 +118,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes.
-    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
+    pub fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0) };
@@ -127,7 +127,7 @@ impl Mapping {
 
     /// As [`new`](Mapping::new), but each page of much memory only when it is touched: to map all
     /// at once takes half a millisecond for each MiB.
-    pub(crate) fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
+    pub fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         if len <= POPULATED {
             return Self::new(fd, len, access);
         }
@@ -173,11 +173,14 @@ impl Mapping {
         Ok(Mapping { ptr, len })
     }
 
-    pub(crate) fn ptr(&self) -> NonNull<u8> {
+    /// First byte.
+    pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Size in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
         self.len
     }
 }
@@ -191,7 +194,7 @@ impl Drop for Mapping {
 }
 
 /// Makes a memfd of `len` bytes with all its pages present. Not sealed yet.
-pub(crate) fn create(len: usize) -> Result<OwnedFd, SegmentError> {
+pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     let size = libc::off_t::try_from(len).map_err(|_| SegmentError::Length)?;
     if size == 0 {
         return Err(SegmentError::Length);
@@ -220,7 +223,7 @@ pub(crate) fn create(len: usize) -> Result<OwnedFd, SegmentError> {
 }
 
 /// Fixes the size for good.
-pub(crate) fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
@@ -257,7 +260,7 @@ fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
 }
 
 /// Size in bytes of a descriptor that is memory, sealed or not. Nobody but the kernel is asked.
-pub(crate) fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
+pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     seals(fd)?;
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
@@ -284,7 +287,7 @@ fn huge_page() -> u64 {
 /// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of
 /// the size agreed, all pages present, and none beyond its end, whose freeing would take as long as
 /// they are many. Waits for nobody, whatever the descriptor is.
-pub(crate) fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
+pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals(fd)? & needed != needed {
         return Err(SegmentError::Unsealed);
@@ -425,7 +428,7 @@ pub(crate) unsafe fn cut(
 
 /// Sizes are multiples of this, in bytes: the page size of x86-64, and a divisor of the larger pages of others, where
 /// the kernel rounds the mapping up.
-pub(crate) const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
 
 #[cfg(test)]
 mod tests;

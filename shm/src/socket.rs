@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, HandshakeError>;
 
 /// The most descriptors that the kernel attaches to one packet. Room is made for all of them, so that a peer that sends
 /// more than the protocol knows cannot make us lose track of any.
-pub(crate) const MAX_FDS: usize = 253;
+pub const MAX_FDS: usize = 253;
 
 /// How long a connecting process sleeps before it tries again, while nobody listens.
 const RETRY: Duration = Duration::from_millis(1);

@@ -1,60 +1,17 @@
 //! What a message names and its sender has not announced: progress does not wait for it.
 
-use std::ptr::NonNull;
-use std::time::{Duration, Instant};
-
-use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{Config, Engine};
-use fishplate_core::mem::{PeerId, RailId, Region, RegionKind, Untrusted};
-use fishplate_core::rail::Rail;
-use fishplate_shm::gpu::GpuConfig;
+use fishplate_core::engine::Engine;
+use fishplate_core::mem::{PeerId, RailId};
 use fishplate_shm::{ShmConfig, socket_pair};
 
 #[path = "support/raw.rs"]
 mod raw;
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
-use raw::{request_to_send, shared_key};
+use raw::shared_key;
+use requests::{TIMEOUT, requests};
 use support::*;
-
-const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig { eager: 4096, credits: 4, headers: 8, seed: 3 };
-
-/// An import that waits does so for this long.
-const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// An engine over `near`, whose peer is a bare rail that sends what it likes: with each of these
-/// keys, a request for a payload.
-fn requests<R: Rail>(
-    near: R,
-    mut far: R,
-    attach: impl FnOnce(&mut R, &mut Engine<'static, R, 1>, PeerId),
-    keys: &[u64],
-) {
-    let mut victim = engine(near, CONFIG, MATCHING);
-    let peer = victim.reserve_peer().unwrap();
-    attach(&mut far, &mut victim, peer);
-    victim.connect_peer(peer, 1).unwrap();
-    let words = leak(0u64, 512);
-    // SAFETY: leaked, so valid for ever, and touched by the engine alone.
-    let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 4096, RegionKind::Private) };
-    let region = victim.register(region).unwrap();
-    for (n, key) in (0..).zip(keys) {
-        victim.recv(None, Tag::from(1), Tag::ZERO, Some((region.at(0), 64)), n.into()).unwrap();
-        let message = request_to_send(n, 64, 4096, *key, 0);
-        far.post_message(PEER, &message, Untrusted::from_slice(&[]), 0).unwrap();
-        let began = Instant::now();
-        assert!(victim.progress() > 0);
-        let took = began.elapsed();
-        assert!(took < TIMEOUT / 2, "{took:?} for key {key:#x}");
-        assert_eq!(victim.peer_error(peer), Ok(None));
-    }
-    // Each is asked for in chunks instead.
-    let mut seen = Seen::default();
-    while far.poll(32, &mut seen) > 0 {}
-    let pulls = seen.messages.iter().filter(|message| message[0] == 20).count();
-    assert_eq!(pulls, keys.len());
-}
 
 #[test]
 fn a_segment_that_was_never_announced_is_not_waited_for() {
@@ -67,19 +24,4 @@ fn a_segment_that_was_never_announced_is_not_waited_for() {
         far.attach(PEER, theirs).unwrap();
     };
     requests(near, far, attach, &[shared_key(0, 0xdead), shared_key(1, 0xbeef), shared_key(2, u32::MAX)]);
-}
-
-#[test]
-fn an_allocation_of_a_device_that_was_never_published_is_not_waited_for() {
-    let _alone = alone();
-    let gpu = GpuConfig { timeout: TIMEOUT, ..GpuConfig::default() };
-    let config = ShmConfig { timeout: TIMEOUT, ..ShmConfig::default() };
-    let (near, far) = (gpu_rail(config.clone(), gpu.clone()), gpu_rail(config, gpu));
-    let [ours, theirs] = meet_gpu(&near, &far, socket_pair().unwrap());
-    let attach = |far: &mut TestGpuRail, victim: &mut Engine<'static, TestGpuRail, 1>, peer: PeerId| {
-        victim.rail_mut(RailId(0)).unwrap().attach(peer.peer(), ours).unwrap();
-        far.attach(PEER, theirs).unwrap();
-    };
-    let key = |version: u64, alloc: u64| 4 << 60 | version << 32 | alloc;
-    requests(near, far, attach, &[key(1, 1), key(2, 77), shared_key(0, 0xdead)]);
 }

@@ -9,7 +9,7 @@ use fishplate_core::mem::{Peer, PeerId, RailId, RegionKind};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
-use fishplate_shm::gpu::{GpuConfig, GpuRail, HostDevice};
+use fishplate_gpu::{GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};

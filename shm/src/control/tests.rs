@@ -1,3 +1,5 @@
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fishplate_core::error::AttachError;
@@ -143,15 +145,110 @@ fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
     assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
 }
 
-#[test]
-fn a_handle_that_came_and_could_not_be_taken_is_asked_for_again() {
-    use crate::gpu::wire::Ask;
+/// Remembers what came, and takes so many descriptors of each packet.
+#[derive(Debug, Default)]
+struct Heard {
+    packets: Vec<(u16, Vec<u8>, usize)>,
+    takes: usize,
+    lost: u32,
+}
 
+impl Extension for Heard {
+    const KINDS: RangeInclusive<u16> = 0x200..=0x201;
+    const SEGMENTS: u16 = 1;
+
+    fn new(_: bool) -> Self {
+        Heard { takes: 2, ..Heard::default() }
+    }
+
+    fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError> {
+        self.packets.push((kind, body.rest().to_vec(), fds.by_ref().take(self.takes).count()));
+        if body.rest() == b"no" { Err(HandshakeError::BadPacket) } else { Ok(()) }
+    }
+
+    fn lost(&mut self) {
+        self.lost += 1;
+    }
+}
+
+/// Descriptors of a file that can be closed at once.
+#[derive(Debug)]
+struct Files(Vec<OwnedFd>);
+
+impl Descriptors for Files {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+fn say(rail: &mut TestRail, kind: u16, body: &[u8], fds: usize) {
+    let mut packet = Writer::extension(kind);
+    packet.extend(body);
+    let files = Files((0..fds).map(|_| segment::create(4096).unwrap()).collect());
+    rail.line(PEER).unwrap().tell(packet.finish(), Some(Arc::new(files)));
+}
+
+fn down(rail: &mut TestRail) -> Option<PeerError> {
+    let mut seen = Seen::default();
+    rail.check_peers(&mut seen);
+    seen.down.first().map(|(_, why)| *why)
+}
+
+#[test]
+fn an_extension_gets_packets_of_its_kinds_and_their_descriptors() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    b.line(PEER).unwrap().extension::<Heard>();
+    say(&mut a, 0x200, b"one", 0);
+    say(&mut a, 0x201, b"two", 2);
+    assert_eq!(down(&mut b), None);
+    let mut line = b.line(PEER).unwrap();
+    let heard = line.extension::<Heard>();
+    assert_eq!(heard.packets, [(0x200, b"one".to_vec(), 0), (0x201, b"two".to_vec(), 2)]);
+}
+
+#[test]
+fn what_no_extension_takes_ends_the_link() {
+    for (kind, body, fds, registered) in [
+        (0x200, &b"one"[..], 0, false),
+        (0x202, b"one", 0, true),
+        (0x1ff, b"one", 0, true),
+        (0x200, b"no", 0, true),
+        (0x200, b"one", 3, true),
+        (8, b"one", 0, true),
+        (0xff, b"one", 0, true),
+    ] {
+        let [mut a, mut b] = couple(ShmConfig::default());
+        if registered {
+            b.line(PEER).unwrap().extension::<Heard>();
+        }
+        say(&mut a, kind, body, fds);
+        let violation = Some(PeerError::Protocol(Violation::Kind));
+        assert_eq!(down(&mut b), violation, "{kind:#x} {body:?} {fds} {registered}");
+    }
+}
+
+#[test]
+fn an_extension_may_announce_as_many_segments_as_it_says() {
+    let config = ShmConfig { max_segments: 1, ..ShmConfig::default() };
+    for (segments, registered, ends) in
+        [(1, false, false), (2, false, true), (2, true, false), (3, true, true)]
+    {
+        let [mut a, mut b] = couple(config.clone());
+        if registered {
+            b.line(PEER).unwrap().extension::<Heard>();
+        }
+        for _ in 0..segments {
+            a.line(PEER).unwrap().announce(Segment::create(4096).unwrap());
+        }
+        assert_eq!(down(&mut b).is_some(), ends, "{segments} segments, registered: {registered}");
+    }
+}
+
+#[test]
+fn an_extension_hears_of_a_packet_that_could_not_be_taken() {
     let [mut a, _b] = couple(ShmConfig::default());
-    let control = control(&mut a);
-    let ask = Ask::Alloc(crate::gpu::AllocId::from_key(5).unwrap());
-    assert_eq!([control.board.ask(ask).len(), control.board.ask(ask).len()], [1, 0]);
-    control.end(HandshakeError::System(libc::EMFILE));
-    assert_eq!(control.ended(), None);
-    assert_eq!(control.board.ask(ask).len(), 1);
+    a.line(PEER).unwrap().extension::<Heard>();
+    control(&mut a).end(HandshakeError::System(libc::EMFILE));
+    assert_eq!(control(&mut a).ended(), None);
+    assert_eq!(a.line(PEER).unwrap().extension::<Heard>().lost, 1);
 }

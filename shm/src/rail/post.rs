@@ -18,7 +18,7 @@ use crate::staged;
 impl<H: Host> ShmRail<H> {
     /// Whether a record can be sent to a peer now that tells of a write which another way carried.
     #[inline]
-    pub(crate) fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
+    pub fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
         let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
         if attached.blocked {
             return Err(attached.refusal());
@@ -28,7 +28,7 @@ impl<H: Host> ShmRail<H> {
 
     /// Tells a peer of a write that another way has carried, all of which is visible to it.
     #[inline]
-    pub(crate) fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
+    pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
         let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
         // SAFETY: one cell was reserved just now. Edge `lane.stamp` carries what this thread has seen, the write included.

@@ -168,13 +168,10 @@ pub const TRICKS: &[Trick] = &[
     }),
     ("a flood of withdrawals", Harmless, |raw| flood(raw, &[withdraw(1), withdraw(u32::MAX)])),
     ("a flood of blobs", Blamed, |raw| flood(raw, &[packet(BLOB, &[7; 60_000])])),
-    ("a flood of questions after devices", Either, |raw| {
-        let all: Vec<_> = (1..2000u64).map(|n| packet(9, &n.to_ne_bytes())).collect();
-        flood(raw, &all);
-    }),
-    ("a flood of buffers of devices", Either, |raw| {
-        let all: Vec<_> = (1..2000u64).map(|n| packet(11, &words(&[n, 1, 1, 0, 8]))).collect();
-        flood(raw, &all);
+    ("a packet of an extension that is not there", Blamed, |raw| say(raw, &packet(0x100, &[]))),
+    ("descriptors for an extension that is not there", Blamed, |raw| {
+        let fd = memory(4096, 0, SEALS);
+        raw.send(&packet(0x100, &[]), &[&fd; 253]);
     }),
     // Announcements.
     ("an announcement without a descriptor", Blamed, |raw| say(raw, &announce(1, 4096))),

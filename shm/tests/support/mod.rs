@@ -23,7 +23,6 @@ use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::{Rail, Sink};
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::Host;
-use fishplate_shm::gpu::{GpuConfig, GpuLink, GpuRail, HostDevice};
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 
@@ -54,16 +53,8 @@ pub fn rail(config: ShmConfig) -> TestRail {
     ShmRail::new(host, config).unwrap()
 }
 
-/// The same with devices that are memory of the processor.
-pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
-
-/// Makes one.
-pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
-    let (host, config) = linux(config);
-    GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()
-}
-
-fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
+/// The host of such a rail, and what its configuration says of it.
+pub fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();
     (host, ShmConfig { membarrier, ..config })
@@ -75,18 +66,6 @@ pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd))
     let other = thread::spawn(move || Link::over(theirs, Role::First, &profile, soon()).unwrap());
     let link = Link::over(ours, Role::Second, &near.profile(), soon()).unwrap();
     [link, other.join().unwrap()]
-}
-
-/// Two such rails meet and agree, in two threads.
-pub fn meet_gpu(near: &TestGpuRail, far: &TestGpuRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [GpuLink; 2] {
-    let profile = far.profile();
-    let other = thread::spawn(move || {
-        let link = Link::over(theirs, Role::First, profile.profile(), soon()).unwrap();
-        profile.agree(link, soon()).unwrap()
-    });
-    let profile = near.profile();
-    let link = Link::over(ours, Role::Second, profile.profile(), soon()).unwrap();
-    [profile.agree(link, soon()).unwrap(), other.join().unwrap()]
 }
 
 /// Memory that is never freed.

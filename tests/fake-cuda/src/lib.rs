@@ -23,8 +23,8 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use fishplate_shm::gpu::DeviceError;
-use fishplate_shm::gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, Kind, StreamId};
+use fishplate_gpu::DeviceError;
+use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, Kind, StreamId};
 
 /// What the driver answers: its code.
 type Code = u32;

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr::NonNull;
 
-use fishplate_shm::gpu::fake::{FakePhysical, Kind};
-use fishplate_shm::gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
+use fishplate_gpu::fake::{FakePhysical, Kind};
+use fishplate_gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
 
 use crate::{
     Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, add, answer, code, current, find, library, ordinal, put,

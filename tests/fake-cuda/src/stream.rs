@@ -2,8 +2,8 @@
 
 use std::ffi::{c_uint, c_void};
 
-use fishplate_shm::gpu::DevicePtr;
-use fishplate_shm::gpu::fake::StreamId;
+use fishplate_gpu::DevicePtr;
+use fishplate_gpu::fake::StreamId;
 
 use crate::{Code, INVALID_VALUE, Library, NOT_READY, add, answer, code, current, find, library, put};
 

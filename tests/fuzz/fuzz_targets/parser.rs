@@ -18,6 +18,7 @@ fn find() -> &'static Target {
         fuzzing::TARGETS,
         fishplate_sys::fabric::rail::fuzzing::TARGETS,
         fishplate_shm::fuzzing::TARGETS,
+        fishplate_gpu::fuzzing::TARGETS,
         fishplate::bootstrap::fuzzing::TARGETS,
     ];
     let mut all = packages.into_iter().flatten();

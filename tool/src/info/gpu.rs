@@ -1,7 +1,7 @@
 //! What the CUDA driver offers here: devices and what they can do, or why there is none.
 
 #[cfg(feature = "cuda")]
-use fishplate_shm::gpu::cuda::{self, Absent, CudaInfo};
+use fishplate_gpu::cuda::{self, Absent, CudaInfo};
 use serde_json::{Value, json};
 
 /// Everything, or why there is nothing.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{RailId, Region, RegionKind};
-use fishplate_shm::gpu::{Device, DevicePtr, GpuConfig, GpuRail, GpuStats, Refused};
+use fishplate_gpu::{Device, DevicePtr, GpuConfig, GpuRail, GpuStats, Refused};
 use fishplate_shm::{HandshakeError, Link, ShmConfig};
 use fishplate_sys::LinuxHost;
 

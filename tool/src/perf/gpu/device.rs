@@ -3,10 +3,8 @@
 use std::ptr::NonNull;
 
 #[cfg(feature = "cuda")]
-use fishplate_shm::gpu::cuda::{self, CudaConfig, CudaDevice};
-use fishplate_shm::gpu::{
-    Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid,
-};
+use fishplate_gpu::cuda::{self, CudaConfig, CudaDevice};
+use fishplate_gpu::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid};
 
 use crate::args::DeviceName;
 use crate::failure::{Failure, Outcome};

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use fishplate_shm::gpu::{Device, DeviceError, DevicePtr};
+use fishplate_gpu::{Device, DeviceError, DevicePtr};
 
 use super::device::Chosen;
 use crate::failure::{Failure, Outcome};

@@ -1,0 +1,381 @@
+//! The driver's library: whether it is there, the functions of it that are used, its codes, and its devices.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, *};
+
+use crate::{DeviceError, Uuid};
+
+/// Why there is no driver to work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Absent {
+    /// No library of the driver is where the loader looks.
+    NoLibrary,
+    /// The library has no function of that name: it is older than CUDA 11.7, or no driver.
+    Lacks(&'static str),
+    /// The library is a toolkit's stand-in to link against.
+    Stub,
+    /// The driver does not start: its code.
+    Refuses(i32),
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Absent::NoLibrary => f.write_str("no CUDA driver: libcuda is not on this machine"),
+            Absent::Lacks(name) => {
+                write!(f, "no usable CUDA driver: libcuda has no {name}; CUDA 11.7 or later is needed")
+            }
+            Absent::Stub => f.write_str(
+                "no CUDA driver: the libcuda that was found is a toolkit's stub; take it out of LD_LIBRARY_PATH",
+            ),
+            Absent::Refuses(code) => write!(f, "the CUDA driver does not start (code {code})"),
+        }
+    }
+}
+
+impl std::error::Error for Absent {}
+
+impl From<Absent> for DeviceError {
+    fn from(absent: Absent) -> Self {
+        match absent {
+            Absent::Refuses(code) => DeviceError::Driver(code),
+            _ => DeviceError::NoDriver,
+        }
+    }
+}
+
+/// Names the functions that are used, checks their arguments against cudarc's declarations, and looks up all of them.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*);)*) => {
+        /// The functions of the driver. They return its code.
+        #[expect(non_snake_case, reason = "the driver's names")]
+        pub struct Driver {
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> u32,)*
+        }
+
+        const _: () = {
+            $(let _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
+        };
+
+        impl Driver {
+            fn load() -> Result<Driver, Absent> {
+                // SAFETY: loading the library runs what it does when it is loaded, as any use of a GPU does.
+                if !unsafe { sys::is_culib_present() } {
+                    return Err(Absent::NoLibrary);
+                }
+                // SAFETY: as above. It was found a moment ago, so this does not panic unless it is taken away meanwhile.
+                let library = unsafe { sys::culib() };
+                $(
+                    // SAFETY: the function of that name has this signature in every driver, as cudarc declares it; a `CUresult` is
+                    // passed as a number. The library is never unloaded.
+                    let found = unsafe {
+                        library.get::<unsafe extern "C" fn($($argument),*) -> u32>(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        )
+                    };
+                    #[expect(non_snake_case, reason = "the driver's names")]
+                    let $name = *found.map_err(|_| Absent::Lacks(stringify!($name)))?;
+                )*
+                Ok(Driver { $($name),* })
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit(c_uint);
+    cuDriverGetVersion(*mut c_int);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetName(*mut c_char, c_int, CUdevice);
+    cuDeviceTotalMem_v2(*mut usize, CUdevice);
+    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+    cuDevicePrimaryCtxRelease_v2(CUdevice);
+    cuCtxGetCurrent(*mut CUcontext);
+    cuCtxPushCurrent_v2(CUcontext);
+    cuCtxPopCurrent_v2(*mut CUcontext);
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
+    cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
+    cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
+    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
+    cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuIpcCloseMemHandle(CUdeviceptr);
+    cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags);
+    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+    cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
+    cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
+    cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
+    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    cuMemAddressFree(CUdeviceptr, usize);
+    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    cuMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    cuMemRelease(CUmemGenericAllocationHandle);
+    cuStreamCreate(*mut CUstream, c_uint);
+    cuStreamDestroy_v2(CUstream);
+    cuStreamSynchronize(CUstream);
+    cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+    cuEventCreate(*mut CUevent, c_uint);
+    cuEventRecord(CUevent, CUstream);
+    cuEventQuery(CUevent);
+    cuEventDestroy_v2(CUevent);
+    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    cuMemHostUnregister(*mut c_void);
+    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+    cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
+}
+
+/// The driver, started, or why there is none. Looked for once.
+pub fn get() -> Result<&'static Driver, Absent> {
+    static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
+    let found = DRIVER.get_or_init(|| {
+        let driver = Driver::load()?;
+        // SAFETY: zero is the only flag that there is.
+        match unsafe { (driver.cuInit)(0) } {
+            0 | NO_DEVICE => Ok(driver),
+            STUB_LIBRARY => Err(Absent::Stub),
+            code => Err(Absent::Refuses(code as i32)),
+        }
+    });
+    found.as_ref().map_err(|absent| *absent)
+}
+
+/// The driver's version, as CUDA counts: 12060 is CUDA 12.6.
+///
+/// # Errors
+/// There is no driver.
+pub fn version() -> Result<u32, Absent> {
+    let driver = get()?;
+    let mut version = 0;
+    // SAFETY: a place for the result.
+    match unsafe { (driver.cuDriverGetVersion)(&raw mut version) } {
+        0 => Ok(version as u32),
+        code => Err(Absent::Refuses(code as i32)),
+    }
+}
+
+pub(super) const INVALID_VALUE: u32 = 1;
+const OUT_OF_MEMORY: u32 = 2;
+const STUB_LIBRARY: u32 = 34;
+const NO_DEVICE: u32 = 100;
+const INVALID_DEVICE: u32 = 101;
+const INVALID_CONTEXT: u32 = 201;
+const MAP_FAILED: u32 = 205;
+const PEER_ACCESS_UNSUPPORTED: u32 = 217;
+const INVALID_HANDLE: u32 = 400;
+pub(super) const NOT_FOUND: u32 = 500;
+pub(super) const NOT_READY: u32 = 600;
+const TOO_MANY_PEERS: u32 = 711;
+pub(super) const NOT_SUPPORTED: u32 = 801;
+
+/// What a code says.
+#[inline]
+pub(super) fn check(code: u32) -> Result<(), DeviceError> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(error(code))
+}
+
+#[cold]
+fn error(code: u32) -> DeviceError {
+    match code {
+        OUT_OF_MEMORY => DeviceError::Exhausted,
+        // Deinitialized, unavailable; uncorrectable errors of memory or links; faults of a kernel, after which the context is of no use.
+        4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => DeviceError::Lost(code as i32),
+        PEER_ACCESS_UNSUPPORTED | TOO_MANY_PEERS => DeviceError::NoPeerAccess,
+        code => DeviceError::Driver(code as i32),
+    }
+}
+
+/// What a code says of a handle that was to be opened.
+#[cold]
+pub(super) fn open_error(code: u32) -> DeviceError {
+    match code {
+        INVALID_VALUE | INVALID_DEVICE | MAP_FAILED | INVALID_HANDLE | NOT_SUPPORTED => {
+            DeviceError::BadHandle
+        }
+        INVALID_CONTEXT => DeviceError::SameProcess,
+        code => error(code),
+    }
+}
+
+/// A device, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaInfo {
+    /// Its number in this process.
+    pub ordinal: u32,
+    /// As the driver calls it.
+    pub name: String,
+    /// Names it in every process.
+    pub uuid: Uuid,
+    /// Its memory, in bytes.
+    pub memory: u64,
+    /// Its place on the bus: domain, bus, device.
+    pub pci: (u32, u32, u32),
+    /// Whether virtual memory can be exported by descriptors.
+    pub descriptors: bool,
+    /// Whether it has stream-ordered pools.
+    pub pools: bool,
+    /// Whether streams can store words.
+    pub write_word: bool,
+    /// Whether NICs can write into its memory.
+    pub gpudirect: bool,
+    /// Whether what NICs write must be flushed.
+    pub must_flush: bool,
+    /// Devices of this process that it reaches.
+    pub reaches: Vec<u32>,
+}
+
+/// The devices of this process.
+///
+/// # Errors
+/// There is no driver, or it does not tell.
+pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
+    let driver = get()?;
+    let refused = |error| match error {
+        DeviceError::Driver(code) | DeviceError::Lost(code) => Absent::Refuses(code),
+        _ => Absent::Refuses(0),
+    };
+    let count = driver.count().map_err(refused)?;
+    (0..count).map(|ordinal| driver.info(ordinal)).collect::<Result<_, _>>().map_err(refused)
+}
+
+impl Driver {
+    pub fn count(&self) -> Result<u32, DeviceError> {
+        let mut count = 0;
+        // SAFETY: a place for the result.
+        match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
+            // 3: the driver was not started, for there is no device.
+            NO_DEVICE | 3 => Ok(0),
+            code => check(code).map(|()| count.max(0) as u32),
+        }
+    }
+
+    pub fn device(&self, ordinal: u32) -> Result<CUdevice, DeviceError> {
+        let count = self.count()?;
+        let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let wanted = wanted.ok_or(DeviceError::NoDevice(count))?;
+        let mut device = 0;
+        // SAFETY: a place for the result.
+        check(unsafe { (self.cuDeviceGet)(&raw mut device, wanted) })?;
+        Ok(device)
+    }
+
+    pub fn uuid(&self, device: CUdevice) -> Result<Uuid, DeviceError> {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: a device of the driver, and a place for the result.
+        check(unsafe { (self.cuDeviceGetUuid_v2)(&raw mut uuid, device) })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    /// An attribute; 0 for one that the driver does not know.
+    fn attribute(&self, attribute: CUdevice_attribute, device: CUdevice) -> c_int {
+        let mut value = 0;
+        // SAFETY: a device of the driver, and a place for the result.
+        match unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) } {
+            0 => value,
+            _ => 0,
+        }
+    }
+
+    pub fn writes_words(&self, device: CUdevice) -> bool {
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != 0
+    }
+
+    /// Whether NICs can write into virtual memory that is created for it.
+    pub fn virtual_for_nics(&self, device: CUdevice) -> bool {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        self.attribute(attribute, device) != 0
+    }
+
+    fn gpudirect(&self, device: CUdevice) -> bool {
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
+    }
+
+    /// Whether NICs can write there, those writes are not in order for the owner by themselves, and the processor can flush them.
+    pub fn must_flush(&self, device: CUdevice) -> bool {
+        let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
+        let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
+        let options = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS;
+        let host = CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
+        self.gpudirect(device)
+            && self.attribute(ordering, device) < owner
+            && self.attribute(options, device) & host != 0
+    }
+
+    /// Devices of this process, and whether one reaches them.
+    pub fn peers(&self, device: CUdevice) -> Result<Vec<(Uuid, bool)>, DeviceError> {
+        (0..self.count()?)
+            .map(|ordinal| {
+                let peer = self.device(ordinal)?;
+                let mut can = c_int::from(peer == device);
+                if peer != device {
+                    // SAFETY: two devices of the driver, and a place for the result.
+                    check(unsafe { (self.cuDeviceCanAccessPeer)(&raw mut can, device, peer) })?;
+                }
+                Ok((self.uuid(peer)?, can != 0))
+            })
+            .collect()
+    }
+
+    fn info(&self, ordinal: u32) -> Result<CudaInfo, DeviceError> {
+        let device = self.device(ordinal)?;
+        let mut name = [0 as c_char; 128];
+        // SAFETY: a device of the driver, and a place for that many bytes.
+        check(unsafe { (self.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device) })?;
+        let name: Vec<u8> = name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
+        let mut memory = 0;
+        // SAFETY: a device of the driver, and a place for the result.
+        check(unsafe { (self.cuDeviceTotalMem_v2)(&raw mut memory, device) })?;
+        let get = |attribute| self.attribute(attribute, device);
+        let reaches = self.peers(device)?.into_iter().enumerate().filter(|(_, (_, can))| *can);
+        use CUdevice_attribute as A;
+        Ok(CudaInfo {
+            ordinal,
+            name: String::from_utf8_lossy(&name).into_owned(),
+            uuid: self.uuid(device)?,
+            memory: memory as u64,
+            pci: (
+                get(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID) as u32,
+                get(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) as u32,
+                get(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID) as u32,
+            ),
+            descriptors: get(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0,
+            pools: get(A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) != 0,
+            write_word: self.writes_words(device),
+            gpudirect: self.gpudirect(device),
+            must_flush: self.must_flush(device),
+            reaches: reaches.map(|(at, _)| at as u32).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_say_what_they_mean() {
+        assert_eq!(check(0), Ok(()));
+        assert_eq!(check(2), Err(DeviceError::Exhausted));
+        assert_eq!(check(700), Err(DeviceError::Lost(700)));
+        assert_eq!(check(217), Err(DeviceError::NoPeerAccess));
+        assert_eq!(check(4_000_000_000), Err(DeviceError::Driver(4_000_000_000_u32 as i32)), "newer than we");
+        assert_eq!(open_error(1), DeviceError::BadHandle);
+        assert_eq!(open_error(201), DeviceError::SameProcess);
+        assert_eq!(open_error(700), DeviceError::Lost(700));
+        assert_eq!(open_error(208), DeviceError::Driver(208));
+    }
+}

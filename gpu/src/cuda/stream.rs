@@ -1,0 +1,90 @@
+//! Streams, and events as marks.
+
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
+
+use super::CudaDevice;
+use super::driver::{self, check};
+use crate::{DeviceError, Mark};
+
+/// `CUDA_ERROR_INVALID_HANDLE`, for a stream or mark that there is not.
+const NO_SUCH: DeviceError = DeviceError::Driver(400);
+
+/// Events, each with the number of times that it has marked, and whether it does.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    events: Vec<(CUevent, u16, bool)>,
+    free: Vec<u16>,
+}
+
+impl CudaDevice {
+    /// Makes streams and events.
+    pub(super) fn make_streams(&mut self) -> Result<(), DeviceError> {
+        let _entered = self.enter()?;
+        for _ in 0..self.caps.streams {
+            let mut stream = std::ptr::null_mut();
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: a place for the result.
+            check(unsafe { (self.driver.cuStreamCreate)(&raw mut stream, flags) })?;
+            self.streams.push(stream);
+        }
+        for place in 0..self.caps.marks {
+            let mut event = std::ptr::null_mut();
+            let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+            // SAFETY: a place for the result.
+            check(unsafe { (self.driver.cuEventCreate)(&raw mut event, flags) })?;
+            self.marks.events.push((event, 0, false));
+            self.marks.free.push(place as u16);
+        }
+        Ok(())
+    }
+
+    /// Waits until everything queued has ended, and gives streams and events back.
+    pub(super) fn end_streams(&mut self) {
+        for stream in std::mem::take(&mut self.streams) {
+            // SAFETY: made by `make_streams`, and not used any more. On a lost device both fail, and there is nothing left to do.
+            unsafe {
+                (self.driver.cuStreamSynchronize)(stream);
+                (self.driver.cuStreamDestroy_v2)(stream);
+            }
+        }
+        for (event, ..) in std::mem::take(&mut self.marks).events {
+            // SAFETY: made by `make_streams`, and not used any more.
+            unsafe { (self.driver.cuEventDestroy_v2)(event) };
+        }
+    }
+
+    #[inline]
+    pub(super) fn stream(&self, stream: u8) -> Result<CUstream, DeviceError> {
+        self.streams.get(usize::from(stream)).copied().ok_or(NO_SUCH)
+    }
+
+    #[inline]
+    pub(super) fn record(&mut self, stream: u8) -> Result<Mark, DeviceError> {
+        let _entered = self.enter()?;
+        let stream = self.stream(stream)?;
+        let place = *self.marks.free.last().ok_or(DeviceError::Exhausted)?;
+        let (event, round, marks) = &mut self.marks.events[usize::from(place)];
+        // SAFETY: event and stream were made by `make_streams` and live as long as this does.
+        check(unsafe { (self.driver.cuEventRecord)(*event, stream) })?;
+        *marks = true;
+        self.marks.free.pop();
+        Ok(Mark(u32::from(*round) << 16 | u32::from(place)))
+    }
+
+    #[inline]
+    pub(super) fn query(&mut self, mark: Mark) -> Result<bool, DeviceError> {
+        let _entered = self.enter()?;
+        let (place, round) = (mark.0 as u16, (mark.0 >> 16) as u16);
+        let there = self.marks.events.get_mut(usize::from(place));
+        let (event, now, marks) = there.filter(|(_, now, marks)| *now == round && *marks).ok_or(NO_SUCH)?;
+        // SAFETY: as above.
+        let code = unsafe { (self.driver.cuEventQuery)(*event) };
+        if code == driver::NOT_READY {
+            return Ok(false);
+        }
+        *now = now.wrapping_add(1);
+        *marks = false;
+        self.marks.free.push(place);
+        check(code).map(|()| true)
+    }
+}

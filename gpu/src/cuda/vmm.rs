@@ -1,0 +1,191 @@
+//! Virtual memory: created with or without descriptors, mapped, exported and imported, in one physical segment or several side by side. A
+//! mapping keeps its memory, so that no handle of it is kept.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+};
+
+use super::CudaDevice;
+use super::driver::{self, Driver, check};
+use super::memory::Held;
+use crate::{DeviceError, DevicePtr, Unshared};
+
+const DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+impl CudaDevice {
+    fn location(&self) -> CUmemLocation {
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
+    }
+
+    /// Takes virtual memory, in physical segments of `each` bytes and a last one for the rest.
+    pub(super) fn create_virtual(&self, size: u64, each: u64, shared: bool) -> Result<Held, DeviceError> {
+        let asked = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: if shared { DESCRIPTOR } else { CUmemAllocationHandleType(0) },
+            location: self.location(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: self.driver.virtual_for_nics(self.device).into(),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut granule = 0;
+        // SAFETY: a place for the result, and a whole request.
+        check(unsafe {
+            (self.driver.cuMemGetAllocationGranularity)(&raw mut granule, &raw const asked, minimum)
+        })?;
+        let whole = |size: u64| size.max(1).checked_next_multiple_of(granule.max(1) as u64);
+        let (size, each) = whole(size).zip(whole(each)).ok_or(DeviceError::Exhausted)?;
+        let mut parts = Parts { driver: self.driver, parts: vec![] };
+        let mut left = size;
+        while left > 0 {
+            let size = each.min(left);
+            let mut handle = 0;
+            // SAFETY: as above.
+            check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
+            parts.parts.push((handle, size));
+            left -= size;
+        }
+        self.map(&parts)
+    }
+
+    /// Maps memory side by side, where the driver likes. On an error nothing is mapped.
+    fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
+        let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
+        let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
+        let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
+        let mut base = 0;
+        // SAFETY: a place for the result.
+        check(unsafe { (self.driver.cuMemAddressReserve)(&raw mut base, size, 0, 0, 0) })?;
+        let mut mapped = Held { base: DevicePtr(base), segments: vec![] };
+        let mut at = base;
+        let all = memory.parts.iter().try_for_each(|&(handle, size)| {
+            // SAFETY: addresses that were reserved just now, and a handle that is good.
+            check(unsafe { (self.driver.cuMemMap)(at, size as usize, 0, handle, 0) })?;
+            mapped.segments.push(size);
+            at += size;
+            Ok(())
+        });
+        let allowed = all.and_then(|()| {
+            let read_write = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            let access = CUmemAccessDesc { location: self.location(), flags: read_write };
+            // SAFETY: all of it was mapped just now; one description.
+            check(unsafe { (self.driver.cuMemSetAccess)(base, size, &raw const access, 1) })
+        });
+        if let Err(error) = allowed {
+            // SAFETY: what was mapped was mapped above, and is not used.
+            let _ = unsafe { self.unmap_reserved(&mapped, size) };
+            return Err(error);
+        }
+        Ok(mapped)
+    }
+
+    /// # Safety
+    /// Mapped by this module, and not used any more.
+    pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
+        let size = mapped.segments.iter().sum::<u64>() as usize;
+        // SAFETY: our caller's promise.
+        unsafe { self.unmap_reserved(mapped, size) }
+    }
+
+    /// Unmaps each segment, and gives the addresses back. The first error, after all that can be done.
+    ///
+    /// # Safety
+    /// As for [`unmap_virtual`](Self::unmap_virtual); so many bytes were reserved.
+    unsafe fn unmap_reserved(&self, mapped: &Held, size: usize) -> Result<(), DeviceError> {
+        let (mut at, mut result) = (mapped.base.0, Ok(()));
+        for &segment in &mapped.segments {
+            // SAFETY: our caller's promise. What was mapped at once is unmapped at once.
+            result = result.and(check(unsafe { (self.driver.cuMemUnmap)(at, segment as usize) }));
+            at += segment;
+        }
+        // SAFETY: our caller's promise.
+        result.and(check(unsafe { (self.driver.cuMemAddressFree)(mapped.base.0, size) }))
+    }
+
+    pub(super) fn export_virtual(&self, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
+        let mut handle = 0;
+        // SAFETY: a place for the result. The address is only looked up.
+        let code = unsafe {
+            (self.driver.cuMemRetainAllocationHandle)(&raw mut handle, base.0 as usize as *mut c_void)
+        };
+        if code == driver::INVALID_VALUE {
+            return Err(DeviceError::NotDeviceMemory);
+        }
+        check(code)?;
+        let mut fd = -1;
+        // SAFETY: a place for a descriptor, and a handle that is good.
+        let code = unsafe {
+            let place = (&raw mut fd).cast();
+            (self.driver.cuMemExportToShareableHandle)(place, handle, DESCRIPTOR, 0)
+        };
+        // SAFETY: ours, and given back once.
+        unsafe { (self.driver.cuMemRelease)(handle) };
+        match code {
+            // The type was not among those that it was created with.
+            driver::INVALID_VALUE | driver::NOT_SUPPORTED => {
+                Err(DeviceError::NotExportable(Unshared::NoHandleType))
+            }
+            code => {
+                check(code)?;
+                // SAFETY: just opened by the driver, and nobody else's.
+                Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+            }
+        }
+    }
+
+    /// Maps memory of another process, of so many bytes together.
+    pub(super) fn import_virtual(
+        &self,
+        segments: &[(BorrowedFd<'_>, u64)],
+        size: u64,
+    ) -> Result<Held, DeviceError> {
+        let all = segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size));
+        if all != Some(size) || segments.is_empty() || segments.iter().any(|(_, size)| *size == 0) {
+            return Err(DeviceError::BadHandle);
+        }
+        let mut parts = Parts { driver: self.driver, parts: vec![] };
+        for (fd, size) in segments {
+            let mut handle = 0;
+            // By value, in the place of a pointer.
+            let by_value = fd.as_raw_fd() as usize as *mut c_void;
+            // SAFETY: a place for the result, and a descriptor that is open; what it is of, the driver checks.
+            let code = unsafe {
+                (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
+            };
+            if code != 0 {
+                return Err(driver::open_error(code));
+            }
+            parts.parts.push((handle, *size));
+        }
+        self.map(&parts).map_err(|error| match error {
+            // Another size than that of the memory.
+            DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
+            error => error,
+        })
+    }
+}
+
+/// Memory without addresses, by its handles, with the size of each. They are given back when this is dropped; a mapping keeps its memory.
+struct Parts {
+    driver: &'static Driver,
+    parts: Vec<(CUmemGenericAllocationHandle, u64)>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for (handle, _) in &self.parts {
+            // SAFETY: created or imported for this value, and given back once.
+            unsafe { (self.driver.cuMemRelease)(*handle) };
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The calls of a process.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::behaviour::{Call, Kind, Violation};
+use super::handle::Named;
+use super::memory::Memory;
+use super::space::{Keeper, Range, What};
+use super::world::{State, start_time};
+use super::{FakeDevice, FakeProcess};
+use crate::{Allocation, DeviceError, DevicePtr, LEGACY_HANDLE, Share, Unshared, Uuid};
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(super) const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
+
+/// `CUDA_ERROR_ALREADY_MAPPED`.
+const ALREADY_MAPPED: DeviceError = DeviceError::Driver(208);
+
+impl FakeProcess {
+    /// A device of the process, with streams of its own.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDevice`].
+    pub fn device(&self, ordinal: u32) -> Result<FakeDevice, DeviceError> {
+        FakeDevice::new(self.clone(), ordinal)
+    }
+
+    /// Takes memory of a kind.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`], and what [`FakeProcess::fail`] has ordered.
+    pub fn alloc(&self, ordinal: u32, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
+        if kind == Kind::Segments {
+            return self.alloc_segments(ordinal, size);
+        }
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Alloc)?;
+        let (memory, align) = state.create(self.place, device, kind, size)?;
+        state.devices[device as usize].used += memory.size();
+        let process = &mut state.processes[self.place];
+        let size = memory.size();
+        let what = What::Own { kind, memory, buffer: process.buffer() };
+        process.counts.allocs += 1;
+        Ok(process.space.map(size, (align, 0), ordinal, what))
+    }
+
+    /// Gives memory back, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if it is not the first byte of such memory.
+    pub fn free(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        match self.kept(base, Keeper::Free) {
+            Some(size) => self.take_apart(base, size, |segment| self.free_one(ordinal, segment)),
+            None => self.free_one(ordinal, base),
+        }
+    }
+
+    fn free_one(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.check_queue(self.place, base);
+        let device = state.begin(self.place, ordinal, Call::Free)?;
+        let range = state.take(self.place, base, |what| matches!(what, What::Own { .. }))?;
+        if let What::Own { memory, .. } = &range.what {
+            if memory.free(state.behaviour.poison) > 0 {
+                state.violations.push(Violation::FreedWhileOpen);
+            }
+            state.devices[device as usize].used -= memory.size();
+        }
+        state.processes[self.place].counts.frees += 1;
+        Ok(())
+    }
+
+    /// Tells what a place lies in.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`].
+    pub fn allocation(&self, ordinal: u32, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Allocation)?;
+        let (base, range) = state.processes[self.place].space.find(ptr, 0)?;
+        let (buffer, share) = match &range.what {
+            What::Own { kind, buffer, .. } => (*buffer, share(*kind)),
+            What::Opened { buffer, .. } => (*buffer, Share::Never(Unshared::NoHandleType)),
+            What::Pinned { buffer, .. } => (*buffer, Share::Never(Unshared::Host)),
+        };
+        let reservation = range.reservation.map(DevicePtr);
+        Ok(Allocation { base, size: range.size, buffer, share, reservation })
+    }
+
+    /// Whether memory of another process begins there. No call of a driver.
+    pub fn is_opened(&self, base: DevicePtr) -> bool {
+        let state = self.driver.state();
+        let there = state.processes[self.place].space.at(base);
+        there.is_some_and(|range| matches!(range.what, What::Opened { .. }))
+    }
+
+    /// The device on which a place is, as this process numbers it.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`].
+    pub fn ordinal_of(&self, ptr: DevicePtr) -> Result<u32, DeviceError> {
+        let state = self.driver.state();
+        state.processes[self.place].space.find(ptr, 0).map(|(_, range)| range.ordinal)
+    }
+
+    /// A handle of the allocation in which a place lies.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`].
+    pub fn export_legacy(&self, ordinal: u32, ptr: DevicePtr) -> Result<[u8; LEGACY_HANDLE], DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Export)?;
+        let process = &state.processes[self.place];
+        let (base, range) = process.space.find(ptr, 0)?;
+        let memory = match &range.what {
+            What::Own { kind: Kind::Legacy, memory, .. } => memory,
+            what => return Err(unshared(what)),
+        };
+        let named = Named {
+            owner: process.owner,
+            id: memory.id(),
+            base: base.0,
+            fd: memory.fd().as_raw_fd() as u64,
+            offset: if state.behaviour.handles_differ { ptr.0 - base.0 } else { 0 },
+        };
+        Ok(named.bytes())
+    }
+
+    /// A descriptor of the allocation that begins at a place.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], [`DeviceError::Exhausted`] without descriptors.
+    pub fn export_descriptor(&self, ordinal: u32, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Export)?;
+        let (_, range) = state.processes[self.place].space.find(base, 0)?;
+        match &range.what {
+            What::Own { kind: Kind::Virtual, memory, .. } => {
+                memory.fd().try_clone().map_err(|_| DeviceError::Exhausted)
+            }
+            what => Err(unshared(what)),
+        }
+    }
+
+    /// Opens what another process has exported.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], the driver's code for what is open already.
+    pub fn open_legacy(&self, ordinal: u32, handle: &[u8; LEGACY_HANDLE]) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Open)?;
+        let named = Named::read(handle)?;
+        let process = &state.processes[self.place];
+        if named.owner == process.owner {
+            return Err(DeviceError::SameProcess);
+        }
+        let memory = match state.memory_of(named.owner, named.id) {
+            Some(memory) => memory,
+            None if process.real => Arc::new(from_process(&named)?),
+            None => return Err(DeviceError::BadHandle),
+        };
+        state.open(self.place, ordinal, device, memory, None)
+    }
+
+    /// Opens what another process has exported as a descriptor, which stays the caller's.
+    ///
+    /// # Errors
+    /// As [`FakeProcess::open_legacy`]; [`DeviceError::BadHandle`] also if the size is another.
+    pub fn open_descriptor(
+        &self,
+        ordinal: u32,
+        fd: BorrowedFd<'_>,
+        size: u64,
+    ) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.begin(self.place, ordinal, Call::Open)?;
+        let memory = state.import(self.place, fd)?;
+        if memory.size() != size {
+            return Err(DeviceError::BadHandle);
+        }
+        state.open(self.place, ordinal, device, memory, None)
+    }
+
+    /// Closes what was opened, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if that is not open.
+    pub fn close(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        match self.kept(base, Keeper::Close) {
+            Some(size) => self.take_apart(base, size, |segment| self.close_one(ordinal, segment)),
+            None => self.close_one(ordinal, base),
+        }
+    }
+
+    pub(super) fn close_one(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.check_queue(self.place, base);
+        state.begin(self.place, ordinal, Call::Close)?;
+        let process = &mut state.processes[self.place];
+        if let Some(Range { what: What::Opened { memory, times, .. }, .. }) = process.space.at_mut(base)
+            && *times > 1
+        {
+            *times -= 1;
+            memory.closed();
+            process.counts.closes += 1;
+            return Ok(());
+        }
+        let range = state.take(self.place, base, |what| matches!(what, What::Opened { .. }))?;
+        if let Some(memory) = range.memory() {
+            memory.closed();
+        }
+        state.processes[self.place].counts.closes += 1;
+        Ok(())
+    }
+
+    /// Whether a device can be reached from one of this process. No call of a driver.
+    pub fn reaches(&self, ordinal: u32, uuid: &Uuid) -> bool {
+        let state = self.driver.state();
+        match (state.machine_device(self.place, ordinal), state.device_of(uuid)) {
+            (Ok(own), Some(other)) => state.reach(own, other),
+            _ => false,
+        }
+    }
+
+    /// Lets the device use memory of the processor.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if there are no bytes.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until [`FakeProcess::unpin`].
+    pub unsafe fn pin(&self, ordinal: u32, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Pin)?;
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let process = &mut state.processes[self.place];
+        let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
+        process.counts.pins += 1;
+        // As far into its page as the memory itself, so that words are aligned here if they are there.
+        let place = (4096, ptr.as_ptr() as u64 % 4096);
+        Ok(process.space.map(len as u64, place, ordinal, what))
+    }
+
+    /// Ends what [`FakeProcess::pin`] began, and waits for the device.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value if that is not pinned.
+    pub fn unpin(&self, ordinal: u32, ptr: NonNull<u8>) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == ptr.as_ptr() as usize);
+        let pinned = state.processes[self.place].space.all().find(|(_, range)| is(&range.what));
+        let base = pinned.map_or(DevicePtr(0), |(base, _)| base);
+        state.check_queue(self.place, base);
+        state.begin(self.place, ordinal, Call::Unpin)?;
+        state.take(self.place, base, is)?;
+        state.processes[self.place].counts.unpins += 1;
+        Ok(())
+    }
+
+    /// Where the processor sees some bytes, if it does. No call of a driver.
+    pub fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
+        let state = self.driver.state();
+        let (base, range) = state.processes[self.place].space.find(ptr, len).ok()?;
+        let seen = state.behaviour.host_view || matches!(range.what, What::Pinned { .. });
+        // SAFETY: the offset lies within the range.
+        let at = unsafe { range.data().add((ptr.0 - base.0) as usize) };
+        NonNull::new(at).filter(|_| seen)
+    }
+
+    /// Makes what NICs wrote visible.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn flush(&self, ordinal: u32) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin(self.place, ordinal, Call::Flush)?;
+        state.flush(self.place);
+        Ok(())
+    }
+
+    pub(super) fn count_violation(&self, violation: Violation) {
+        self.driver.state().violations.push(violation);
+    }
+}
+
+impl State {
+    /// Makes memory without a place, and tells what its address is to be a multiple of.
+    pub(super) fn create(
+        &mut self,
+        place: usize,
+        device: u32,
+        kind: Kind,
+        size: u64,
+    ) -> Result<(Arc<Memory>, u64), DeviceError> {
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let (size, align) = match kind {
+            Kind::Virtual | Kind::Segments | Kind::VirtualUnshared => {
+                let granule = self.behaviour.granule;
+                (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
+            }
+            _ => (size, 512),
+        };
+        let id = self.id();
+        let gpu = &self.devices[device as usize];
+        if gpu.used.checked_add(size).is_none_or(|used| used > self.behaviour.memory) {
+            return Err(DeviceError::Exhausted);
+        }
+        let owner = self.processes[place].owner;
+        Ok((Arc::new(Memory::create(size, id, owner, &gpu.uuid)?), align))
+    }
+
+    /// Notices that something queued, as the queue is before the call, uses what is about to be taken away.
+    fn check_queue(&mut self, place: usize, base: DevicePtr) {
+        let there = self.processes[place].space.at(base).map(|range| range.serial);
+        if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
+            self.violations.push(Violation::TakenFromQueue);
+        }
+    }
+
+    /// Takes a range away, when the device has nothing to do any more.
+    fn take(
+        &mut self,
+        place: usize,
+        base: DevicePtr,
+        is: impl Fn(&What) -> bool,
+    ) -> Result<Range, DeviceError> {
+        let there = self.processes[place].space.at(base).filter(|range| is(&range.what));
+        let Some(ordinal) = there.map(|range| range.ordinal) else {
+            self.violations.push(Violation::NotTaken);
+            return Err(INVALID_VALUE);
+        };
+        self.wait_for_device(place, ordinal);
+        self.processes[place].space.unmap(base).ok_or(INVALID_VALUE)
+    }
+
+    pub(super) fn import(&self, place: usize, fd: BorrowedFd<'_>) -> Result<Arc<Memory>, DeviceError> {
+        let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
+        let memory = Memory::attach(fd)?;
+        match memory.owner() == self.processes[place].owner {
+            true => Err(DeviceError::SameProcess),
+            false => Ok(Arc::new(memory)),
+        }
+    }
+
+    /// Maps memory of another process, at addresses that were reserved if there are some.
+    pub(super) fn open(
+        &mut self,
+        place: usize,
+        ordinal: u32,
+        device: u32,
+        memory: Arc<Memory>,
+        at: Option<DevicePtr>,
+    ) -> Result<DevicePtr, DeviceError> {
+        let home = self.device_of(&memory.uuid()).ok_or(DeviceError::BadHandle)?;
+        if !memory.lives() {
+            return Err(DeviceError::BadHandle);
+        }
+        if !self.reach(device, home) {
+            return Err(DeviceError::NoPeerAccess);
+        }
+        let (reopen, granule) = (self.behaviour.reopen, self.behaviour.granule);
+        let process = &mut self.processes[place];
+        let is = |range: &Range| {
+            let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
+            there && range.reservation.is_none()
+        };
+        // What is mapped where the caller wants it may be mapped any number of times, and is no matter to others.
+        let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
+        if let Some(base) = open {
+            if let Some(Range { what: What::Opened { times, .. }, .. }) =
+                process.space.at_mut(base).filter(|_| reopen)
+            {
+                *times += 1;
+                memory.opened();
+                process.counts.opens += 1;
+                return Ok(base);
+            }
+            return Err(ALREADY_MAPPED);
+        }
+        memory.opened();
+        process.counts.opens += 1;
+        let (size, buffer) = (memory.size(), process.buffer());
+        let what = What::Opened { memory, times: 1, buffer };
+        let base = match at.map(|base| (base, process.space.vacant(base, size))) {
+            Some((base, reservation)) => {
+                process.space.map_at(base, size, reservation, ordinal, what);
+                base
+            }
+            None => process.space.map(size, (granule, 0), ordinal, what),
+        };
+        Ok(base)
+    }
+}
+
+/// Memory of another real process, through its descriptor.
+fn from_process(named: &Named) -> Result<Memory, DeviceError> {
+    if start_time(named.owner.pid) != Some(named.owner.start) {
+        return Err(DeviceError::BadHandle);
+    }
+    let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
+    let memory = Memory::attach(file.into())?;
+    // The number may have become another's.
+    if memory.id() != named.id || memory.owner() != named.owner {
+        return Err(DeviceError::BadHandle);
+    }
+    Ok(memory)
+}
+
+fn share(kind: Kind) -> Share {
+    match kind {
+        Kind::Legacy => Share::Legacy,
+        Kind::Virtual | Kind::Segments => Share::Descriptor,
+        Kind::VirtualUnshared => Share::Never(Unshared::NoHandleType),
+        Kind::Pool => Share::Never(Unshared::Pool),
+        Kind::Managed => Share::Never(Unshared::Managed),
+    }
+}
+
+/// Why that cannot be exported in the way that was asked for.
+fn unshared(what: &What) -> DeviceError {
+    match what {
+        What::Own { kind, .. } => match share(*kind) {
+            Share::Never(why) => DeviceError::NotExportable(why),
+            _ => INVALID_VALUE,
+        },
+        What::Opened { .. } => DeviceError::NotExportable(Unshared::NoHandleType),
+        What::Pinned { .. } => DeviceError::NotExportable(Unshared::Host),
+    }
+}

@@ -1,0 +1,163 @@
+//! Bytes that processes share: a memfd, with a page in front that says whose it is and what became of it.
+//!
+//! The page is what makes a driver of several processes out of files: whoever has the memory open is counted there, and there is told that
+//! it was freed. Programs see what is behind the page only.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::{DeviceError, Uuid};
+use fishplate_shm::extension::{self, Access, Mapping, PAGE};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fakevram");
+
+/// What a handle begins with.
+pub(super) const MAGIC_HANDLE: u64 = u64::from_le_bytes(*b"fakeipc1");
+
+/// What memory that was given back is overwritten with.
+pub(super) const POISON: u8 = 0xDB;
+
+/// Who has made something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub pid: u64,
+    /// Tells a process from one that had its number before.
+    pub start: u64,
+}
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    id: AtomicU64,
+    size: AtomicU64,
+    pid: AtomicU64,
+    start: AtomicU64,
+    uuid: [AtomicU64; 2],
+    state: AtomicU32,
+    opens: AtomicU32,
+}
+
+const LIVES: u32 = 0;
+const FREED: u32 = 1;
+const ORPHAN: u32 = 2;
+
+/// The bytes of one allocation.
+pub(super) struct Memory {
+    mapping: Mapping,
+    fd: OwnedFd,
+    size: u64,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("id", &self.id()).field("size", &self.size).finish()
+    }
+}
+
+impl Memory {
+    pub fn create(size: u64, id: u64, owner: Owner, uuid: &Uuid) -> Result<Memory, DeviceError> {
+        let len = usize::try_from(size).ok().and_then(|size| size.checked_next_multiple_of(PAGE));
+        let len = len.and_then(|len| len.checked_add(PAGE)).ok_or(DeviceError::Exhausted)?;
+        let made = extension::create(len).and_then(|fd| {
+            let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
+            extension::seal(fd.as_fd())?;
+            Ok((fd, mapping))
+        });
+        let (fd, mapping) = made.map_err(|_| DeviceError::Exhausted)?;
+        let memory = Memory { mapping, fd, size };
+        let header = memory.header();
+        header.id.store(id, Ordering::SeqCst);
+        header.size.store(size, Ordering::SeqCst);
+        header.pid.store(owner.pid, Ordering::SeqCst);
+        header.start.store(owner.start, Ordering::SeqCst);
+        for (half, bytes) in header.uuid.iter().zip(uuid.chunks_exact(8)) {
+            half.store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Ordering::SeqCst);
+        }
+        header.magic.store(MAGIC, Ordering::SeqCst);
+        Ok(memory)
+    }
+
+    /// Maps what another process has made. Nothing but the fake's own memory will do.
+    pub fn attach(fd: OwnedFd) -> Result<Memory, DeviceError> {
+        let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
+        if actual <= PAGE as u64 {
+            return Err(DeviceError::BadHandle);
+        }
+        let len = extension::verify(fd.as_fd(), actual).map_err(|_| DeviceError::BadHandle)?;
+        let mapping = Mapping::new(fd.as_fd(), len, Access::Write).map_err(|_| DeviceError::Exhausted)?;
+        let mut memory = Memory { mapping, fd, size: 0 };
+        let size = memory.header().size.load(Ordering::SeqCst);
+        if memory.header().magic.load(Ordering::SeqCst) != MAGIC || size > (len - PAGE) as u64 {
+            return Err(DeviceError::BadHandle);
+        }
+        memory.size = size;
+        Ok(memory)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with a page for it, aligned to a page, and it consists of atomics.
+        unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
+    }
+
+    /// First byte that programs see.
+    pub fn data(&self) -> *mut u8 {
+        // SAFETY: the mapping is longer than a page.
+        unsafe { self.mapping.ptr().as_ptr().add(PAGE) }
+    }
+
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn id(&self) -> u64 {
+        self.header().id.load(Ordering::SeqCst)
+    }
+
+    pub fn owner(&self) -> Owner {
+        let header = self.header();
+        Owner { pid: header.pid.load(Ordering::SeqCst), start: header.start.load(Ordering::SeqCst) }
+    }
+
+    pub fn uuid(&self) -> Uuid {
+        let mut uuid = [0; 16];
+        for (bytes, half) in uuid.chunks_exact_mut(8).zip(&self.header().uuid) {
+            bytes.copy_from_slice(&half.load(Ordering::SeqCst).to_le_bytes());
+        }
+        uuid
+    }
+
+    pub fn lives(&self) -> bool {
+        self.header().state.load(Ordering::SeqCst) == LIVES
+    }
+
+    pub fn is_orphan(&self) -> bool {
+        self.header().state.load(Ordering::SeqCst) == ORPHAN
+    }
+
+    pub fn orphan(&self) {
+        self.header().state.store(ORPHAN, Ordering::SeqCst);
+    }
+
+    /// Marks it as freed, and tells how many had it open.
+    pub fn free(&self, poison: bool) -> u32 {
+        self.header().state.store(FREED, Ordering::SeqCst);
+        if poison {
+            // SAFETY: `size` bytes lie behind the page. Who still uses them is at fault, and is to see it.
+            unsafe { self.data().write_bytes(POISON, self.size as usize) };
+        }
+        self.header().opens.load(Ordering::SeqCst)
+    }
+
+    pub fn opened(&self) {
+        self.header().opens.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub fn closed(&self) {
+        self.header().opens.fetch_sub(1, Ordering::SeqCst);
+    }
+}

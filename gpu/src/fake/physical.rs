@@ -1,0 +1,217 @@
+//! Virtual memory in its parts, as `cuMemCreate` and its kin have them: memory without addresses, and addresses without memory.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::FakeProcess;
+use super::behaviour::{Call, Kind, Violation};
+use super::calls::INVALID_VALUE;
+use super::memory::Memory;
+use super::space::{Keeper, What};
+use crate::{DeviceError, DevicePtr, Unshared};
+
+/// Memory without addresses.
+#[derive(Clone, Debug)]
+pub struct FakePhysical {
+    memory: Arc<Memory>,
+    /// `None` for that of another process.
+    kind: Option<Kind>,
+}
+
+impl FakePhysical {
+    /// A descriptor of it.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotExportable`], [`DeviceError::Exhausted`] without descriptors.
+    pub fn export(&self) -> Result<OwnedFd, DeviceError> {
+        match self.kind {
+            Some(Kind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
+            _ => Err(DeviceError::NotExportable(Unshared::NoHandleType)),
+        }
+    }
+}
+
+impl FakeProcess {
+    /// Makes memory. It is counted when it is mapped.
+    ///
+    /// # Errors
+    /// As [`FakeProcess::alloc`].
+    pub fn create(&self, ordinal: u32, kind: Kind, size: u64) -> Result<FakePhysical, DeviceError> {
+        let mut state = self.driver.state();
+        let device = state.machine_device(self.place, ordinal)?;
+        let (memory, _) = state.create(self.place, device, kind, size)?;
+        Ok(FakePhysical { memory, kind: Some(kind) })
+    }
+
+    /// Takes memory of another process by its descriptor, which stays the caller's.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`].
+    pub fn import(&self, fd: BorrowedFd<'_>) -> Result<FakePhysical, DeviceError> {
+        let memory = self.driver.state().import(self.place, fd)?;
+        Ok(FakePhysical { memory, kind: None })
+    }
+
+    /// The memory at an address.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`] if there is none.
+    pub fn physical(&self, ptr: DevicePtr) -> Result<FakePhysical, DeviceError> {
+        let state = self.driver.state();
+        let (_, range) = state.processes[self.place].space.find(ptr, 0)?;
+        match &range.what {
+            What::Own { kind, memory, .. } => {
+                Ok(FakePhysical { memory: Arc::clone(memory), kind: Some(*kind) })
+            }
+            What::Opened { memory, .. } => Ok(FakePhysical { memory: Arc::clone(memory), kind: None }),
+            What::Pinned { .. } => Err(DeviceError::NotDeviceMemory),
+        }
+    }
+
+    /// Takes addresses, aligned as virtual memory is.
+    pub fn reserve(&self, size: u64) -> DevicePtr {
+        self.reserve_for(size, Keeper::Caller)
+    }
+
+    /// Takes certain addresses, of those that were given back.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] if they are not free.
+    pub fn reserve_at(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
+        let process = &mut self.driver.state().processes[self.place];
+        if !process.space.reserve_at(base, size) {
+            return Err(DeviceError::Exhausted);
+        }
+        process.counts.reserves += 1;
+        Ok(())
+    }
+
+    fn reserve_for(&self, size: u64, keeper: Keeper) -> DevicePtr {
+        let mut state = self.driver.state();
+        let granule = state.behaviour.granule;
+        let process = &mut state.processes[self.place];
+        process.counts.reserves += 1;
+        process.space.reserve(size, granule, keeper)
+    }
+
+    /// Gives addresses back.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value unless all of them were reserved together, and nothing lies there any more.
+    pub fn release(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        if !state.processes[self.place].space.release(base, size) {
+            state.violations.push(Violation::NotTaken);
+            return Err(INVALID_VALUE);
+        }
+        state.processes[self.place].counts.releases += 1;
+        Ok(())
+    }
+
+    /// The reserved addresses that an address is of, whether or not memory is mapped there: the first, and how many. No call of a driver.
+    pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
+        self.driver.state().processes[self.place].space.reservation(ptr)
+    }
+
+    /// Maps memory at addresses that were reserved. Own memory counts as taken, that of another process as opened: [`FakeProcess::free`]
+    /// and [`FakeProcess::close`] unmap it.
+    ///
+    /// # Errors
+    /// The driver's code for an invalid value unless the size is that of the memory; as [`FakeProcess::alloc`] and
+    /// [`FakeProcess::open_descriptor`].
+    pub fn map(
+        &self,
+        ordinal: u32,
+        base: DevicePtr,
+        size: u64,
+        physical: &FakePhysical,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        let call = if physical.kind.is_some() { Call::Alloc } else { Call::Open };
+        let device = state.begin(self.place, ordinal, call)?;
+        let memory = Arc::clone(&physical.memory);
+        let reservation = state.processes[self.place].space.vacant(base, size);
+        if memory.size() != size || reservation.is_none() {
+            return Err(INVALID_VALUE);
+        }
+        let Some(kind) = physical.kind else {
+            return state.open(self.place, ordinal, device, memory, Some(base)).map(|_| ());
+        };
+        state.devices[device as usize].used += size;
+        let process = &mut state.processes[self.place];
+        let what = What::Own { kind, memory, buffer: process.buffer() };
+        process.counts.allocs += 1;
+        process.space.map_at(base, size, reservation, ordinal, what);
+        Ok(())
+    }
+
+    /// Takes memory in segments side by side, the last one being as large as it must be.
+    pub(super) fn alloc_segments(&self, ordinal: u32, size: u64) -> Result<DevicePtr, DeviceError> {
+        let (granule, segment) = {
+            let behaviour = self.driver.state().behaviour;
+            (behaviour.granule, behaviour.segment.max(behaviour.granule))
+        };
+        let size = size.checked_next_multiple_of(granule).filter(|&size| size > 0).ok_or(INVALID_VALUE)?;
+        let base = self.reserve_for(size, Keeper::Free);
+        let mut at = 0;
+        while at < size {
+            let len = segment.min(size - at);
+            let made = self.create(ordinal, Kind::Virtual, len);
+            if let Err(error) = made.and_then(|made| self.map(ordinal, base.at(at), len, &made)) {
+                // What was taken so far was taken just now, and nothing uses it.
+                let _ = self.free(ordinal, base);
+                return Err(error);
+            }
+            at += len;
+        }
+        Ok(base)
+    }
+
+    /// Opens physical segments of another process side by side. The descriptors stay the caller's.
+    ///
+    /// # Errors
+    /// As [`FakeProcess::open_descriptor`]. None of them is open then.
+    pub fn open_segments(
+        &self,
+        ordinal: u32,
+        segments: &[(BorrowedFd<'_>, u64)],
+    ) -> Result<DevicePtr, DeviceError> {
+        let size = segments.iter().try_fold(0u64, |sum, (_, size)| sum.checked_add(*size));
+        let size = size.filter(|size| *size > 0).ok_or(DeviceError::BadHandle)?;
+        let physical = segments.iter().map(|(fd, _)| self.import(*fd)).collect::<Result<Vec<_>, _>>()?;
+        let base = self.reserve_for(size, Keeper::Close);
+        let mut at = base;
+        for (physical, (_, size)) in physical.iter().zip(segments) {
+            if let Err(error) = self.map(ordinal, at, *size, physical) {
+                // What was opened so far was opened just now, and nothing uses it.
+                let _ = self.close(ordinal, base);
+                return Err(if error == INVALID_VALUE { DeviceError::BadHandle } else { error });
+            }
+            at = at.at(*size);
+        }
+        Ok(base)
+    }
+
+    /// The size of addresses that are given back with what lies there.
+    pub(super) fn kept(&self, base: DevicePtr, keeper: Keeper) -> Option<u64> {
+        let state = self.driver.state();
+        let (size, kept) = state.processes[self.place].space.reserved(base)?;
+        (kept == keeper).then_some(size)
+    }
+
+    /// Takes away all that lies at reserved addresses, one after the other, and gives the addresses back.
+    pub(super) fn take_apart(
+        &self,
+        base: DevicePtr,
+        size: u64,
+        take: impl Fn(DevicePtr) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        loop {
+            let next = self.driver.state().processes[self.place].space.first_in(base);
+            match next {
+                Some(segment) => take(segment)?,
+                None => return self.release(base, size),
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The calls of a process that have to do with streams.
+
+use super::FakeProcess;
+use super::behaviour::{Call, Violation};
+use super::calls::INVALID_VALUE;
+use super::memory::Memory;
+use super::space::{Place, Range};
+use super::stream::{Stream, StreamId, Verb};
+use super::world::State;
+use crate::{DeviceError, DevicePtr};
+
+impl FakeProcess {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDevice`].
+    pub fn stream(&self, ordinal: u32) -> Result<StreamId, DeviceError> {
+        let mut state = self.driver.state();
+        state.machine_device(self.place, ordinal)?;
+        let streams = &mut state.processes[self.place].streams;
+        let fresh = Stream { ordinal, open: true, queue: Default::default(), queued: 0, done: 0 };
+        streams.push(fresh);
+        Ok(StreamId(streams.len() as u32 - 1))
+    }
+
+    /// Ends a stream when everything queued on it has ended.
+    pub fn end_stream(&self, stream: StreamId) {
+        let mut state = self.driver.state();
+        while !state.processes[self.place].streams[stream.0 as usize].queue.is_empty() {
+            state.advance(1);
+        }
+        state.processes[self.place].streams[stream.0 as usize].open = false;
+    }
+
+    /// Waits until everything queued on a stream has ended.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn wait(&self, stream: StreamId) -> Result<(), DeviceError> {
+        loop {
+            let mut state = self.driver.state();
+            state.advance(1);
+            let Stream { ordinal, queued, .. } = state.processes[self.place].streams[stream.0 as usize];
+            state.begin(self.place, ordinal, Call::Reached)?;
+            if state.processes[self.place].streams[stream.0 as usize].done >= queued {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Queues a copy.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation, or in segments side by side.
+    ///
+    /// # Safety
+    /// Pinned memory among them stays mapped until the copy has ended.
+    pub unsafe fn copy(
+        &self,
+        stream: StreamId,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Copy)?;
+        let space = &state.processes[self.place].space;
+        let (Ok(targets), Ok(sources)) = (space.places(to, len), space.places(from, len)) else {
+            state.violations.push(Violation::OutOfRange);
+            return Err(DeviceError::NotDeviceMemory);
+        };
+        if to.0 < from.0 + len && from.0 < to.0 + len {
+            state.violations.push(Violation::Overlap);
+            return Err(INVALID_VALUE);
+        }
+        for (target, source, len) in side_by_side(&targets, &sources) {
+            for place in [target, source] {
+                let range = state.processes[self.place].space.range(place);
+                let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+                state.processes[self.place].counts.orphans_touched += u64::from(orphan);
+            }
+            let pieces = 1 + state.random() % u64::from(state.behaviour.pieces.max(1));
+            let (piece, backwards) = (len.div_ceil(pieces).max(1), state.random() & 1 == 1);
+            let verb = Verb::Copy { to: target, from: source, len, piece, moved: 0, backwards };
+            state.queue(self.place, stream, verb);
+        }
+        Ok(())
+    }
+
+    /// Queues the store of a word.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes lie within an allocation, aligned.
+    ///
+    /// # Safety
+    /// As for [`FakeProcess::copy`].
+    pub unsafe fn write_word(
+        &self,
+        stream: StreamId,
+        word: DevicePtr,
+        value: u64,
+    ) -> Result<(), DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::WriteWord)?;
+        if !state.behaviour.write_word {
+            return Err(DeviceError::Driver(801));
+        }
+        let Ok(at) = state.processes[self.place].space.place(word, 8) else {
+            state.violations.push(Violation::OutOfRange);
+            return Err(DeviceError::NotDeviceMemory);
+        };
+        if !word.0.is_multiple_of(8) {
+            state.violations.push(Violation::Misaligned);
+            return Err(INVALID_VALUE);
+        }
+        let range = state.processes[self.place].space.range(at);
+        let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+        state.processes[self.place].counts.orphans_touched += u64::from(orphan);
+        state.queue(self.place, stream, Verb::Word { at, value });
+        Ok(())
+    }
+
+    /// Marks the end of what is queued on a stream: how many copies and words that are.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn mark(&self, stream: StreamId) -> Result<u64, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Mark)?;
+        let process = &mut state.processes[self.place];
+        process.counts.marks += 1;
+        Ok(process.streams[stream.0 as usize].queued)
+    }
+
+    /// Whether everything before a mark has ended.
+    ///
+    /// # Errors
+    /// As all calls of the device.
+    pub fn reached(&self, stream: StreamId, mark: u64) -> Result<bool, DeviceError> {
+        let mut state = self.driver.state();
+        state.begin_queue(self.place, stream, Call::Reached)?;
+        Ok(state.processes[self.place].streams[stream.0 as usize].done >= mark)
+    }
+
+    /// Gives a mark back. No call of a driver.
+    pub fn unmark(&self) {
+        self.driver.state().processes[self.place].counts.marks_back += 1;
+    }
+}
+
+impl State {
+    fn begin_queue(&mut self, place: usize, stream: StreamId, call: Call) -> Result<(), DeviceError> {
+        let there = self.processes[place].streams.get(stream.0 as usize).filter(|stream| stream.open);
+        let Some(ordinal) = there.map(|stream| stream.ordinal) else {
+            self.violations.push(Violation::UnknownStream);
+            return Err(INVALID_VALUE);
+        };
+        self.begin(place, ordinal, call).map(|_| ())
+    }
+}
+
+/// Where the pieces of a copy lie that have all of their bytes in one range at either end.
+fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
+    let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
+    while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1])) {
+        let len = (to_len - done[0]).min(from_len - done[1]);
+        let further = |place: &Place, by| Place { offset: place.offset + by, ..*place };
+        pieces.push((further(target, done[0]), further(source, done[1]), len));
+        for (end, whole) in [to_len, from_len].into_iter().enumerate() {
+            done[end] += len;
+            if done[end] == *whole {
+                (at[end], done[end]) = (at[end] + 1, 0);
+            }
+        }
+    }
+    pieces
+}

@@ -1,0 +1,455 @@
+//! Allocations of peers that this process has open, each once, by (life of the peer, allocation). [`Imports::begin`] and
+//! [`Imports::end`] are hot: an index and a counter. The rest is slow path: allocates, and enters the driver.
+//!
+//! | state      | found by an import | may begin a transfer | closed when                            |
+//! |------------|--------------------|----------------------|----------------------------------------|
+//! | open       | yes                | yes                  | room is needed, if nobody imports it   |
+//! | draining   | no                 | no                   | the last transfer has ended            |
+//! | closed     | no                 | no                   | is; forgotten when nobody imports it   |
+//!
+//! An import that is held keeps its mapping from being evicted, not from being revoked: then it is good for nothing any more. Whoever
+//! hands out an address, rather than begin and end each transfer, begins one for as long as the address is out.
+//!
+//! What a dead peer exported is closed, and never looked at.
+
+mod fault;
+
+use std::collections::BTreeMap;
+
+use fishplate_core::mem::Peer;
+
+use super::export::{AllocId, enter_home, leave_home};
+use super::wire::Offer;
+use super::{Device, DeviceError, DevicePtr, Handle};
+use fishplate_shm::Nonce;
+
+pub use fault::{Fault, ImportError};
+
+/// An allocation of a peer that is imported. Good until it was [released](Imports::release) as often as it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImportId {
+    index: u32,
+    generation: u32,
+}
+
+/// Imported memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// To begin transfers with, and to be released.
+    pub id: ImportId,
+    /// Where it begins here.
+    pub ptr: DevicePtr,
+    /// Size in bytes.
+    pub len: u64,
+}
+
+/// How much may be open at once. What is in use is never closed to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportLimits {
+    /// Allocations.
+    pub mappings: usize,
+    /// Bytes, of all of them.
+    pub bytes: u64,
+}
+
+impl Default for ImportLimits {
+    fn default() -> Self {
+        ImportLimits { mappings: 1024, bytes: 1 << 40 }
+    }
+}
+
+/// How often what was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportStats {
+    /// Allocations opened by the driver.
+    pub opens: u64,
+    /// Allocations closed by the driver.
+    pub closes: u64,
+    /// Imports answered by what was open.
+    pub hits: u64,
+    /// Mappings closed to make room.
+    pub evictions: u64,
+    /// Closes that the driver reported an error for. They are counted as closes.
+    pub close_errors: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Draining,
+    Closed,
+}
+
+/// A mapping that was closed, and who is to hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Closed {
+    pub(crate) peer: Peer,
+    pub(crate) incarnation: Nonce,
+    pub(crate) alloc: AllocId,
+    pub(crate) sequence: u64,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    key: (Nonce, AllocId),
+    peer: Peer,
+    base: DevicePtr,
+    size: u64,
+    /// Whether it was opened: what this very process exports is not.
+    opened: bool,
+    uses: u32,
+    flights: u32,
+    /// Its place in the order of eviction, while nobody imports it.
+    idle_since: u64,
+    state: State,
+    /// What to acknowledge once it is closed.
+    revoke: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    mapping: Option<Mapping>,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Imports {
+    limits: ImportLimits,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// The open ones.
+    by_key: BTreeMap<(Nonce, AllocId), u32>,
+    /// Those that drain.
+    draining: BTreeMap<(Nonce, AllocId), u32>,
+    /// The open ones that nobody imports, the one for longest first.
+    idle: BTreeMap<u64, u32>,
+    clock: u64,
+    open: usize,
+    bytes: u64,
+    /// Whether one that drains has no transfer under way.
+    drained: bool,
+    /// What was closed because its owner wants it back.
+    closed: Vec<Closed>,
+    stats: ImportStats,
+}
+
+impl Imports {
+    /// An empty cache.
+    pub fn new(limits: ImportLimits) -> Self {
+        Imports {
+            limits,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_key: BTreeMap::new(),
+            draining: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            clock: 0,
+            open: 0,
+            bytes: 0,
+            drained: false,
+            closed: Vec::new(),
+            stats: ImportStats::default(),
+        }
+    }
+
+    /// How often what was done.
+    pub fn stats(&self) -> ImportStats {
+        self.stats
+    }
+
+    /// Allocations that the driver has open for us, and their bytes.
+    pub fn mapped(&self) -> (usize, u64) {
+        (self.open, self.bytes)
+    }
+
+    /// Begins a transfer: the mapping stays until it [ends](Imports::end). Where the allocation begins. Hot.
+    #[inline(always)]
+    pub fn begin(&mut self, id: ImportId) -> Result<DevicePtr, Fault> {
+        match self.mapping_mut(id) {
+            Some(mapping) if mapping.state == State::Open && mapping.uses > 0 => {
+                mapping.flights += 1;
+                Ok(mapping.base)
+            }
+            Some(mapping) if mapping.uses > 0 => Err(Fault::Revoked),
+            _ => Err(Fault::Stale),
+        }
+    }
+
+    /// Ends a transfer: nothing of it is queued any more. Hot.
+    #[inline(always)]
+    pub fn end(&mut self, id: ImportId) {
+        let Some(mapping) = self.mapping_mut(id) else { return };
+        mapping.flights = mapping.flights.saturating_sub(1);
+        if mapping.flights == 0 && mapping.state == State::Draining {
+            self.drained = true;
+        }
+    }
+
+    /// Whether a transfer could begin.
+    pub fn is_open(&self, id: ImportId) -> bool {
+        let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation);
+        slot.and_then(|slot| slot.mapping.as_ref()).is_some_and(|mapping| mapping.state == State::Open)
+    }
+
+    #[inline(always)]
+    fn mapping_mut(&mut self, id: ImportId) -> Option<&mut Mapping> {
+        self.slots
+            .get_mut(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)?
+            .mapping
+            .as_mut()
+    }
+
+    /// Imports what is open already.
+    pub(crate) fn find(
+        &mut self,
+        incarnation: Nonce,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+    ) -> Option<Result<Imported, Fault>> {
+        let index = *self.by_key.get(&(incarnation, alloc))?;
+        let slot = &mut self.slots[index as usize];
+        let mapping = slot.mapping.as_mut()?;
+        if let Err(fault) = within(offset, len, mapping.size) {
+            return Some(Err(fault));
+        }
+        if mapping.uses == u32::MAX {
+            return Some(Err(Fault::Full));
+        }
+        if mapping.uses == 0 {
+            self.idle.remove(&mapping.idle_since);
+        }
+        mapping.uses += 1;
+        self.stats.hits += 1;
+        let id = ImportId { index, generation: slot.generation };
+        Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
+    }
+
+    /// Opens an allocation and imports it. On an error nothing is open that was not before, though room may have been made.
+    pub(crate) fn open<D: Device>(
+        &mut self,
+        device: &mut D,
+        peer: Peer,
+        incarnation: Nonce,
+        offer: Offer,
+        offset: u64,
+        len: u64,
+    ) -> Result<Imported, Fault> {
+        let &Offer { alloc, size, uuid, ref handle } = &offer;
+        within(offset, len, size)?;
+        let key = (incarnation, alloc);
+        // One mapping at a time under a key: the caller has looked, and this is what holds if it has not.
+        if let Some(&index) = self.by_key.get(&key) {
+            self.retire(index, None);
+            self.sweep(device);
+        }
+        if self.draining.contains_key(&key) {
+            return Err(Fault::Busy);
+        }
+        let (base, opened) = match handle {
+            Some(handle) => {
+                if !device.reaches(&uuid) {
+                    return Err(Fault::Device(DeviceError::NoPeerAccess));
+                }
+                self.make_room(device, size)?;
+                // SAFETY: the peer keeps what it exports until we have acknowledged its revocation, which is after the close; one that
+                // does not can harm only what is read there. A handle that names nothing is the device's to refuse.
+                let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
+                self.stats.opens += 1;
+                if let Err(why) = verify(device, base, handle, size) {
+                    self.stats.closes += 1;
+                    // SAFETY: just opened, and known to nobody.
+                    self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());
+                    return Err(why);
+                }
+                self.open += 1;
+                self.bytes += size;
+                (base, true)
+            }
+            None => (enter_home(alloc, size).ok_or(Fault::NotExported)?, false),
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.mapping = Some(Mapping {
+            key,
+            peer,
+            base,
+            size,
+            opened,
+            uses: 1,
+            flights: 0,
+            idle_since: 0,
+            state: State::Open,
+            revoke: None,
+        });
+        self.by_key.insert(key, index);
+        Ok(Imported { id: ImportId { index, generation: slot.generation }, ptr: base.at(offset), len })
+    }
+
+    /// Gives an import back. The mapping stays open for the next until room is needed.
+    pub fn release(&mut self, id: ImportId) {
+        let clock = self.clock + 1;
+        let Some(mapping) = self.mapping_mut(id).filter(|mapping| mapping.uses > 0) else { return };
+        mapping.uses -= 1;
+        if mapping.uses > 0 {
+            return;
+        }
+        match mapping.state {
+            // Nothing is saved by keeping it.
+            State::Open if !mapping.opened => self.retire(id.index, None),
+            State::Open => {
+                mapping.idle_since = clock;
+                self.clock = clock;
+                self.idle.insert(clock, id.index);
+            }
+            State::Draining => {}
+            State::Closed => self.vacate(id.index),
+        }
+    }
+
+    /// Closes what nobody imports, the one for longest first, until there is room for one of `size` bytes.
+    fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
+        let fits = |imports: &Self| {
+            imports.open < imports.limits.mappings
+                && imports.bytes.checked_add(size).is_some_and(|bytes| bytes <= imports.limits.bytes)
+        };
+        if size > self.limits.bytes {
+            return Err(Fault::Full);
+        }
+        // Transfers may outlast the import that they were begun with.
+        let mut after = 0;
+        while !fits(self) {
+            let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(|&(_, index)| {
+                self.slots[index as usize]
+                    .mapping
+                    .as_ref()
+                    .is_some_and(|mapping| mapping.flights == 0 && mapping.opened)
+            });
+            let Some((since, index)) = next else { return Err(Fault::Full) };
+            after = since;
+            self.retire(index, None);
+            self.sweep(device);
+            self.stats.evictions += 1;
+        }
+        Ok(())
+    }
+
+    /// Lets no more transfers begin, to be closed when the last has ended.
+    fn retire(&mut self, index: u32, revoke: Option<u64>) {
+        let Some(mapping) = &mut self.slots[index as usize].mapping else { return };
+        if mapping.state == State::Open {
+            mapping.state = State::Draining;
+            mapping.revoke = revoke;
+            self.by_key.remove(&mapping.key);
+            self.draining.insert(mapping.key, index);
+            if mapping.uses == 0 {
+                self.idle.remove(&mapping.idle_since);
+            }
+            self.drained |= mapping.flights == 0;
+        }
+    }
+
+    /// Ends an allocation that its owner wants back. Whether it is open still, and so acknowledged by a later
+    /// [`sweep`](Imports::sweep).
+    pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
+        if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
+            self.retire(index, Some(sequence));
+            return true;
+        }
+        // Draining for another reason, or for an earlier revocation.
+        let draining = self.draining.get(&(incarnation, alloc)).copied();
+        let mapping = draining.and_then(|index| self.slots[index as usize].mapping.as_mut());
+        mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
+    }
+
+    /// Ends everything of peers that are not among those alive.
+    pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
+        let gone: Vec<u32> = self
+            .by_key
+            .iter()
+            .filter(|((incarnation, _), _)| !alive(incarnation))
+            .map(|(_, &index)| index)
+            .collect();
+        for index in gone {
+            self.retire(index, None);
+        }
+    }
+
+    /// What was closed since this was last asked, and is to be acknowledged.
+    pub(crate) fn take_closed(&mut self) -> Vec<Closed> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Closes what has drained.
+    pub(crate) fn sweep<D: Device>(&mut self, device: &mut D) {
+        if !std::mem::take(&mut self.drained) {
+            return;
+        }
+        let draining: Vec<_> = self.draining.iter().map(|(&key, &index)| (key, index)).collect();
+        for (key, index) in draining {
+            let slot = &mut self.slots[index as usize];
+            let Some(mapping) = slot.mapping.as_mut().filter(|mapping| mapping.flights == 0) else {
+                continue;
+            };
+            mapping.state = State::Closed;
+            self.draining.remove(&key);
+            if mapping.opened {
+                // SAFETY: no transfer to it is under way, and none begins in this state.
+                self.stats.close_errors += u64::from(unsafe { device.close(mapping.base) }.is_err());
+                self.stats.closes += 1;
+                self.open -= 1;
+                self.bytes -= mapping.size;
+            } else {
+                leave_home(mapping.base);
+            }
+            if let Some(sequence) = mapping.revoke {
+                let (incarnation, alloc) = key;
+                self.closed.push(Closed { peer: mapping.peer, incarnation, alloc, sequence });
+            }
+            if mapping.uses == 0 {
+                self.vacate(index);
+            }
+        }
+    }
+
+    fn vacate(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.mapping = None;
+        // A slot that has been used so often that ids might come again is not used any more.
+        if let Some(generation) = slot.generation.checked_add(1) {
+            slot.generation = generation;
+            self.free.push(index);
+        }
+    }
+}
+
+/// Checks that what was opened at a place is what the peer said it was, segment by segment: not all drivers look at sizes.
+fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
+    let one = |at: DevicePtr, told: u64| {
+        let opened = device.allocation(at).map_err(Fault::Device)?;
+        match opened.base == at && opened.size == told {
+            true => Ok(()),
+            false => Err(Fault::Size { told, actual: opened.size }),
+        }
+    };
+    let Handle::Segments(segments) = handle else { return one(base, size) };
+    let mut at = base;
+    for (_, told) in segments {
+        one(at, *told)?;
+        at = at.at(*told);
+    }
+    Ok(())
+}
+
+/// Checks that a range lies inside an allocation.
+fn within(offset: u64, len: u64, size: u64) -> Result<(), Fault> {
+    match offset.checked_add(len) {
+        Some(end) if len > 0 && end <= size => Ok(()),
+        _ => Err(Fault::OutOfBounds { offset, len, size }),
+    }
+}

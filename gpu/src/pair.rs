@@ -1,0 +1,259 @@
+//! What the two ends of a link have between them for device memory, beside the lanes: a segment each, with done words and bounce
+//! buffers, and whether both use it. Slow path: one exchange over the handshake socket, which waits until a deadline.
+//!
+//! Nobody infers anything from the silence of the other. Both say what they offer, under an *epoch* drawn for this link; then both
+//! say, echoing the other's epoch, what of it they have mapped and will use. What both have said is active, at both ends, and
+//! everything else is off, at both ends: then writes are told by records through the lane. An exchange that does not come to its end
+//! ends the link.
+//!
+//! The segment of an end holds what it writes, and its cursor of what it reads:
+//!
+//! | what                        | at                         | written by its maker           | read by the peer |
+//! |-----------------------------|----------------------------|--------------------------------|------------------|
+//! | cursor                      | 128                        | done words of the peer consumed | yes              |
+//! | done words                  | 4096, 128 bytes each       | [`done`](super::done)          | yes              |
+//! | descriptors of bounce slots | behind, 128 bytes each     | [`relay`](super::relay)        | yes              |
+//! | acknowledgements of the peer's | behind, 128 bytes each  | the same                       | yes              |
+//! | bounce slots                | behind, at a page          | the device, or the processor   | yes              |
+//!
+//! Sizes are agreed with the epoch and private from then on; none is read from the segment.
+
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use fishplate_core::engine::fuzzing::{number, put};
+use fishplate_core::sync::primitive::AtomicU64;
+
+use super::done::Line;
+use super::relay::Descriptor;
+use super::share::prepare;
+use fishplate_shm::extension::PAGE;
+use fishplate_shm::{HandshakeError, Link, Segment, SegmentError};
+
+/// Layout of blobs and segments.
+const VERSION: u32 = 1;
+
+/// Where the cursor lies, in bytes.
+const CURSOR: usize = 128;
+
+/// What both ends must agree in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Done words, a power of two; 0 for none.
+    pub(crate) words: u32,
+    /// Bounce slots, a power of two; 0 for none.
+    pub(crate) slots: u32,
+    /// Bytes of each, a multiple of the page size.
+    pub(crate) chunk: u32,
+}
+
+impl Layout {
+    fn descriptors(&self) -> usize {
+        PAGE + self.words as usize * size_of::<Line>()
+    }
+
+    fn acks(&self) -> usize {
+        self.descriptors() + self.slots as usize * size_of::<Descriptor>()
+    }
+
+    fn bounce(&self) -> usize {
+        (self.acks() + self.slots as usize * size_of::<Line>()).next_multiple_of(PAGE)
+    }
+
+    fn len(&self) -> usize {
+        self.bounce() + self.slots as usize * self.chunk as usize
+    }
+}
+
+/// A segment of that layout, mapped here. Pointers into it live as long as the mapping does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Board {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Board {
+    fn at<T>(&self, offset: usize) -> *const T {
+        // SAFETY: every offset of the layout lies inside the segment, which has its length.
+        unsafe { self.ptr.as_ptr().add(offset).cast_const().cast() }
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.layout.len()
+    }
+
+    pub(crate) fn cursor(&self) -> *const AtomicU64 {
+        self.at(CURSOR)
+    }
+
+    pub(crate) fn words(&self) -> *const Line {
+        self.at(PAGE)
+    }
+
+    /// Where the words lie, in bytes from the start.
+    pub(crate) fn words_at(&self) -> u64 {
+        PAGE as u64
+    }
+
+    pub(crate) fn descriptors(&self) -> *const Descriptor {
+        self.at(self.layout.descriptors())
+    }
+
+    pub(crate) fn acks(&self) -> *const Line {
+        self.at(self.layout.acks())
+    }
+
+    /// Where a bounce slot lies, in bytes from the start.
+    pub(crate) fn bounce_at(&self, slot: u32) -> u64 {
+        self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
+    }
+
+    /// First byte of a bounce slot.
+    pub(crate) fn bounce(&self, slot: u32) -> *mut u8 {
+        self.at::<u8>(self.bounce_at(slot) as usize).cast_mut()
+    }
+}
+
+/// What is between two ends, agreed.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    pub(crate) layout: Layout,
+    /// Our segment, and the peer's with its number; neither if nothing is active.
+    pub(crate) boards: Option<(Segment, Board, Board, u32)>,
+    /// Whether writes are told by done words.
+    pub(crate) done: bool,
+    /// Whether there are bounce slots.
+    pub(crate) relay: bool,
+}
+
+// SAFETY: boards are addresses in mappings that belong to no thread, kept by the segment and by the link.
+unsafe impl Send for Agreed {}
+
+const DONE: u32 = 1;
+const RELAY: u32 = 2;
+
+/// An offer, or what became of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Offer {
+    flags: u32,
+    layout: Layout,
+    number: u32,
+    epoch: u64,
+}
+
+impl Offer {
+    fn encode(&self) -> [u8; 32] {
+        let mut out = [0; 32];
+        let words =
+            [VERSION, self.flags, self.layout.words, self.layout.slots, self.layout.chunk, self.number];
+        for (word, at) in words.into_iter().zip(out.chunks_exact_mut(4)) {
+            at.copy_from_slice(&word.to_ne_bytes());
+        }
+        out[24..].copy_from_slice(&self.epoch.to_ne_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
+        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| HandshakeError::BadPacket)?;
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if word(0) != VERSION {
+            return Err(HandshakeError::Version { theirs: word(0) as u16, ours: VERSION as u16 });
+        }
+        let layout = Layout { words: word(8), slots: word(12), chunk: word(16) };
+        let epoch = u64::from(word(24)) | u64::from(word(28)) << 32;
+        Ok(Offer { flags: word(4), layout, number: word(20), epoch })
+    }
+}
+
+/// See [`fuzzing`](crate::fuzzing).
+pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let layout = Layout { words: a as u32, slots: b as u32, chunk: c as u32 };
+    put(into, &Offer { flags: (a >> 32) as u32, layout, number: (b >> 32) as u32, epoch: c }.encode())
+}
+
+/// See [`fuzzing`](crate::fuzzing).
+pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let len = put(again, &Offer::decode(input).ok()?.encode());
+    assert_eq!(len, input.len(), "something behind it");
+    Some(len)
+}
+
+/// Agrees with the peer, which must do the same. `want`: done words, bounce slots.
+pub(crate) fn agree(
+    link: &mut Link,
+    layout: Layout,
+    want: (bool, bool),
+    deadline: Instant,
+) -> Result<Agreed, HandshakeError> {
+    agree_over(link, layout, want, Segment::create, deadline)
+}
+
+/// [`agree`], over segments made by `create`.
+fn agree_over(
+    link: &mut Link,
+    layout: Layout,
+    want: (bool, bool),
+    create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
+    deadline: Instant,
+) -> Result<Agreed, HandshakeError> {
+    // The peer speaks of device memory as soon as it has agreed.
+    prepare(link);
+    let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
+    let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
+    flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
+    // A segment that cannot be had is no reason to have no link.
+    let ours = if flags == 0 { None } else { create(layout.len()).ok() };
+    let flags = if ours.is_some() { flags } else { 0 };
+    if let Some(segment) = &ours {
+        link.line().announce(segment.clone());
+    }
+    let number = ours.as_ref().map_or(0, Segment::number);
+    let offer = Offer { flags, layout, number, epoch };
+    let theirs = Offer::decode(&link.exchange(&offer.encode(), deadline)?)?;
+
+    let both = if theirs.layout == layout { flags & theirs.flags } else { 0 };
+    let mapped = match both {
+        0 => None,
+        _ => link.line().import(theirs.number, 0, layout.len() as u64, deadline).ok(),
+    };
+    let usable = if mapped.is_some() { both } else { 0 };
+    let verdict = Offer { flags: usable, layout, number: theirs.number, epoch: theirs.epoch };
+    let answer = Offer::decode(&link.exchange(&verdict.encode(), deadline)?)?;
+    if (answer.epoch, answer.number) != (epoch, number) {
+        return Err(HandshakeError::BadPacket);
+    }
+    // Each end computes this from the same two verdicts.
+    let active = usable & answer.flags;
+    let boards = match (active, ours, mapped) {
+        (1.., Some(segment), Some(ptr)) => {
+            let mine = Board { ptr: segment.ptr(), layout };
+            Some((segment, mine, Board { ptr, layout }, theirs.number))
+        }
+        (_, ours, mapped) => {
+            if mapped.is_some() {
+                // SAFETY: imported above, and not used yet.
+                unsafe { link.line().release(theirs.number) };
+            }
+            if let Some(segment) = ours {
+                link.line().withdraw(segment.number());
+            }
+            None
+        }
+    };
+    Ok(Agreed { layout, boards, done: active & DONE != 0, relay: active & RELAY != 0 })
+}
+
+/// [`agree`] of an end whose segment is shorter than it says, so that the other cannot use it.
+#[cfg(test)]
+pub(crate) fn agree_cut_short(
+    link: &mut Link,
+    layout: Layout,
+    deadline: Instant,
+) -> Result<Agreed, HandshakeError> {
+    agree_over(link, layout, (true, true), |len| Segment::create(len - PAGE), deadline)
+}

@@ -1,0 +1,615 @@
+//! The rail between processes of one machine that have devices: host memory and messages as over [`ShmRail`], which is inside, and
+//! device memory beside it. What is hot and what is slow is said at [`GpuRail`].
+//!
+//! `config` has the sizes, `link` what both ends agree on, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
+//! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the
+//! owner sleeps on.
+
+mod bell;
+mod bounce;
+mod config;
+mod link;
+mod memory;
+mod post;
+mod progress;
+mod queue;
+mod setup;
+mod stage;
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Region, Untrusted};
+use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::sync::host::{Host, SpinHost};
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+
+use super::done::{Receiver, Sender};
+use super::pair::Board;
+use super::{
+    Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, RevokeError, Sharing,
+};
+use bell::Pace;
+use bounce::Relay;
+use fishplate_shm::HandshakeError;
+use fishplate_shm::Segment;
+use fishplate_shm::extension::FOREVER;
+use fishplate_shm::{ShmConfig, ShmRail};
+use memory::{Imported, Registered};
+use queue::{Ops, Streams};
+use stage::Stage;
+
+pub use bell::GpuBell;
+pub use config::GpuConfig;
+pub use link::{GpuLink, GpuProfile};
+pub use setup::GpuSetup;
+
+/// How often what was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuStats {
+    /// Transfers that the device carried.
+    pub direct: u64,
+    /// Transfers through bounce slots.
+    pub relayed: u64,
+    /// Transfers that the processor made.
+    pub stored: u64,
+    /// Writes told by done words, and by records.
+    pub told: (u64, u64),
+    /// Writes of peers whose failure was told.
+    pub failures_heard: u64,
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// From this process into the peer's memory.
+    Put,
+    /// From the peer's memory into this process.
+    Get,
+}
+
+/// What both segments of a link are good for, at one end.
+#[derive(Debug)]
+struct Shared {
+    segment: Segment,
+    mine: Board,
+    theirs: Board,
+    number: u32,
+    /// Where the device sees them, if it does.
+    mine_at: Option<DevicePtr>,
+    theirs_at: Option<DevicePtr>,
+    done: Option<(Sender, Receiver)>,
+    relay: Option<Relay>,
+}
+
+// SAFETY: boards are addresses in mappings that belong to no thread; both outlive this value.
+unsafe impl Send for Shared {}
+
+/// One attached peer.
+#[derive(Debug)]
+struct GpuPeer {
+    /// Tells it from the one that had its place before.
+    life: u32,
+    own: bool,
+    down: bool,
+    imports: Vec<Imported>,
+    /// The one that was used last.
+    hint: usize,
+    shared: Option<Shared>,
+    /// Pieces that the device is copying into or out of the segments.
+    pieces: u32,
+}
+
+/// The rail between processes of one machine, with device memory.
+///
+/// Posting, polling and notifying neither block, allocate, lock nor make a system call; they enter the driver to queue copies and words
+/// and to ask after them, and for nothing else. Registering, importing, attaching, detaching, [`place`](Rail::place),
+/// [`fetch`](Rail::fetch) and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+///
+/// | local memory              | memory of the peer          | moved by                                              |
+/// |---------------------------|-----------------------------|-------------------------------------------------------|
+/// | host                      | host                        | [`ShmRail`]                                           |
+/// | device, or pinned host    | device, reached             | the device, in chunks over several streams            |
+/// | any that the processor sees | device that it sees       | the processor, up to [`GpuConfig::mapped_store`]      |
+/// | any                       | device, not reached; or host, from a device | both ends, through bounce slots       |
+///
+/// A write is told to its target when all of it has landed: by a word in the [done channel](GpuConfig::done_channel), which the device
+/// stores itself where it can, or by a record through the lane. Writes end in any order: the rail is not
+/// [ordered](Caps::order).
+///
+/// An operation whose peer is gone is reported when the device has finished with its memory: until then its buffer is not free. Where the
+/// device does not say in time, or is lost, the end is [unknown](CompleteError::Unknown).
+///
+/// What the device stores rings no bell: sleep on [`bell`](GpuRail::bell), which knows.
+#[derive(Debug)]
+pub struct GpuRail<D: Device, H: Host> {
+    inner: ShmRail<H>,
+    sharing: Sharing<D>,
+    config: GpuConfig,
+    device: DeviceCaps,
+    caps: Caps,
+    locals: Box<[Registered]>,
+    peers: Box<[Option<Box<GpuPeer>>]>,
+    /// Peers with segments, in no order.
+    active: Vec<Peer>,
+    /// Where in `active` the next pass begins.
+    first: usize,
+    life: u32,
+    ops: Ops,
+    streams: Streams,
+    /// Ends to be reported.
+    ended: VecDeque<(u64, Result<(), CompleteError>)>,
+    /// Writes of peers to be reported.
+    landed: VecDeque<(Peer, u32)>,
+    /// Operations whose record found no room.
+    telling: VecDeque<u32>,
+    /// Peers that were reported down in this pass.
+    fallen: Vec<Peer>,
+    lost: Option<i32>,
+    stage: Stage,
+    pace: Arc<Pace>,
+    /// Peers whose devices store words that ring nobody.
+    silent: u32,
+    stats: GpuStats,
+    why: Option<Refused>,
+    /// Whether the next poll looks at the device first.
+    device_first: bool,
+}
+
+assert_impl_all!(GpuRail<HostDevice, SpinHost>: Send);
+assert_not_impl_any!(GpuRail<HostDevice, SpinHost>: Sync, Clone);
+
+/// Why the last registration or import of device memory was refused, in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A registration.
+    Export(ExportError),
+    /// An import.
+    Import(ImportError),
+}
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Makes a rail without peers over a device, which the rail owns from now on.
+    pub fn new(device: D, host: H, shm: ShmConfig, config: GpuConfig) -> Result<Self, AttachError> {
+        config.check()?;
+        let config = GpuConfig { timeout: config.timeout.min(FOREVER), ..config };
+        let peers = usize::from(shm.max_peers);
+        let inner = ShmRail::new(host, shm)?;
+        let mut sharing = Sharing::new(device, config.imports);
+        let device = sharing.device().caps();
+        let stage = Stage::new(sharing.driver());
+        let caps = Caps {
+            inject: 0,
+            order: Order::None,
+            depth: inner.caps().depth.min(config.ops.into()),
+            ..inner.caps()
+        };
+        let ops = usize::from(config.ops);
+        Ok(GpuRail {
+            inner,
+            sharing,
+            device,
+            caps,
+            locals: (0..config.max_regions).map(|_| Registered::EMPTY).collect(),
+            peers: (0..peers).map(|_| None).collect(),
+            active: Vec::with_capacity(peers),
+            first: 0,
+            life: 0,
+            ops: Ops::new(config.ops),
+            streams: Streams::new(device.streams.min(config.spread.max(1)), device.marks, ops * 4),
+            ended: VecDeque::with_capacity(2 * ops),
+            landed: VecDeque::with_capacity(peers * config.relay_slots as usize),
+            telling: VecDeque::with_capacity(ops),
+            fallen: Vec::with_capacity(peers),
+            lost: None,
+            stage,
+            pace: Arc::new(Pace::new(config.longest_nap)),
+            silent: 0,
+            stats: GpuStats::default(),
+            why: None,
+            device_first: false,
+            config,
+        })
+    }
+
+    /// What this rail brings to a handshake and to what follows it.
+    pub fn profile(&self) -> GpuProfile {
+        GpuProfile {
+            profile: self.inner.profile(),
+            layout: self.config.layout(),
+            want: (self.config.done_channel, self.config.relay_slots > 0),
+        }
+    }
+
+    /// What the owner sleeps on. It outlives the rail.
+    pub fn bell(&self) -> GpuBell {
+        GpuBell { bell: self.inner.bell(), pace: Arc::clone(&self.pace) }
+    }
+
+    /// The machine under the rail.
+    pub fn host(&self) -> &H {
+        self.inner.host()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.sharing.device()
+    }
+
+    /// Takes `size` bytes of the device's memory. Slow path.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
+        self.sharing.driver().alloc(size)
+    }
+
+    /// The device, to free its memory.
+    ///
+    /// # Safety
+    /// As for [`Sharing::device_mut`].
+    pub unsafe fn device_mut(&mut self) -> &mut D {
+        self.sharing.driver()
+    }
+
+    /// Asks the peers to close the memory around `at`, if it was exported, and waits until they
+    /// have. Slow path.
+    ///
+    /// # Errors
+    /// See [`RevokeError`].
+    pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
+        match self.sharing.exports().find(at, 1) {
+            Some((alloc, _)) => self.sharing.revoke_and_wait(&mut self.inner, alloc, deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline
+    /// expired. Slow path.
+    pub fn close_revoked(&mut self, deadline: Instant) -> bool {
+        while self.sharing.imports().mapped().0 > 0 {
+            self.sharing.turn(&mut self.inner);
+            if !self.sharing.sleep(&mut self.inner, deadline) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// How often what was done.
+    pub fn stats(&self) -> GpuStats {
+        self.stats
+    }
+
+    /// Why device memory was last refused, if it was.
+    pub fn why(&self) -> Option<Refused> {
+        self.why
+    }
+
+    /// Swaps opaque bytes with an attached peer: see [`ShmRail::exchange`].
+    pub fn exchange(
+        &mut self,
+        peer: Peer,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, HandshakeError> {
+        self.inner.exchange(peer, blob, deadline)
+    }
+
+    /// Takes a peer over whose link was agreed on with this rail's [`profile`](Self::profile). Slow path.
+    pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
+        let GpuLink { link, agreed } = link;
+        self.inner.attach(peer, link)?;
+        let layout = agreed.layout;
+        let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
+            let device = self.sharing.driver();
+            // SAFETY: both are mapped until the peer is detached, which unpins them, or leaves them mapped for good.
+            let mut pin = |board: Board| unsafe { device.pin(board.ptr(), board.len()) }.ok();
+            let (mine_at, theirs_at) = (pin(mine), pin(theirs));
+            // SAFETY: ours holds the words that we store and our cursor, theirs the words that they store and theirs; both are mapped as
+            // long as these are used.
+            let done = agreed.done.then(|| unsafe {
+                let sender = Sender::new(mine.words(), layout.words, theirs.cursor(), 0);
+                (sender, Receiver::new(theirs.words(), layout.words, mine.cursor(), 0))
+            });
+            // SAFETY: likewise.
+            let relay = agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
+            Shared { segment, mine, theirs, number, mine_at, theirs_at, done, relay }
+        });
+        if shared.is_some() {
+            self.active.push(peer);
+        }
+        self.enter(peer, shared, false);
+        self.publish_to(peer);
+        Ok(())
+    }
+
+    /// Makes this process its own peer. Slow path.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        self.inner.attach_self(peer)?;
+        self.enter(peer, None, true);
+        Ok(())
+    }
+
+    fn enter(&mut self, peer: Peer, shared: Option<Shared>, own: bool) {
+        self.life = self.life.wrapping_add(1);
+        let life = self.life;
+        let fresh = GpuPeer { life, own, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
+        self.peers[usize::from(peer.0)] = Some(Box::new(fresh));
+        self.expect_silence();
+    }
+
+    fn peer(&mut self, peer: Peer) -> Option<&mut GpuPeer> {
+        self.peers.get_mut(usize::from(peer.0))?.as_deref_mut()
+    }
+
+    fn shared(&mut self, peer: Peer) -> Option<&mut Shared> {
+        self.peer(peer)?.shared.as_mut()
+    }
+
+    /// Tells the bell what may come without ringing it: when peers come or go.
+    fn expect_silence(&mut self) {
+        let told =
+            self.peers.iter().flatten().filter(|peer| {
+                !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
+            });
+        self.silent = told.count() as u32;
+        self.pace.expect(self.silent + u32::from(!self.ops.is_empty()));
+    }
+}
+
+/// Hands everything on, and notes who is down.
+struct Watch<'a, S> {
+    sink: &'a mut S,
+    fallen: &'a mut Vec<Peer>,
+}
+
+#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
+impl<S: Sink> Sink for Watch<'_, S> {
+    #[inline(always)]
+    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
+        self.sink.done(cx, result);
+    }
+
+    #[inline(always)]
+    fn done_alike(&mut self, cx: u64, count: u32) {
+        self.sink.done_alike(cx, count);
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, peer: Peer, data: u32) {
+        self.sink.landed(peer, data);
+    }
+
+    #[inline(always)]
+    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        self.sink.message(peer, bytes);
+    }
+
+    fn peer_down(&mut self, peer: Peer, why: PeerError) {
+        self.fallen.push(peer);
+        self.sink.peer_down(peer, why);
+    }
+}
+
+// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a
+// pending transfer ends when the device has finished with it. `GpuSetup` gives away neither the
+// inner rail nor the device.
+unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
+    type Setup<'a>
+        = GpuSetup<'a, D, H>
+    where
+        Self: 'a;
+
+    const COPIES: bool = true;
+
+    fn setup(&mut self) -> GpuSetup<'_, D, H> {
+        GpuSetup(self)
+    }
+
+    #[inline]
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        self.register_region(region)
+    }
+
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        self.deregister_key(key)
+    }
+
+    fn touches(&self, memory: Local) -> bool {
+        self.touches_memory(memory)
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if memory::is_device(key) {
+            let deadline = Instant::now() + self.config.timeout;
+            return self.import_device(peer, key, len, Some(deadline)).map(|()| None);
+        }
+        self.inner.import(peer, key, len)
+    }
+
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        if memory::is_device(key) {
+            return self.import_device(peer, key, len, None).map(|()| None);
+        }
+        self.inner.try_import(peer, key, len)
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        if memory::is_device(key) {
+            return self.release_device(peer, key);
+        }
+        self.inner.release(peer, key);
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        self.detach_peer(peer);
+    }
+
+    #[inline]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
+    }
+
+    #[inline]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_read(peer, local, remote, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
+    }
+
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        if memory::is_host(&local, &remote) {
+            // SAFETY: handed on to our caller.
+            return unsafe { self.inner.post_fetch(peer, local, remote, cx) };
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
+    }
+
+    #[inline]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        self.inner.post_message(peer, head, body, cx)
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        // Whoever comes second gets what is left: they take turns.
+        self.device_first = !self.device_first;
+        let mut count = 0;
+        if self.device_first {
+            count += self.poll_device(budget, sink);
+        }
+        let mut watch = Watch { sink, fallen: &mut self.fallen };
+        count += self.inner.poll(budget - count, &mut watch);
+        if !self.device_first {
+            count += self.poll_device(budget - count, sink);
+        }
+        if !self.fallen.is_empty() {
+            self.take_down();
+        }
+        if count > 0 {
+            self.pace.found();
+        }
+        count
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        if !memory::is_host(&local, &remote) {
+            return None;
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.inner.copy_to(peer, local, remote) }
+    }
+
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        if !memory::is_host(&local, &remote) {
+            return None;
+        }
+        // SAFETY: handed on to our caller.
+        unsafe { self.inner.copy_from(peer, local, remote) }
+    }
+
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.place_bytes(to, from) }
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.fetch_bytes(from, into) }
+    }
+
+    #[inline]
+    fn notify(&mut self, peer: Peer) {
+        self.inner.notify(peer);
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        // What a peer has still told, before it is told that the peer is gone.
+        self.poll_device(self.caps.depth, sink);
+        let mut watch = Watch { sink, fallen: &mut self.fallen };
+        self.inner.check_peers(&mut watch);
+        if !self.fallen.is_empty() {
+            self.take_down();
+        }
+        self.sharing.turn(&mut self.inner);
+    }
+}
+
+impl<D: Device, H: Host> Drop for GpuRail<D, H> {
+    /// Detaches every peer: waits for the device, as long as the configuration allows for each.
+    fn drop(&mut self) {
+        for peer in 0..self.peers.len() as u16 {
+            self.detach_peer(Peer(peer));
+        }
+        for slot in 0..self.locals.len() {
+            // What the device refuses to let go of goes with its context.
+            let _ = self.unpin_local(slot);
+        }
+        self.stage.end(self.sharing.driver());
+    }
+}
+
+fn post_error(error: DeviceError) -> PostError {
+    match error {
+        DeviceError::Exhausted => PostError::Again,
+        error => PostError::Provider(queue::code(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

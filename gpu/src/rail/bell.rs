@@ -1,0 +1,100 @@
+//! What the owner of a rail with a device sleeps on. Words that a device stores ring no bell, and neither does a copy that ends: while
+//! either may come, sleep is cut into naps, each twice as long as the one before, up to a limit; whatever is found makes the next
+//! one short again. So a wait costs little, however long it is, and no fixed sleep stands between an arrival and its discovery.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use fishplate_core::sync::event::Park;
+use fishplate_core::sync::host::{Host, Woken};
+
+use fishplate_shm::Bell;
+
+/// The first nap, in nanoseconds.
+const FIRST: u64 = 20_000;
+
+/// What the rail tells its bell. One thread writes it, the same that sleeps; atomics because the bell outlives the rail.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// What may come without ringing: copies under way, and peers whose devices store words.
+    silent: AtomicU32,
+    nap: AtomicU64,
+    longest: u64,
+}
+
+impl Pace {
+    pub(super) fn new(longest: Duration) -> Self {
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX).max(FIRST);
+        Pace { silent: AtomicU32::new(0), nap: AtomicU64::new(FIRST), longest }
+    }
+
+    /// So much may come without ringing.
+    pub(super) fn expect(&self, silent: u32) {
+        // Relaxed: read by this thread, or by one that it was handed to.
+        self.silent.store(silent, Ordering::Relaxed);
+    }
+
+    /// Something came.
+    #[inline(always)]
+    pub(super) fn found(&self) {
+        // Relaxed: as above.
+        self.nap.store(FIRST, Ordering::Relaxed);
+    }
+
+    /// The next nap, in nanoseconds; the one after is longer.
+    fn nap(&self) -> Option<u64> {
+        // Relaxed: as above.
+        if self.silent.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let nap = self.nap.load(Ordering::Relaxed);
+        self.nap.store(nap.saturating_mul(2).min(self.longest), Ordering::Relaxed);
+        Some(nap)
+    }
+}
+
+/// The eventcount of a [`GpuRail`](crate::GpuRail), on which its owner sleeps. A handle: it outlives the rail, and clones are the
+/// same.
+#[derive(Clone, Debug)]
+pub struct GpuBell {
+    pub(super) bell: Bell,
+    pub(super) pace: Arc<Pace>,
+}
+
+impl Park for GpuBell {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        let timeout_ns = self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns));
+        self.bell.park(host, timeout_ns, work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_to_their_limit_begin_anew_with_every_find_and_are_none_where_everything_rings() {
+        let pace = Pace::new(Duration::from_micros(90));
+        assert_eq!(pace.nap(), None);
+        pace.expect(1);
+        let naps: Vec<_> = (0..5).map(|_| pace.nap().unwrap()).collect();
+        assert_eq!(naps, [20_000, 40_000, 80_000, 90_000, 90_000]);
+        pace.found();
+        assert_eq!(pace.nap(), Some(20_000));
+        pace.expect(0);
+        assert_eq!(pace.nap(), None);
+    }
+
+    #[test]
+    fn naps_without_a_limit_are_as_long_as_can_be_counted() {
+        let pace = Pace::new(Duration::MAX);
+        pace.expect(1);
+        assert_eq!((0..100).map(|_| pace.nap().unwrap()).max(), Some(u64::MAX));
+    }
+}

@@ -1,0 +1,180 @@
+//! Our half: jobs are cut into pieces, pieces go into slots of ours, and a slot is free again when the peer has answered.
+
+use fishplate_core::error::CompleteError;
+use fishplate_core::mem::{Peer, copy_bytes};
+use fishplate_core::sync::host::Host;
+
+use super::super::GpuRail;
+use super::super::queue::{Owner, Place, code};
+use super::take::Named;
+use super::{Job, JobKind, Sent, errno};
+use crate::Device;
+use crate::relay::{Piece, What};
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Fills slots while there are jobs and free slots.
+    pub(in super::super) fn pump(&mut self, peer: Peer) {
+        loop {
+            let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
+                return;
+            };
+            let life = known.life;
+            let Some(shared) = known.shared.as_mut() else { return };
+            let (mine, mine_at) = (shared.mine, shared.mine_at);
+            let Some(relay) = shared.relay.as_mut() else { return };
+            let Some(&job) = relay.jobs.front() else { return };
+            let (number, slot) = relay.out.turn();
+            if relay.sent[slot as usize].is_some() {
+                return;
+            }
+            let left = job.len - job.done;
+            let len = left.min(relay.chunk.into()) as u32;
+            let last = u64::from(len) == left;
+            let at = job.offset + job.done;
+            let (piece, op, answers) = match job.kind {
+                JobKind::Write { op, key, data } => {
+                    let data = data.filter(|_| last);
+                    (Piece { what: What::Write { key, last, data }, offset: at, len }, Some(op), None)
+                }
+                JobKind::Ask { op, key, id } => {
+                    let what = What::Read { key, want: job.len, id };
+                    (Piece { what, offset: job.offset, len: 0 }, Some(op), None)
+                }
+                JobKind::Reply { number, id, .. } => {
+                    let answers = last.then_some(number);
+                    (Piece { what: What::Reply { id }, offset: job.done, len }, None, answers)
+                }
+            };
+            let (source, local) = match job.kind {
+                // It may be taken back at any time.
+                JobKind::Reply { key, from, .. } => {
+                    let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
+                        self.break_off(peer, job, libc::EFAULT);
+                        continue;
+                    };
+                    (source, local)
+                }
+                _ => (job.source.at(job.done), None),
+            };
+            let mut sent = Sent { number, piece, op, answers, filled: false, local };
+            match source {
+                Place::Device(from) if piece.len > 0 => {
+                    if self.streams.room() == 0 {
+                        return;
+                    }
+                    let Some(base) = mine_at else { return };
+                    let (stream, to) = (self.streams.idle(), base.at(mine.bounce_at(slot)));
+                    // SAFETY: the source is registered, and lent until the operation ends, or checked when it was asked for; the
+                    // slot is free, and pinned.
+                    let queued =
+                        unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
+                    if let Err(error) = queued {
+                        self.break_off(peer, job, code(error));
+                        continue;
+                    }
+                    let owner = Owner::Filling { peer, life, number };
+                    self.streams.mark(self.sharing.driver(), stream, owner);
+                    if let Some(known) = self.peer(peer) {
+                        known.pieces += 1;
+                    }
+                    if let Some(slot) = local {
+                        self.locals[slot as usize].uses += 1;
+                    }
+                }
+                Place::Host(from) if piece.len > 0 => {
+                    // SAFETY: as above, for the processor; the slot is ours until it is filled.
+                    unsafe { copy_bytes(from, mine.bounce(slot), piece.len as usize) };
+                    sent.filled = true;
+                }
+                _ => sent.filled = true,
+            }
+            if let Some(op) = op.and_then(|op| self.ops.get_mut(op)) {
+                op.parts += u32::from(!matches!(job.kind, JobKind::Ask { .. }));
+                op.unposted = !last && !matches!(job.kind, JobKind::Ask { .. });
+            }
+            let Some(relay) = self.relay_of(peer) else { return };
+            relay.out.take();
+            relay.sent[slot as usize] = Some(sent);
+            if last || matches!(job.kind, JobKind::Ask { .. }) {
+                relay.jobs.pop_front();
+            } else if let Some(job) = relay.jobs.front_mut() {
+                job.done += u64::from(piece.len);
+            }
+            if sent.filled {
+                self.send(peer, slot);
+            }
+        }
+    }
+
+    /// A piece is in its slot: the peer is told.
+    fn send(&mut self, peer: Peer, slot: u32) {
+        let Some(relay) = self.relay_of(peer) else { return };
+        let Some(sent) = &mut relay.sent[slot as usize] else { return };
+        sent.filled = true;
+        let sent = *sent;
+        relay.out.fill(sent.number, &sent.piece);
+        if let Some(number) = sent.answers {
+            relay.replies -= 1;
+            relay.input.answer(number, 0);
+        }
+        self.inner.mark_due(peer);
+    }
+
+    /// A job cannot go on.
+    #[cold]
+    fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
+        let Some(relay) = self.relay_of(peer) else { return };
+        relay.jobs.pop_front();
+        match job.kind {
+            JobKind::Reply { number, .. } => {
+                relay.replies -= 1;
+                relay.input.answer(number, errno(code));
+                self.inner.mark_due(peer);
+            }
+            JobKind::Write { op, .. } | JobKind::Ask { op, .. } => {
+                if let Some(op) = self.ops.get_mut(op) {
+                    op.unposted = false;
+                    op.error.get_or_insert(CompleteError::Failed(code));
+                }
+                self.settle(op);
+            }
+        }
+    }
+
+    /// The device has copied a piece into its slot, or says that it cannot tell.
+    pub(in super::super) fn filled(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
+        let Some(relay) = self.relay_of(peer) else { return };
+        let slot = (number & (relay.sent.len() as u64 - 1)) as u32;
+        let Some(sent) = relay.sent[slot as usize].filter(|sent| sent.number == number) else { return };
+        if let Some(local) = sent.local {
+            self.locals[local as usize].uses -= 1;
+        }
+        if let Some(why) = error
+            && let Some(index) = sent.op
+            && let Some(op) = self.ops.get_mut(index)
+        {
+            op.error.get_or_insert(why);
+        }
+        let down = self.peer(peer).is_none_or(|known| known.down);
+        match down {
+            // Nobody will take it out.
+            true => self.slot_over(peer, slot, 0),
+            // Of a piece that failed too: the slots are used in turn. Whoever reads it was told of the failure, or is by the end.
+            false => self.send(peer, slot),
+        }
+    }
+
+    /// A slot is free again.
+    pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
+        let Some(relay) = self.relay_of(peer) else { return };
+        let Some(sent) = relay.sent[slot as usize].take() else { return };
+        let Some(index) = sent.op else { return };
+        if let Some(op) = self.ops.get_mut(index) {
+            op.parts = op.parts.saturating_sub(1);
+            if code != 0 {
+                op.error.get_or_insert(CompleteError::Failed(code.into()));
+            }
+        }
+        self.settle(index);
+    }
+}

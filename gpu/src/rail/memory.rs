@@ -1,0 +1,406 @@
+//! Registered and imported memory. Slow path, all but the look-ups: enters the driver, and an import waits for a bounded time.
+//!
+//! | bits of a key | what                                                                       |
+//! |---------------|----------------------------------------------------------------------------|
+//! | 60..64        | 4: device memory. Others are those of [`ShmRail`](fishplate_shm::ShmRail)    |
+//! | 32..60        | version of the registration, so that a key of an earlier one is refused    |
+//! | 0..32         | the allocation                                                             |
+//!
+//! The base that goes with it counts from the start of the allocation.
+
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use fishplate_core::error::AttachError;
+use fishplate_core::mem::{Peer, Region, RegionKind};
+use fishplate_core::rail::{Local, Rail, RailKey, Remote};
+use fishplate_core::sync::host::Host;
+
+use super::queue::{Kind, Op};
+use super::{GpuRail, Refused, Shared};
+use crate::within;
+use crate::{
+    AllocId, Device, DeviceError, DevicePtr, ExportError, Fault, ImportError, ImportId, Registration, Wanted,
+};
+
+const DEVICE: u64 = 4;
+
+/// Set in the descriptor of a region of the device.
+const DEVICE_DESC: u64 = 1 << 63;
+
+/// Whether a key names device memory.
+#[inline(always)]
+pub(super) fn is_device(key: RailKey) -> bool {
+    key.key >> 60 == DEVICE
+}
+
+/// Whether a transfer is one between host memories.
+#[inline(always)]
+pub(super) fn is_host(local: &Local, remote: &Remote) -> bool {
+    !is_device(remote.key) && local.desc & DEVICE_DESC == 0
+}
+
+/// What a slot of the table holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Nothing,
+    /// Memory of the device, and where the processor sees it, if it does.
+    Device(Registration, Option<NonNull<u8>>),
+    /// Pinned host memory, and where the device sees it.
+    Pinned(DevicePtr),
+}
+
+/// A registered region that the device can use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registered {
+    pub(super) key: RailKey,
+    pub(super) ptr: u64,
+    pub(super) len: u64,
+    pub(super) what: What,
+    /// How often it is registered.
+    times: u32,
+    /// Transfers under way that use it.
+    pub(super) uses: u32,
+    generation: u32,
+}
+
+// SAFETY: addresses of registered memory, which belongs to no thread.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    pub(super) const EMPTY: Self = Registered {
+        key: RailKey { key: 0, base: 0 },
+        ptr: 0,
+        len: 0,
+        what: What::Nothing,
+        times: 0,
+        uses: 0,
+        generation: 0,
+    };
+
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.what, What::Nothing)
+    }
+
+    /// Where the device sees a part of it.
+    pub(super) fn place(&self, addr: u64, len: u64) -> Option<DevicePtr> {
+        let delta = addr.checked_sub(self.ptr).filter(|&delta| within(delta, len, self.len))?;
+        match self.what {
+            What::Nothing => None,
+            What::Device(..) => Some(DevicePtr(addr)),
+            What::Pinned(at) => Some(at.at(delta)),
+        }
+    }
+
+    /// Where the processor sees a part of it.
+    pub(super) fn view(&self, addr: u64) -> Option<*mut u8> {
+        match self.what {
+            What::Device(_, view) => view.map(|view| view.as_ptr().wrapping_add((addr - self.ptr) as usize)),
+            _ => None,
+        }
+    }
+}
+
+/// How an import is reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reach {
+    /// Open here.
+    Open { id: ImportId, ptr: DevicePtr, view: Option<NonNull<u8>> },
+    /// Our own: the place in the table of what is registered.
+    Own { slot: u32 },
+    /// Only through bounce slots.
+    Relay,
+}
+
+/// Memory of a peer that has been imported.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Imported {
+    pub(super) key: RailKey,
+    pub(super) len: u64,
+    pub(super) reach: Reach,
+    uses: u32,
+}
+
+// SAFETY: addresses of imported memory, which belongs to no thread.
+unsafe impl Send for Imported {}
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    pub(super) fn register_region(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let RegionKind::Device { ordinal } = region.kind() else { return self.register_host(region) };
+        let (ptr, len) = (DevicePtr(region.ptr().as_ptr() as u64), region.len() as u64);
+        if len == 0 || ptr.0.checked_add(len).is_none() {
+            return Err(AttachError::BadRange);
+        }
+        if ordinal != self.device.ordinal {
+            self.why = Some(Refused::Export(DeviceError::NoDevice(self.device.ordinal + 1).into()));
+            return Err(AttachError::Unsupported);
+        }
+        let free = self.free_local()?;
+        let registered = self.sharing.register(&mut self.inner, ptr, len);
+        let registration = registered.map_err(|error| self.export_refused(error))?;
+        let alloc = registration.alloc.key();
+        if alloc > u64::from(u32::MAX) {
+            self.sharing.deregister(&registration);
+            return Err(AttachError::Full);
+        }
+        let version = registration.version & ((1 << 28) - 1);
+        let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
+        // The same range again is the same registration.
+        if let Some(slot) = self.locals.iter().position(|known| !known.is_free() && known.key == key) {
+            self.locals[slot].times += 1;
+            return Ok((key, self.desc(slot)));
+        }
+        let view = self.sharing.device().host_view(ptr, len);
+        self.enter_local(free, key, ptr.0, len, What::Device(registration, view));
+        for peer in 0..self.peers.len() as u16 {
+            self.publish(Peer(peer), free);
+        }
+        Ok((key, self.desc(free)))
+    }
+
+    fn register_host(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let (key, _) = self.inner.register(region)?;
+        let Some(slot) = self.free_local().ok().filter(|_| self.config.pin_regions && self.lost.is_none())
+        else {
+            return Ok((key, 0));
+        };
+        // SAFETY: registered memory stays mapped until it is taken back, which unpins it.
+        match unsafe { self.sharing.driver().pin(region.ptr(), region.len()) } {
+            Ok(at) => {
+                let (ptr, len) = (region.ptr().as_ptr() as u64, region.len() as u64);
+                self.enter_local(slot, key, ptr, len, What::Pinned(at));
+                Ok((key, self.desc(slot)))
+            }
+            // Pinned by somebody else, or not to be pinned: it travels through bounce slots.
+            Err(_) => Ok((key, 0)),
+        }
+    }
+
+    fn free_local(&self) -> Result<usize, AttachError> {
+        let free = self.locals.iter().position(|slot| slot.is_free() && slot.uses == 0);
+        free.ok_or(AttachError::Full)
+    }
+
+    fn enter_local(&mut self, slot: usize, key: RailKey, ptr: u64, len: u64, what: What) {
+        let generation = self.locals[slot].generation;
+        self.locals[slot] = Registered { key, ptr, len, what, times: 1, uses: 0, generation };
+    }
+
+    fn desc(&self, slot: usize) -> u64 {
+        let local = &self.locals[slot];
+        let device = if matches!(local.what, What::Device(..)) { DEVICE_DESC } else { 0 };
+        device | u64::from(local.generation & 0x7fff_ffff) << 32 | (slot as u64 + 1)
+    }
+
+    /// The place in the table that a descriptor names.
+    #[inline(always)]
+    pub(super) fn local_of(&self, desc: u64) -> Option<u32> {
+        let slot = (desc as u32).wrapping_sub(1);
+        let local = self.locals.get(slot as usize)?;
+        (u64::from(local.generation & 0x7fff_ffff) == desc >> 32 & 0x7fff_ffff && !local.is_free())
+            .then_some(slot)
+    }
+
+    /// The place in the table of a region of the device that a peer names.
+    pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
+        self.locals.iter().position(|local| !local.is_free() && local.key == key).map(|slot| slot as u32)
+    }
+
+    pub(super) fn publish_to(&mut self, peer: Peer) {
+        for slot in 0..self.locals.len() {
+            self.publish(peer, slot);
+        }
+    }
+
+    /// Gives a peer the handle of a region, so that it need not ask.
+    fn publish(&mut self, peer: Peer, slot: usize) {
+        let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else { return };
+        if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own) {
+            // A peer that cannot be told asks when it needs it.
+            let _ = self.sharing.publish(&mut self.inner, peer, key.key, None, &registration);
+        }
+    }
+
+    pub(super) fn deregister_key(&mut self, key: RailKey) -> Result<(), AttachError> {
+        if !is_device(key) {
+            self.inner.deregister(key)?;
+        }
+        let Some(slot) = self.local_by_key(key) else { return Ok(()) };
+        let slot = slot as usize;
+        if let What::Device(registration, _) = self.locals[slot].what {
+            self.sharing.deregister(&registration);
+        }
+        self.locals[slot].times -= 1;
+        if self.locals[slot].times > 0 {
+            return Ok(());
+        }
+        for peer in self.peers.iter_mut().flatten().filter(|peer| peer.own) {
+            peer.imports.retain(|import| import.key != key);
+        }
+        if is_device(key) {
+            self.sharing.unpublish(&mut self.inner, key.key);
+        }
+        let deadline = Instant::now() + self.config.timeout;
+        while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
+        // What the device still copies, or holds, it must go on finding.
+        let used = self.locals[slot].uses > 0;
+        match self.unpin_local(slot) {
+            Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
+            Ok(()) => Ok(()),
+            Err(_) => Err(AttachError::Kept(libc::EIO)),
+        }
+    }
+
+    /// Whether something under way reads or fills any of these bytes.
+    pub(super) fn touches_memory(&self, memory: Local) -> bool {
+        let used = |local: &Registered| {
+            let ptr = std::ptr::without_provenance(local.ptr as usize);
+            local.uses > 0 && memory.overlaps(ptr, local.len as usize)
+        };
+        // Operations that no registration and no import counts: on host memory that is not pinned,
+        // or to memory of our own.
+        let uncounted = |op: &Op| match op.kind {
+            Kind::Direct => op.import.is_none(),
+            _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
+        };
+        self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)
+    }
+
+    /// Forgets a region. What the device may still be copying stays pinned.
+    pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
+        let local = &mut self.locals[slot];
+        let mut unpinned = Ok(());
+        if let What::Pinned(_) = local.what
+            && local.uses == 0
+            && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
+        {
+            // SAFETY: nothing that uses it is under way.
+            unpinned = unsafe { self.sharing.driver().unpin(ptr) };
+        }
+        let local = &mut self.locals[slot];
+        local.what = What::Nothing;
+        local.generation = local.generation.wrapping_add(1);
+        unpinned
+    }
+
+    /// Imports a region of a device. What the peer has not said yet is waited for until the
+    /// deadline, if there is one.
+    pub(super) fn import_device(
+        &mut self,
+        peer: Peer,
+        key: RailKey,
+        len: u64,
+        deadline: Option<Instant>,
+    ) -> Result<(), AttachError> {
+        let alloc = AllocId::from_key(key.key & u64::from(u32::MAX)).ok_or(AttachError::BadHandle)?;
+        if len == 0 || key.base.checked_add(len).is_none() {
+            return Err(AttachError::BadRange);
+        }
+        let most = usize::from(self.config.max_regions);
+        let known = self.peer(peer).ok_or(AttachError::UnknownPeer)?;
+        if known.down {
+            return Err(AttachError::UnknownPeer);
+        }
+        if let Some(import) = known.imports.iter_mut().find(|import| import.key == key) {
+            if import.len != len {
+                return Err(AttachError::BadHandle);
+            }
+            import.uses += 1;
+            return Ok(());
+        }
+        if known.imports.len() >= most {
+            return Err(AttachError::Full);
+        }
+        let own = known.own;
+        let relays = known.shared.as_ref().is_some_and(|shared| shared.relay.is_some());
+        let reach = if own {
+            let slot = self.local_by_key(key).ok_or(AttachError::UnknownRegion)?;
+            if len > self.locals[slot as usize].len {
+                return Err(AttachError::BadRange);
+            }
+            Reach::Own { slot }
+        } else if self.config.force_relay && relays {
+            Reach::Relay
+        } else {
+            // The peer has said, under the key, where the region is and how long: no more of its allocation is imported.
+            let (links, wanted) = (&mut self.inner, Wanted::Latest);
+            let found = match deadline {
+                Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),
+                None => self.sharing.try_prefetch(links, peer, key.key, wanted),
+            };
+            let late = ImportError { peer, alloc: Some(alloc), why: Fault::Deadline };
+            match found.and_then(|found| found.ok_or(late)) {
+                Ok((token, imported)) => {
+                    let known = token.binding();
+                    if (known.alloc, known.offset) != (alloc, key.base) || len > known.len {
+                        self.sharing.release(imported.id);
+                        let range = Fault::OutOfBounds { offset: key.base, len, size: known.len };
+                        let error = ImportError { peer, alloc: Some(alloc), why: range };
+                        return Err(self.import_refused(error));
+                    }
+                    let view = self.sharing.device().host_view(imported.ptr, len);
+                    Reach::Open { id: imported.id, ptr: imported.ptr, view }
+                }
+                Err(ImportError { why: Fault::Device(DeviceError::NoPeerAccess), .. }) if relays => {
+                    Reach::Relay
+                }
+                Err(error) => return Err(self.import_refused(error)),
+            }
+        };
+        if let Some(known) = self.peer(peer) {
+            known.imports.push(Imported { key, len, reach, uses: 1 });
+        }
+        Ok(())
+    }
+
+    pub(super) fn release_device(&mut self, peer: Peer, key: RailKey) {
+        let Some(known) = self.peer(peer) else { return };
+        let Some(place) = known.imports.iter().position(|import| import.key == key) else { return };
+        known.imports[place].uses -= 1;
+        if known.imports[place].uses > 0 {
+            return;
+        }
+        let import = known.imports.swap_remove(place);
+        if let Reach::Open { id, .. } = import.reach {
+            self.sharing.release(id);
+        }
+    }
+
+    fn export_refused(&mut self, error: ExportError) -> AttachError {
+        self.why = Some(Refused::Export(error));
+        match error {
+            ExportError::BadRange { .. } => AttachError::BadRange,
+            ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full,
+            ExportError::Device(DeviceError::NotExportable(_) | DeviceError::NotDeviceMemory) => {
+                AttachError::Unsupported
+            }
+            ExportError::Device(error) => AttachError::System(super::queue::code(error)),
+            ExportError::Revoking(_) | ExportError::Unknown(_) => AttachError::UnknownRegion,
+        }
+    }
+
+    fn import_refused(&mut self, error: ImportError) -> AttachError {
+        self.why = Some(Refused::Import(error));
+        match error.why {
+            Fault::PeerGone => AttachError::UnknownPeer,
+            Fault::Deadline => AttachError::System(libc::ETIMEDOUT),
+            Fault::NotExported | Fault::Revoked | Fault::Incarnation | Fault::Gone | Fault::Stale => {
+                AttachError::UnknownRegion
+            }
+            Fault::OutOfBounds { .. } => AttachError::BadRange,
+            Fault::Full | Fault::Again | Fault::Busy => AttachError::Full,
+            Fault::Size { .. } | Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => {
+                AttachError::BadHandle
+            }
+            Fault::Device(DeviceError::NoPeerAccess) => AttachError::Unsupported,
+            Fault::Device(error) => AttachError::System(super::queue::code(error)),
+        }
+    }
+}
+
+impl Shared {
+    /// Whether the device can use both segments.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.mine_at.is_some() && self.theirs_at.is_some()
+    }
+}

@@ -1,0 +1,406 @@
+//! Taking transfers in: which way each goes. A refusal has changed nothing. Nothing here blocks or allocates; the driver is entered to
+//! queue copies, one mark per stream that is used, and the word that tells of a write.
+
+use fishplate_core::error::{PeerError, PostError, Violation};
+use fishplate_core::mem::{Peer, copy_to_window};
+use fishplate_core::rail::{Local, Posted, Remote};
+use fishplate_core::sync::host::Host;
+
+use super::GpuRail;
+use super::Way;
+use super::bounce::{Job, JobKind};
+use super::memory::{Reach, is_device};
+use super::post_error;
+use super::queue::{Kind, Op, Owner, Place, code};
+use crate::done::{Status, word};
+use crate::within;
+use crate::{Device, DevicePtr, ImportId};
+use fishplate_core::error::CompleteError;
+
+/// The peer's end of a transfer.
+#[derive(Clone, Copy)]
+enum Far {
+    /// Where the device sees it; where the processor does; what keeps it open.
+    Near(DevicePtr, Option<*mut u8>, Option<ImportId>),
+    /// Out of reach.
+    Relay,
+}
+
+/// What a transfer is, resolved.
+#[derive(Clone, Copy)]
+struct Transfer {
+    peer: Peer,
+    way: Way,
+    len: u64,
+    data: Option<u32>,
+    cx: u64,
+    /// The registration that it uses here.
+    local: Option<u32>,
+}
+
+impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Moves data of which at least one end is a device's.
+    ///
+    /// # Safety
+    /// As for `Rail::post_write` or `Rail::post_read`, by `way`.
+    pub(super) unsafe fn post(
+        &mut self,
+        peer: Peer,
+        way: Way,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let known = self.peers.get(usize::from(peer.0)).and_then(Option::as_deref);
+        if known.is_none_or(|known| known.down) || !self.inner.is_up(peer) {
+            return Err(PostError::PeerDown);
+        }
+        let max = self.caps.max_rma;
+        if local.len > max {
+            return Err(PostError::TooLong { len: local.len, max });
+        }
+        let len = local.len as u64;
+        let far = self.far(peer, remote, len)?;
+        let (addr, slot) = (local.ptr.as_ptr(), self.local_of(local.desc));
+        let (near, view) = match slot.map(|slot| &self.locals[slot as usize]) {
+            Some(known) => {
+                let place = known.place(addr as u64, len).ok_or(PostError::BadKey)?;
+                let view = if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
+                (Place::Device(place), view)
+            }
+            // A descriptor of memory that was taken back: its address means nothing any more.
+            None if !is_host_desc(local.desc) => return Err(PostError::BadKey),
+            None => (Place::Host(addr), Some(addr)),
+        };
+        let transfer = Transfer { peer, way, len, data, cx, local: slot };
+        match (far, near, view) {
+            (Far::Near(_, Some(there), import), _, Some(here))
+                if len <= self.config.mapped_store || len == 0 =>
+            {
+                // SAFETY: both ranges were checked against what is registered and imported, and the processor sees them; the local
+                // one is the caller's promise otherwise.
+                unsafe { self.store(&transfer, here, there, import) }
+            }
+            (Far::Near(ptr, _, import), Place::Device(here), _) if len > 0 => {
+                // SAFETY: as above, for the device.
+                unsafe { self.queue(&transfer, here, ptr, import) }
+            }
+            (Far::Near(..), Place::Device(_), _) => self.tell_only(&transfer),
+            _ => self.relay(&transfer, near, remote),
+        }
+    }
+
+    /// Finds what a peer's key names.
+    #[inline]
+    fn far(&mut self, peer: Peer, remote: Remote, len: u64) -> Result<Far, PostError> {
+        let locals = &self.locals;
+        let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let known = known.ok_or(PostError::PeerDown)?;
+        if !is_device(remote.key) {
+            if !known.own {
+                return Ok(Far::Relay);
+            }
+            // Host memory of our own, which the device must have pinned.
+            let slot = self.local_by_key(remote.key).ok_or(PostError::Unsupported)?;
+            let local = &self.locals[slot as usize];
+            let at = local.ptr.checked_add(remote.offset).ok_or(PostError::BadKey)?;
+            let place = local.place(at, len).ok_or(PostError::BadKey)?;
+            return Ok(Far::Near(place, Some(at as *mut u8), None));
+        }
+        let hinted = known.imports.get(known.hint).is_some_and(|import| import.key == remote.key);
+        if !hinted {
+            let found = known.imports.iter().position(|import| import.key == remote.key);
+            known.hint = found.ok_or(PostError::BadKey)?;
+        }
+        let import = known.imports.get(known.hint).ok_or(PostError::BadKey)?;
+        if !within(remote.offset, len, import.len) {
+            return Err(PostError::BadKey);
+        }
+        Ok(match import.reach {
+            Reach::Open { id, ptr, view } => {
+                let view = view.map(|view| view.as_ptr().wrapping_add(remote.offset as usize));
+                Far::Near(ptr.at(remote.offset), view, Some(id))
+            }
+            Reach::Own { slot } => {
+                let local = locals.get(slot as usize).ok_or(PostError::BadKey)?;
+                let at = local.ptr + remote.offset;
+                let place = local.place(at, len).ok_or(PostError::BadKey)?;
+                Far::Near(place, local.view(at), None)
+            }
+            Reach::Relay => Far::Relay,
+        })
+    }
+
+    /// Whether a write can be told to its target when it has landed; the ticket of its done word, if that is how.
+    #[inline]
+    fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
+        let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
+        let shared = known.and_then(|known| known.shared.as_mut());
+        let Some((sender, _)) = shared.and_then(|shared| shared.done.as_mut()) else {
+            return self.inner.can_land(peer).map(|()| None);
+        };
+        match sender.reserve() {
+            Ok(Some(ticket)) => Ok(Some(ticket)),
+            Ok(None) => Err(PostError::Again),
+            Err(_) => {
+                self.inner.quarantine(peer, PeerError::Protocol(Violation::Counter));
+                Err(PostError::PeerDown)
+            }
+        }
+    }
+
+    fn take_ticket(&mut self, peer: Peer) {
+        if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut()) {
+            sender.take();
+        }
+    }
+
+    /// Tells a target of a write that has landed already. It was found that this can be done.
+    fn tell_at_once(&mut self, peer: Peer, ticket: Option<u64>, data: u32) -> Result<(), PostError> {
+        match ticket {
+            Some(ticket) => {
+                self.take_ticket(peer);
+                if let Some((sender, _)) = self.shared(peer).and_then(|shared| shared.done.as_mut()) {
+                    sender.store(ticket, Status::Landed, data);
+                }
+                self.inner.mark_due(peer);
+                self.stats.told.0 += 1;
+            }
+            None => {
+                self.inner.land(peer, data)?;
+                self.stats.told.1 += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A write of nothing.
+    #[cold]
+    fn tell_only(&mut self, transfer: &Transfer) -> Result<Posted, PostError> {
+        if let Some(data) = transfer.data {
+            let ticket = self.can_tell(transfer.peer)?;
+            self.tell_at_once(transfer.peer, ticket, data)?;
+        }
+        Ok(Posted::Done)
+    }
+
+    /// A transfer that the processor makes itself.
+    ///
+    /// # Safety
+    /// `len` bytes are valid at both, for reads and writes by `way`, as long as `import` is open.
+    unsafe fn store(
+        &mut self,
+        transfer: &Transfer,
+        here: *mut u8,
+        there: *mut u8,
+        import: Option<ImportId>,
+    ) -> Result<Posted, PostError> {
+        let ticket = match transfer.data {
+            Some(_) => Some(self.can_tell(transfer.peer)?),
+            None => None,
+        };
+        let (from, to) = match transfer.way {
+            Way::Put => (here, there),
+            Way::Get => (there, here),
+        };
+        // Until this thread lets it, nothing closes what is open: a look is enough.
+        if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
+            return Err(self.is_closed(transfer.peer));
+        }
+        // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
+        unsafe { copy_to_window(from, to, transfer.len as usize) };
+        self.stats.stored += 1;
+        if let (Some(ticket), Some(data)) = (ticket, transfer.data) {
+            self.tell_at_once(transfer.peer, ticket, data)?;
+        }
+        Ok(Posted::Done)
+    }
+
+    /// A transfer that the device makes.
+    ///
+    /// # Safety
+    /// `len` bytes are valid at both until the operation ends, for reads and writes by `way`.
+    unsafe fn queue(
+        &mut self,
+        transfer: &Transfer,
+        here: DevicePtr,
+        there: DevicePtr,
+        import: Option<ImportId>,
+    ) -> Result<Posted, PostError> {
+        let Transfer { peer, way, len, data, cx, local } = *transfer;
+        if let Some(code) = self.lost {
+            return Err(PostError::Provider(code));
+        }
+        let pieces = len.div_ceil(self.config.chunk);
+        let spread = pieces.min(u64::from(self.streams.count())) as u8;
+        if !self.ops.has_room() || self.streams.room() < u32::from(spread) || self.is_owed() {
+            return Err(PostError::Again);
+        }
+        let ticket = match data {
+            Some(_) => self.can_tell(peer)?,
+            None => None,
+        };
+        if import.is_some_and(|id| self.sharing.imports_mut().begin(id).is_err()) {
+            return Err(self.is_closed(peer));
+        }
+        let (to, from) = match way {
+            Way::Put => (there, here),
+            Way::Get => (here, there),
+        };
+        let first = self.streams.idle();
+        let (mut done, mut used, mut error) = (0, 0u8, None);
+        while done < len {
+            let piece = self.config.chunk.min(len - done);
+            let turn = (done / self.config.chunk % u64::from(spread)) as u8;
+            let stream = (first + turn) % self.streams.count();
+            // SAFETY: the caller's promise, for a part of both ranges.
+            match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
+                Ok(()) => used = used.max(turn + 1),
+                Err(refused) if done == 0 => {
+                    // Nothing was queued, so nothing has changed.
+                    if let Some(id) = import {
+                        self.sharing.imports_mut().end(id);
+                    }
+                    return Err(post_error(refused));
+                }
+                Err(refused) => {
+                    error = Some(CompleteError::Failed(code(refused)));
+                    break;
+                }
+            }
+            done += piece;
+        }
+        if ticket.is_some() {
+            self.take_ticket(peer);
+        }
+        let word_queued = match (ticket, data, error) {
+            (Some(ticket), Some(data), None) if used == 1 => self.queue_word(peer, first, ticket, data),
+            _ => false,
+        };
+        if let Some(slot) = local {
+            self.locals[slot as usize].uses += 1;
+        }
+        let life = self.peer(peer).map_or(0, |peer| peer.life);
+        let op = Op {
+            cx,
+            peer,
+            life,
+            kind: Kind::Direct,
+            import,
+            local,
+            parts: used.into(),
+            unposted: false,
+            error,
+            data,
+            ticket,
+            word_queued,
+            reported: false,
+        };
+        let Some(index) = self.begin(op) else { return Err(PostError::Again) };
+        for turn in 0..used {
+            let stream = (first + turn) % self.streams.count();
+            self.streams.mark(self.sharing.driver(), stream, Owner::Op(index));
+        }
+        self.stats.direct += 1;
+        Ok(Posted::Pending)
+    }
+
+    /// Why the memory of a peer is not open any more: the peer is gone, or has taken it back.
+    #[cold]
+    fn is_closed(&mut self, peer: Peer) -> PostError {
+        match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
+            true => PostError::PeerDown,
+            false => PostError::BadKey,
+        }
+    }
+
+    /// Has the device store the word of a write behind its one copy, if it can.
+    fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
+        if !self.device.write_word {
+            return false;
+        }
+        let known = self.peers.get(usize::from(peer.0)).and_then(Option::as_deref);
+        let Some(shared) = known.and_then(|known| known.shared.as_ref()) else { return false };
+        let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else { return false };
+        let place = at.at(shared.mine.words_at() + sender.offset(ticket));
+        let value = word(ticket, Status::Landed, data);
+        // SAFETY: the word lies in our segment, which is pinned until the device has finished; it is a multiple of 8.
+        unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
+    }
+
+    /// A transfer through bounce slots.
+    fn relay(&mut self, transfer: &Transfer, near: Place, remote: Remote) -> Result<Posted, PostError> {
+        let Transfer { peer, way, len, data, cx, local } = *transfer;
+        if let (Some(code), Place::Device(_)) = (self.lost, near) {
+            return Err(PostError::Provider(code));
+        }
+        if len == 0 && way == Way::Get {
+            return Ok(Posted::Done);
+        }
+        let full = !self.ops.has_room() || self.is_owed();
+        let shared = self.shared(peer).ok_or(PostError::Unsupported)?;
+        let pinned = shared.is_pinned();
+        let relay = shared.relay.as_mut().ok_or(PostError::Unsupported)?;
+        if matches!(near, Place::Device(_)) && !pinned {
+            return Err(PostError::Unsupported);
+        }
+        if full || !relay.has_room() {
+            return Err(PostError::Again);
+        }
+        let life = self.peer(peer).map_or(0, |peer| peer.life);
+        let (kind, parts) = match way {
+            Way::Put => (Kind::Written, 0),
+            Way::Get => (Kind::Read { left: len, len, into: near }, 1),
+        };
+        let op = Op {
+            cx,
+            peer,
+            life,
+            kind,
+            import: None,
+            local,
+            parts,
+            unposted: true,
+            error: None,
+            data: None,
+            ticket: None,
+            word_queued: false,
+            reported: false,
+        };
+        let Some(index) = self.begin(op) else { return Err(PostError::Again) };
+        let id = self.ops.id(index);
+        if let Some(slot) = local {
+            self.locals[slot as usize].uses += 1;
+        }
+        let kind = match way {
+            Way::Put => JobKind::Write { op: index, key: remote.key, data },
+            Way::Get => JobKind::Ask { op: index, key: remote.key, id },
+        };
+        if let Some(relay) = self.shared(peer).and_then(|shared| shared.relay.as_mut()) {
+            relay.push(Job { kind, source: near, offset: remote.offset, done: 0, len });
+        }
+        self.stats.relayed += 1;
+        self.pump(peer);
+        Ok(Posted::Pending)
+    }
+
+    /// Enters an operation.
+    fn begin(&mut self, op: Op) -> Option<u32> {
+        if self.ops.is_empty() {
+            self.pace.expect(self.silent + 1);
+        }
+        self.ops.insert(op)
+    }
+
+    /// Whether so many ends wait to be reported that no more can be taken in.
+    fn is_owed(&self) -> bool {
+        self.ended.len() >= usize::from(self.config.ops)
+    }
+}
+
+/// Whether a descriptor is of host memory, pinned or not.
+#[inline(always)]
+fn is_host_desc(desc: u64) -> bool {
+    desc >> 63 == 0
+}

@@ -1,0 +1,209 @@
+//! The rail over the fake driver: processes of a fake machine in one real one, with real sockets and segments between them. Whatever a
+//! real driver would not forgive is in [`FakeDriver::violations`], which every test looks at.
+
+mod bounces;
+mod direct;
+mod endings;
+mod hostile;
+mod told;
+
+use std::time::{Duration, Instant};
+
+use fishplate_core::mem::RegionKind;
+use fishplate_core::sync::host::SpinHost;
+
+use super::*;
+use crate::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
+use crate::share::board;
+use crate::testing::{Random, Seen, soon};
+use fishplate_shm::{Link, Role, socket_pair};
+
+type FakeRail = GpuRail<FakeDevice, SpinHost>;
+
+/// The other end, for either of a [`Pair`].
+const PEER: Peer = Peer(3);
+
+/// Polls after which what has not come is held to be lost.
+const PATIENCE: u32 = 200_000;
+
+fn small() -> GpuConfig {
+    GpuConfig {
+        ops: 32,
+        chunk: 512,
+        done_words: 16,
+        relay_slots: 4,
+        relay_chunk: 4096,
+        timeout: Duration::from_millis(500),
+        ..GpuConfig::default()
+    }
+}
+
+fn shm() -> ShmConfig {
+    ShmConfig { lane_cells: 64, max_message: 256, ..ShmConfig::default() }
+}
+
+/// A region of device memory, registered.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    at: DevicePtr,
+    key: RailKey,
+    desc: u64,
+}
+
+impl Memory {
+    fn local(&self, offset: usize, len: usize) -> Local {
+        Local { ptr: NonNull::new((self.at.0 + offset as u64) as *mut u8).unwrap(), len, desc: self.desc }
+    }
+
+    fn remote(&self, offset: usize) -> Remote {
+        Remote { key: self.key, offset: offset as u64 }
+    }
+}
+
+fn device_region(at: DevicePtr, len: usize) -> Region {
+    let ptr = NonNull::new(at.0 as *mut u8).unwrap();
+    // SAFETY: memory of the fake driver, which is there until its process ends.
+    unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
+}
+
+/// Registered device memory of a rail.
+fn memory(rail: &mut FakeRail, len: usize) -> Memory {
+    let at = rail.alloc(len as u64).unwrap();
+    let (key, desc) = rail.register(&device_region(at, len)).unwrap();
+    Memory { at, key, desc }
+}
+
+fn process(rail: &FakeRail) -> &FakeProcess {
+    rail.device().process()
+}
+
+fn peek(rail: &FakeRail, memory: &Memory, offset: usize, len: usize) -> Vec<u8> {
+    process(rail).peek(memory.at.at(offset as u64), len).unwrap()
+}
+
+fn poke(rail: &FakeRail, memory: &Memory, offset: usize, bytes: &[u8]) {
+    process(rail).poke(memory.at.at(offset as u64), bytes).unwrap();
+}
+
+/// A rail of a process of its own.
+fn rail(process: &FakeProcess, config: GpuConfig) -> FakeRail {
+    GpuRail::new(process.device(0).unwrap(), SpinHost::new(1), shm(), config).unwrap()
+}
+
+/// Attaches two rails to each other, each under its number at the other, as processes that do not know that they are one.
+fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(bool, bool); 2] {
+    let (x, y) = socket_pair().unwrap();
+    let meet = |profile: GpuProfile, socket, role| {
+        let mut link = Link::over(socket, role, profile.profile(), soon()).unwrap();
+        board(&mut link.line()).home = false;
+        profile.agree(link, soon()).unwrap()
+    };
+    let profile = b.profile();
+    let first = std::thread::spawn(move || meet(profile, y, Role::First));
+    let link = meet(a.profile(), x, Role::Second);
+    let other = first.join().unwrap();
+    let active = [link.active(), other.active()];
+    a.attach(b_at_a, link).unwrap();
+    b.attach(a_at_b, other).unwrap();
+    active
+}
+
+/// Two processes, and a region of each, imported by the other.
+struct Pair {
+    driver: FakeDriver,
+    rails: [FakeRail; 2],
+    memory: [Memory; 2],
+    seen: [Seen; 2],
+}
+
+const LEN: usize = 1 << 16;
+
+impl Pair {
+    fn new(behaviour: Behaviour, config: GpuConfig, seed: u64) -> Self {
+        let driver = FakeDriver::new(behaviour, seed);
+        let processes = [driver.process(), driver.process()];
+        Self::of(driver, processes, [config.clone(), config])
+    }
+
+    /// On two devices that cannot reach each other.
+    fn apart(behaviour: Behaviour, config: GpuConfig, seed: u64) -> Self {
+        let driver = FakeDriver::new(behaviour, seed);
+        driver.part(0, 1);
+        let processes = [driver.process_seeing(&[0]), driver.process_seeing(&[1])];
+        Self::of(driver, processes, [config.clone(), config])
+    }
+
+    fn of(driver: FakeDriver, processes: [FakeProcess; 2], configs: [GpuConfig; 2]) -> Self {
+        let [mut a, mut b] = [0, 1].map(|i| rail(&processes[i], configs[i].clone()));
+        join(&mut a, PEER, &mut b, PEER);
+        let memory = [memory(&mut a, LEN), memory(&mut b, LEN)];
+        a.import(PEER, memory[1].key, LEN as u64).unwrap();
+        b.import(PEER, memory[0].key, LEN as u64).unwrap();
+        Pair { driver, rails: [a, b], memory, seen: [Seen::default(), Seen::default()] }
+    }
+
+    fn poll(&mut self) {
+        for (rail, seen) in self.rails.iter_mut().zip(&mut self.seen) {
+            rail.poll(8, seen);
+        }
+    }
+
+    fn until(&mut self, what: &str, mut ready: impl FnMut(&Self) -> bool) {
+        for _ in 0..PATIENCE {
+            if ready(self) {
+                return;
+            }
+            self.poll();
+        }
+        panic!("{what}: {:?}", self.seen);
+    }
+
+    /// Posts a write of the first end's memory to the second's, when there is room.
+    fn write(&mut self, from: usize, to: usize, len: usize, data: Option<u32>, cx: u64) -> Posted {
+        let (local, remote) = (self.memory[0].local(from, len), self.memory[1].remote(to));
+        for _ in 0..PATIENCE {
+            // SAFETY: the memory is there until the pair is dropped.
+            match unsafe { self.rails[0].post_write(PEER, local, remote, data, cx) } {
+                Ok(posted) => return posted,
+                Err(PostError::Again) => self.poll(),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no room came");
+    }
+
+    fn read(&mut self, into: usize, from: usize, len: usize, cx: u64) -> Posted {
+        let (local, remote) = (self.memory[0].local(into, len), self.memory[1].remote(from));
+        for _ in 0..PATIENCE {
+            // SAFETY: as above.
+            match unsafe { self.rails[0].post_read(PEER, local, remote, cx) } {
+                Ok(posted) => return posted,
+                Err(PostError::Again) => self.poll(),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no room came");
+    }
+
+    fn ended(&self, cx: u64) -> Option<Result<(), CompleteError>> {
+        self.seen[0].done.iter().find(|(done, _)| *done == cx).map(|(_, result)| *result)
+    }
+
+    /// Whether nothing is left that the device was given, at either end.
+    fn check(self) {
+        let Pair { driver, rails, .. } = self;
+        let processes = [0, 1].map(|i| process(&rails[i]).clone());
+        drop(rails);
+        driver.drain();
+        assert_eq!(driver.violations(), [], "what a driver would not forgive");
+        for process in processes {
+            let counts = process.counts();
+            assert_eq!((counts.opens, counts.pins), (counts.closes, counts.unpins), "{counts:?}");
+        }
+    }
+}
+
+/// Bytes that come again with the same seed.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    Random(seed | 1 << 40).bytes(len)
+}

@@ -1,0 +1,303 @@
+//! What goes through bounce slots.
+
+use super::*;
+use fishplate_shm::Segment;
+
+#[test]
+fn row_15_without_peer_access_or_by_force_everything_is_relayed_and_whole() {
+    for seed in 1..8 {
+        let mut pair = match seed % 2 {
+            0 => Pair::apart(Behaviour::LATE, small(), seed),
+            _ => Pair::new(Behaviour::LATE, GpuConfig { force_relay: true, ..small() }, seed),
+        };
+        let mut random = Random(seed + 5);
+        for round in 0..40u64 {
+            let len = [1, 4095, 4096, 4097, 20_000, 1 + random.below(30_000)][random.below(6)];
+            let (from, to) = (random.below(LEN - len), random.below(LEN - len));
+            let sent = bytes(seed * 1000 + round, len);
+            if round % 2 == 1 {
+                poke(&pair.rails[1], &pair.memory[1], to, &sent);
+                assert_eq!(pair.read(from, to, len, round), Posted::Pending);
+                pair.until("a read", |pair| pair.ended(round).is_some());
+                assert!(peek(&pair.rails[0], &pair.memory[0], from, len) == sent, "seed {seed} {round}");
+            } else {
+                poke(&pair.rails[0], &pair.memory[0], from, &sent);
+                assert_eq!(pair.write(from, to, len, Some(round as u32), round), Posted::Pending);
+                pair.until("a write", |pair| pair.seen[1].landed.contains(&(round as u32)));
+                assert!(peek(&pair.rails[1], &pair.memory[1], to, len) == sent, "seed {seed} {round}");
+                pair.until("its end", |pair| pair.ended(round).is_some());
+            }
+            assert_eq!(pair.ended(round), Some(Ok(())));
+        }
+        assert_eq!(pair.rails[0].stats().direct, 0);
+        assert_eq!(process(&pair.rails[0]).counts().opens, 0, "what is relayed is not opened");
+        pair.check();
+    }
+}
+
+#[test]
+fn row_15_several_pieces_are_under_way_at_once_and_never_more_than_there_are_slots() {
+    let mut pair = Pair::apart(Behaviour { late: 40, ..Behaviour::LATE }, small(), 3);
+    pair.write(0, 0, 60_000, Some(1), 1);
+    let mut most = 0;
+    for _ in 0..PATIENCE {
+        let relay = pair.rails[0].shared(PEER).unwrap().relay.as_ref().unwrap();
+        let full = relay.in_flight();
+        most = most.max(full);
+        assert!(full <= 4);
+        if pair.ended(1).is_some() {
+            break;
+        }
+        pair.poll();
+    }
+    assert_eq!(pair.ended(1), Some(Ok(())));
+    assert!(most >= 2, "one piece at a time is no pipeline");
+    pair.check();
+}
+
+#[test]
+fn device_and_host_memory_of_any_kind_reach_each_other() {
+    // Not pinned: neither the device nor the processor sees both.
+    let config = GpuConfig { pin_regions: false, ..small() };
+    let mut pair = Pair::new(Behaviour::LATE, config, 4);
+    let segment = Segment::create(20_000).unwrap();
+    let mut private = vec![0u8; 20_000];
+    // SAFETY: both outlive the pair's use of them, and are touched only between transfers.
+    let regions = unsafe {
+        let ptr = NonNull::from(&mut private[..]).cast();
+        [segment.region(0, 20_000).unwrap(), Region::new(ptr, 20_000, RegionKind::Private)]
+    };
+    for (n, region) in regions.iter().enumerate() {
+        let set = |sent: &[u8]| {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy(sent.as_ptr(), region.ptr().as_ptr(), sent.len()) };
+        };
+        let get = || {
+            let mut got = vec![0; 20_000];
+            // SAFETY: as above.
+            unsafe { std::ptr::copy(region.ptr().as_ptr(), got.as_mut_ptr(), got.len()) };
+            got
+        };
+        let n = n as u64 * 10;
+        // Device here to host there, and back.
+        let (key, _) = pair.rails[1].register(region).unwrap();
+        pair.rails[0].import(PEER, key, 20_000).unwrap();
+        let remote = Remote { key, offset: 0 };
+        poke(&pair.rails[0], &pair.memory[0], 3, &bytes(n, 20_000));
+        let local = pair.memory[0].local(3, 20_000);
+        // SAFETY: the memory outlives the pair.
+        unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) }.unwrap();
+        pair.until("a write", |pair| pair.seen[1].landed.contains(&(n as u32)) && pair.ended(n).is_some());
+        assert!(get() == bytes(n, 20_000), "device to host");
+        set(&bytes(n + 1, 20_000));
+        // SAFETY: as above.
+        unsafe { pair.rails[0].post_read(PEER, local, remote, n + 1) }.unwrap();
+        pair.until("a read", |pair| pair.ended(n + 1).is_some());
+        assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
+        pair.rails[0].release(PEER, key);
+        pair.rails[1].deregister(key).unwrap();
+        // Host here to device there, and back.
+        let (key, desc) = pair.rails[0].register(region).unwrap();
+        let local = Local { ptr: region.ptr(), len: 20_000, desc };
+        set(&bytes(n + 2, 20_000));
+        let remote = pair.memory[1].remote(7);
+        // SAFETY: as above.
+        unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32 + 2), n + 2) }.unwrap();
+        pair.until("a write", |pair| pair.ended(n + 2).is_some());
+        assert!(peek(&pair.rails[1], &pair.memory[1], 7, 20_000) == bytes(n + 2, 20_000), "host to device");
+        set(&bytes(n + 3, 20_000));
+        // SAFETY: as above.
+        unsafe { pair.rails[0].post_read(PEER, local, remote, n + 3) }.unwrap();
+        pair.until("a read", |pair| pair.ended(n + 3).is_some());
+        assert!(get() == bytes(n + 2, 20_000), "device to host");
+        pair.rails[0].deregister(key).unwrap();
+    }
+    assert!(pair.seen[0].done.iter().all(|(_, result)| result.is_ok()));
+    assert_eq!(pair.rails[0].stats().relayed, 8);
+    pair.check();
+}
+
+#[test]
+fn a_region_taken_back_ends_what_is_relayed_to_it() {
+    let mut pair = Pair::apart(Behaviour::LATE, small(), 5);
+    pair.write(0, 0, 40_000, Some(1), 1);
+    let key = pair.memory[1].key;
+    pair.rails[1].deregister(key).unwrap();
+    pair.read(0, 0, 100, 2);
+    pair.until("ends", |pair| pair.seen[0].done.len() == 2);
+    let failed = Some(Err(CompleteError::Failed(libc::EFAULT)));
+    assert_eq!((pair.ended(1), pair.ended(2)), (failed, failed));
+    assert!(pair.seen[1].landed.is_empty(), "a write of which pieces failed has not landed");
+    assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+    pair.check();
+}
+
+#[test]
+fn a_relayed_write_whose_piece_fails_on_either_side_is_not_told() {
+    for (end, skip) in [(0usize, 0u64), (0, 2), (1, 0), (1, 2), (1, 4)] {
+        let mut pair = Pair::apart(Behaviour::LATE, small(), 5);
+        process(&pair.rails[end]).fail(Call::Copy, skip, DeviceError::Driver(717));
+        pair.write(0, 0, 5 * 4096, Some(1), 1);
+        pair.write(0, 0, 4096, Some(2), 2);
+        pair.until("ends", |pair| pair.seen[0].done.len() == 2);
+        assert!(
+            matches!(pair.ended(1), Some(Err(CompleteError::Failed(_)))),
+            "{end} {skip}: {:?}",
+            pair.seen
+        );
+        assert!(!pair.seen[1].landed.contains(&1), "{end} {skip}");
+        if end == 1 {
+            assert_eq!((pair.ended(2), &pair.seen[1].landed[..]), (Some(Ok(())), &[2][..]));
+        }
+        pair.check();
+    }
+}
+
+#[test]
+fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
+        let driver = FakeDriver::new(Behaviour::LATE, 6);
+        let mut rails: Vec<FakeRail> = (0..3).map(|_| rail(&driver.process(), config.clone())).collect();
+        // Each numbers the next 1 and the one before 2.
+        for i in 0..3 {
+            let [mut a, mut b] = [i, (i + 1) % 3]
+                .map(|i| std::mem::replace(&mut rails[i], rail(&driver.process(), config.clone())));
+            join(&mut a, Peer(1), &mut b, Peer(2));
+            (rails[i], rails[(i + 1) % 3]) = (a, b);
+        }
+        let memory: Vec<[Memory; 2]> =
+            rails.iter_mut().map(|rail| [memory(rail, 50_000), memory(rail, 50_000)]).collect();
+        let keys: Vec<RailKey> = memory.iter().map(|[into, _]| into.key).collect();
+        let ranks: Vec<_> = rails
+            .into_iter()
+            .enumerate()
+            .map(|(i, mut rail)| {
+                let (next, from) = (keys[(i + 1) % 3], memory[i][1]);
+                std::thread::spawn(move || {
+                    // Cold: the import itself waits for the next, which waits for the one after.
+                    rail.import(Peer(1), next, 50_000).unwrap();
+                    let mut seen = Seen::default();
+                    for n in 0..20u32 {
+                        let remote = Remote { key: next, offset: 0 };
+                        loop {
+                            // SAFETY: the memory is there until the rail is dropped.
+                            let posted = unsafe {
+                                rail.post_write(Peer(1), from.local(0, 50_000), remote, Some(n), n.into())
+                            };
+                            match posted {
+                                Ok(_) => break,
+                                Err(error) => assert_eq!(error, PostError::Again),
+                            }
+                            rail.poll(8, &mut seen);
+                        }
+                    }
+                    let end = soon();
+                    while seen.landed.len() < 20 || seen.done.len() < 20 {
+                        assert!(Instant::now() < end, "rank {i}: {seen:?}");
+                        rail.poll(8, &mut seen);
+                        rail.check_peers(&mut seen);
+                    }
+                    assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
+                    // The others may still need what this one owes them.
+                    for _ in 0..2000 {
+                        rail.poll(8, &mut seen);
+                    }
+                    rail
+                })
+            })
+            .collect();
+        // None goes before all are done.
+        let rails: Vec<FakeRail> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert_eq!(driver.violations(), []);
+        drop(rails);
+    }
+}
+
+#[test]
+fn one_peer_that_takes_nothing_out_stops_no_other() {
+    let driver = FakeDriver::new(Behaviour::LATE, 2);
+    let config = GpuConfig { force_relay: true, ..small() };
+    let mut origin = rail(&driver.process(), config.clone());
+    let from = memory(&mut origin, 60_000);
+    let mut targets: Vec<(FakeRail, Memory)> = (0..2u16)
+        .map(|n| {
+            let mut target = rail(&driver.process(), config.clone());
+            join(&mut origin, Peer(n), &mut target, PEER);
+            let into = memory(&mut target, 60_000);
+            origin.import(Peer(n), into.key, 60_000).unwrap();
+            (target, into)
+        })
+        .collect();
+    let (mut seen, mut there) = (Seen::default(), Seen::default());
+    for n in [0u16, 1] {
+        let remote = targets[usize::from(n)].1.remote(0);
+        // SAFETY: the memory is there until the rails are dropped.
+        unsafe { origin.post_write(Peer(n), from.local(0, 60_000), remote, Some(n.into()), n.into()) }
+            .unwrap();
+    }
+    for _ in 0..PATIENCE {
+        origin.poll(8, &mut seen);
+        // The first is never polled.
+        targets[1].0.poll(8, &mut there);
+        if !seen.done.is_empty() {
+            break;
+        }
+    }
+    assert_eq!((seen.done, there.landed), (vec![(1, Ok(()))], vec![1]));
+    drop((origin, targets));
+    driver.drain();
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn memory_taken_back_while_a_peer_reads_it_is_read_no_more_and_the_link_lives() {
+    for seed in 1..101 {
+        let config = GpuConfig { pin_regions: false, ..small() };
+        let mut pair = Pair::apart(Behaviour::LATE, config, seed);
+        let mut private = vec![1u8; 60_000];
+        // SAFETY: outlives the pair, and is touched only between polls.
+        let region =
+            unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private) };
+        let device = pair.memory[1];
+        poke(&pair.rails[1], &device, 0, &[1; 60_000]);
+        let key = match seed % 2 {
+            0 => pair.rails[1].register(&region).unwrap().0,
+            _ => device.key,
+        };
+        pair.rails[0].import(PEER, key, if seed % 2 == 0 { 60_000 } else { LEN as u64 }).unwrap();
+        let local = pair.memory[0].local(0, 60_000);
+        // SAFETY: the memory outlives the pair.
+        let post = unsafe { pair.rails[0].post_read(PEER, local, Remote { key, offset: 0 }, 1) };
+        assert_eq!(post, Ok(Posted::Pending));
+        while pair.rails[1].shared(PEER).unwrap().relay.as_ref().unwrap().in_flight() == 0 {
+            pair.poll();
+        }
+        let mut random = Random(seed);
+        for _ in 0..random.below(12) {
+            let end = random.below(2);
+            pair.rails[end].poll(8, &mut pair.seen[end]);
+        }
+        pair.rails[1].deregister(key).unwrap();
+        for _ in 0..random.below(20) {
+            pair.rails[1].poll(8, &mut pair.seen[1]);
+        }
+        poke(&pair.rails[1], &device, 0, &[2; 60_000]);
+        // SAFETY: as above.
+        unsafe { region.ptr().as_ptr().write_bytes(2, 60_000) };
+        pair.until("its end", |pair| pair.ended(1).is_some());
+        assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))), "seed {seed}");
+        (0..1000).for_each(|_| pair.poll());
+        assert!(!peek(&pair.rails[0], &pair.memory[0], 0, 60_000).contains(&2), "seed {seed}: what is over");
+        let other = memory(&mut pair.rails[1], 4096);
+        pair.rails[0].import(PEER, other.key, 4096).unwrap();
+        // SAFETY: as above.
+        let post = unsafe {
+            pair.rails[0].post_write(PEER, pair.memory[0].local(0, 100), other.remote(0), Some(9), 9)
+        };
+        assert_eq!(post, Ok(Posted::Pending), "seed {seed}: {:?}", pair.seen);
+        pair.until("a write", |pair| pair.seen[1].landed == [9] && pair.ended(9) == Some(Ok(())));
+        assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+        pair.check();
+    }
+}

@@ -1,0 +1,231 @@
+//! Peers that go, devices that are lost or slow, and what may be reused when.
+
+use super::*;
+
+/// Steps that no copy of a test waits for by itself.
+const NEVER: u32 = 1_000_000;
+
+#[test]
+fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknown() {
+    for relay in [false, true] {
+        for seed in 1..6 {
+            let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
+            let mut pair = Pair::new(Behaviour { late: 500, ..Behaviour::LATE }, config, seed);
+            poke(&pair.rails[0], &pair.memory[0], 0, &[1; 8000]);
+            for n in 0..6u64 {
+                pair.write(0, n as usize * 8000, 8000, None, n);
+            }
+            pair.read(30_000, 0, 4000, 6);
+            pair.poll();
+            // The peer goes with copies under way: this waits for the device.
+            pair.rails[0].detach(PEER);
+            let mut seen = Seen::default();
+            while pair.rails[0].poll(8, &mut seen) > 0 {}
+            pair.seen[0].done.extend(seen.done);
+            assert_eq!(pair.seen[0].done.len(), 7, "seed {seed}");
+            let over = |n: u64, pair: &Pair| match pair.ended(n) {
+                Some(Err(CompleteError::Unknown(_))) => panic!("seed {seed}: the device had time to finish"),
+                result => result,
+            };
+            for n in 0..7 {
+                over(n, &pair);
+            }
+            // The buffer is reused at once: nothing of what was over may carry the new bytes, nor fill them.
+            poke(&pair.rails[0], &pair.memory[0], 0, &[2; 40_000]);
+            pair.driver.drain();
+            assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 40_000), [2; 40_000]);
+            let there = peek(&pair.rails[1], &pair.memory[1], 0, 48_000);
+            assert!(there.iter().all(|&byte| byte < 2), "seed {seed}: a late write");
+            pair.check();
+        }
+    }
+}
+
+#[test]
+fn b14_a_copy_that_does_not_end_keeps_everything_that_it_uses() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, timeout: Duration::from_millis(4), ..small() };
+        let mut pair = Pair::new(Behaviour::LATE, config, 3);
+        pair.driver.behave(|behaviour| behaviour.late = NEVER);
+        let before = process(&pair.rails[0]).counts();
+        for n in 0..3 {
+            pair.write(0, 0, 300, Some(n), n.into());
+        }
+        pair.rails[0].detach(PEER);
+        let mut seen = Seen::default();
+        while pair.rails[0].poll(8, &mut seen) > 0 {}
+        let unknown = Err(CompleteError::Unknown(libc::ETIMEDOUT));
+        assert_eq!(
+            seen.done,
+            [(0, unknown), (1, unknown), (2, unknown)],
+            "relay {relay}: in the order posted"
+        );
+        let counts = process(&pair.rails[0]).counts();
+        assert_eq!(counts.closes, before.closes, "closed under a copy");
+        assert_eq!(counts.unpins, before.unpins, "unpinned under a copy");
+        assert_eq!(pair.driver.violations(), []);
+        // Once the device has finished, nothing is reported again.
+        pair.driver.behave(|behaviour| behaviour.late = 0);
+        pair.driver.drain();
+        let mut seen = Seen::default();
+        for _ in 0..100 {
+            pair.rails[0].poll(8, &mut seen);
+        }
+        assert_eq!(seen.events, 0, "{seen:?}");
+        assert_eq!(pair.driver.violations(), []);
+    }
+}
+
+#[test]
+fn a_lost_device_ends_everything_as_unknown_and_hangs_nobody() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, ..small() };
+        let mut pair = Pair::new(Behaviour { late: 200, ..Behaviour::LATE }, config, 4);
+        for n in 0..8u32 {
+            pair.write(0, 0, 5000, Some(n), n.into());
+        }
+        pair.driver.lose(0);
+        pair.until("ends", |pair| pair.seen[0].done.len() == 8);
+        let unknown = pair.seen[0].done.iter().filter(|(_, r)| matches!(r, Err(CompleteError::Unknown(46))));
+        assert!(unknown.count() >= 1);
+        assert!(pair.seen[0].done.iter().all(|(_, result)| result.is_err()), "{:?}", pair.seen[0]);
+        let (local, remote) = (pair.memory[0].local(0, 10), pair.memory[1].remote(0));
+        // SAFETY: refused.
+        let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, None, 9) };
+        assert_eq!(posted, Err(PostError::Provider(46)));
+        // Messages still go.
+        pair.rails[0].post_message(PEER, b"still here", Untrusted::from_slice(&[]), 0).unwrap();
+        pair.until("a message", |pair| pair.seen[1].messages.len() == 1);
+        assert!(pair.seen[1].landed.is_empty());
+    }
+}
+
+#[test]
+fn a_peer_that_dies_ends_what_was_posted_to_it_and_its_memory_is_not_touched_again() {
+    for relay in [false, true] {
+        for seed in 1..6 {
+            let config = GpuConfig { force_relay: relay, ..small() };
+            let mut pair = Pair::new(Behaviour { late: 100, ..Behaviour::LATE }, config, seed);
+            for n in 0..10u32 {
+                pair.write(0, 0, 9000, Some(n), n.into());
+            }
+            pair.poll();
+            let Pair { driver, rails, memory, mut seen } = pair;
+            let [mut origin, target] = rails;
+            process(&target).kill();
+            drop(target);
+            origin.check_peers(&mut seen[0]);
+            for _ in 0..PATIENCE {
+                if seen[0].done.len() == 10 {
+                    break;
+                }
+                origin.poll(8, &mut seen[0]);
+            }
+            assert_eq!((seen[0].done.len(), seen[0].down.len()), (10, 1), "seed {seed}: {seen:?}");
+            let (local, remote) = (memory[0].local(0, 10), memory[1].remote(0));
+            // SAFETY: refused.
+            let posted = unsafe { origin.post_write(PEER, local, remote, None, 99) };
+            assert_eq!(posted, Err(PostError::PeerDown));
+            let touched = process(&origin).counts().orphans_touched;
+            origin.detach(PEER);
+            let counts = process(&origin).counts();
+            assert_eq!((counts.opens, counts.orphans_touched), (counts.closes, touched));
+            drop(origin);
+            driver.drain();
+            assert_eq!(driver.violations(), []);
+        }
+    }
+}
+
+#[test]
+fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothing_in_use() {
+    for round in 0..12u64 {
+        let behaviour = Behaviour { write_word: round % 2 == 0, ..Behaviour::LATE };
+        let config = GpuConfig { force_relay: round % 3 == 0, ..small() };
+        let Pair { driver, rails, memory, .. } = Pair::new(behaviour, config, round);
+        let [mut a, mut b] = rails;
+        // The one leaves after so many polls, wherever the other stands.
+        let leaving = std::thread::spawn(move || {
+            let mut seen = Seen::default();
+            for _ in 0..(round * 37 % 400) {
+                b.poll(8, &mut seen);
+            }
+            b.detach(PEER);
+            let leaver = process(&b).clone();
+            drop(b);
+            leaver
+        });
+        let (mut seen, mut posted, mut pending) = (Seen::default(), 0u64, 0usize);
+        let end = soon();
+        while seen.down.is_empty() {
+            assert!(Instant::now() < end, "round {round}: {seen:?}");
+            let (local, remote) = (memory[0].local(0, 3000), memory[1].remote(0));
+            // SAFETY: the memory is there until the rail is dropped.
+            match unsafe { a.post_write(PEER, local, remote, Some(posted as u32), posted) } {
+                Ok(result) => {
+                    posted += 1;
+                    pending += usize::from(result == Posted::Pending);
+                }
+                Err(PostError::Again | PostError::PeerDown | PostError::BadKey) => {}
+                Err(error) => panic!("round {round}: {error:?}"),
+            }
+            a.poll(8, &mut seen);
+            a.check_peers(&mut seen);
+        }
+        let leaver = leaving.join().unwrap();
+        a.detach(PEER);
+        while a.poll(8, &mut seen) > 0 {}
+        assert_eq!(seen.done.len(), pending, "round {round}: every post ends once");
+        let stayer = process(&a).clone();
+        drop(a);
+        driver.drain();
+        assert_eq!(driver.violations(), [], "round {round}");
+        for counts in [leaver.counts(), stayer.counts()] {
+            assert_eq!((counts.opens, counts.pins), (counts.closes, counts.unpins), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn b6_b7_a_name_of_an_operation_that_is_over_names_nothing_also_when_generations_wrap() {
+    use crate::rail::queue::{Kind, Op, Ops};
+    let op = Op {
+        cx: 0,
+        peer: PEER,
+        life: 1,
+        kind: Kind::Direct,
+        import: None,
+        local: None,
+        parts: 0,
+        unposted: false,
+        error: None,
+        data: None,
+        ticket: None,
+        word_queued: false,
+        reported: false,
+    };
+    for start in [1, u32::MAX - 2] {
+        let mut ops = Ops::new(2);
+        ops.begin_at(start);
+        let mut old = vec![];
+        for _ in 0..8 {
+            let index = ops.insert(op).unwrap();
+            let id = ops.id(index);
+            assert!(id >> 32 != 0, "a generation of 0 would be that of a name of nothing");
+            assert_eq!(ops.find(id), Some(index));
+            assert!(!old.contains(&id));
+            assert!(ops.remove(index).is_some());
+            old.push(id);
+            for &id in &old {
+                assert_eq!(ops.find(id), None, "{id:#x}");
+            }
+            let again = ops.insert(op).unwrap();
+            assert!(ops.id(again) >> 32 != 0);
+            assert!(old.iter().all(|&id| ops.find(id).is_none()));
+            ops.remove(again);
+        }
+        for id in [0, 2, 1 << 32 | 2, u64::MAX] {
+            assert_eq!(ops.find(id), None);
+        }
+    }
+}

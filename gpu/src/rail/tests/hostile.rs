@@ -1,0 +1,207 @@
+//! A peer that writes anything into what is shared.
+
+use fishplate_core::error::Violation;
+
+use super::*;
+use crate::relay::{Outgoing, Piece, What};
+
+/// A piece, of a region's key and length.
+type Says = fn(RailKey, u64) -> What;
+
+/// Has the second end of a pair say a piece to the first that no rail would.
+fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
+    let shared = pair.rails[1].shared(PEER).unwrap();
+    let (mine, theirs) = (shared.mine, shared.theirs);
+    // SAFETY: both boards are mapped as long as the pair lives; the rail itself has sent no piece.
+    let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
+    out.fill(0, &Piece { what, offset, len });
+}
+
+#[test]
+fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
+    let len = LEN as u64;
+    let cases: &[(Says, u64, u32, Violation)] = &[
+        (|key, _| What::Write { key, last: true, data: Some(1) }, 1, 4097, Violation::Length),
+        (|key, _| What::Write { key, last: true, data: Some(1) }, u64::MAX, 1, Violation::Bounds),
+        (|key, len| What::Read { key, want: len + 1, id: 1 }, 0, 0, Violation::Bounds),
+        (|key, _| What::Read { key, want: u64::MAX, id: 1 }, 8, 0, Violation::Bounds),
+        (|key, _| What::Read { key, want: 0, id: 1 }, 0, 0, Violation::Length),
+        (|_, _| What::Reply { id: 1 << 32 }, 0, 8, Violation::Reply),
+        (|_, _| What::Reply { id: u64::MAX }, 0, 8, Violation::Reply),
+    ];
+    let at_the_end: [(u64, u32); 3] = [(len - 8, 9), (len, 1), (len - 4095, 4096)];
+    for round in 0..cases.len() + at_the_end.len() {
+        let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+        let key = pair.memory[0].key;
+        let (what, offset, bytes, violation) = match cases.get(round) {
+            Some(&(what, offset, bytes, violation)) => (what(key, len), offset, bytes, violation),
+            None => {
+                let (offset, bytes) = at_the_end[round - cases.len()];
+                (What::Write { key, last: true, data: Some(1) }, offset, bytes, Violation::Bounds)
+            }
+        };
+        poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
+        let before = process(&pair.rails[0]).counts().calls;
+        say(&mut pair, what, offset, bytes);
+        pair.until("it is seen", |pair| !pair.seen[0].down.is_empty());
+        assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(violation))], "{what:?} {offset} {bytes}");
+        assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0, "{what:?}");
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
+        assert!(pair.seen[0].landed.is_empty());
+        assert_eq!(pair.driver.violations(), []);
+    }
+}
+
+#[test]
+fn b13_a_reply_that_is_not_what_was_asked_for_fills_nothing() {
+    for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096)] {
+        let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+        poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
+        assert_eq!(pair.read(500, 0, 100, 1), Posted::Pending);
+        let id = pair.rails[0].ops.id(0);
+        let before = process(&pair.rails[0]).counts().calls;
+        say(&mut pair, What::Reply { id }, offset, len);
+        for _ in 0..PATIENCE {
+            let Pair { rails, seen, .. } = &mut pair;
+            rails[0].poll(8, &mut seen[0]);
+            if !seen[0].done.is_empty() {
+                break;
+            }
+        }
+        let bounds = PeerError::Protocol(Violation::Bounds);
+        assert_eq!(pair.seen[0].down, [(PEER, bounds)], "{len} bytes at {offset}");
+        assert_eq!(pair.ended(1), Some(Err(CompleteError::PeerDown)));
+        assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0);
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
+    }
+    // More replies than bytes: the second is one to nothing.
+    let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+    pair.read(500, 0, 100, 1);
+    let id = pair.rails[0].ops.id(0);
+    say(&mut pair, What::Reply { id }, 0, 60);
+    for _ in 0..100 {
+        let Pair { rails, seen, .. } = &mut pair;
+        rails[0].poll(8, &mut seen[0]);
+    }
+    assert!(pair.seen[0].down.is_empty());
+    let shared = pair.rails[1].shared(PEER).unwrap();
+    let (mine, theirs) = (shared.mine, shared.theirs);
+    // SAFETY: as in `say`.
+    let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
+    out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60 });
+    for _ in 0..100 {
+        let Pair { rails, seen, .. } = &mut pair;
+        rails[0].poll(8, &mut seen[0]);
+    }
+    assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(Violation::Bounds))]);
+}
+
+#[test]
+fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_goes_on() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, ..small() };
+        let mut pair = Pair::new(Behaviour::PLAIN, config, 1);
+        // A slice in the middle of an allocation.
+        let base = pair.rails[1].alloc(10_000).unwrap();
+        let (key, _) = pair.rails[1].register(&device_region(base.at(1000), 2000)).unwrap();
+        if !relay {
+            assert_eq!(pair.rails[0].import(PEER, key, 2001), Err(AttachError::BadRange));
+        }
+        pair.rails[0].import(PEER, key, 2000).unwrap();
+        for (offset, len) in [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)] {
+            let (local, remote) = (pair.memory[0].local(0, len), Remote { key, offset });
+            // SAFETY: refused.
+            let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(1), 1) };
+            match relay {
+                // What is relayed is checked where it arrives.
+                true if posted.is_ok() => {}
+                _ => assert_eq!(posted, Err(PostError::BadKey), "{offset} {len}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
+    for seed in 1..16u64 {
+        let config = GpuConfig { force_relay: seed % 2 == 0, ..small() };
+        let mut pair = Pair::new(Behaviour::LATE, config, seed);
+        let mut random = Random(seed);
+        let before = peek(&pair.rails[0], &pair.memory[0], 0, 64);
+        for n in 0..400u64 {
+            let (local, remote) = (pair.memory[0].local(64, 700), pair.memory[1].remote(64));
+            // SAFETY: the memory is there until the pair is dropped.
+            let _ = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) };
+            let Some(shared) = pair.rails[1].shared(PEER) else { break };
+            // Everything but the bounce slots, whose bytes are anybody's; either segment.
+            let board = if random.below(2) == 0 { shared.mine } else { shared.theirs };
+            let at = random.below(board.bounce_at(0) as usize) & !7;
+            // SAFETY: inside the segment and aligned; both ends access it through atomics.
+            let word = unsafe {
+                fishplate_core::sync::primitive::AtomicU64::from_ptr(board.ptr().as_ptr().add(at).cast())
+            };
+            word.fetch_xor(1 << random.below(64), fishplate_core::sync::primitive::Ordering::Relaxed);
+            pair.poll();
+        }
+        assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 64), before);
+        let Pair { driver, rails, .. } = pair;
+        drop(rails);
+        driver.drain();
+        assert_eq!(driver.violations(), [], "seed {seed}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_at_once_and_by_name() {
+    use crate::{Fault, Unshared};
+    let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
+    let [rail, other] = &mut pair.rails;
+    // A device that is not there.
+    let at = rail.alloc(4096).unwrap();
+    let ptr = NonNull::new(at.0 as *mut u8).unwrap();
+    // SAFETY: refused.
+    let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
+    assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
+    assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
+    // Memory that cannot be exported, with what to do about it; an address of nothing; more than there is.
+    for (kind, why) in [(Kind::Pool, Unshared::Pool), (Kind::Managed, Unshared::Managed)] {
+        let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
+        assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
+        let told = rail.why().unwrap();
+        assert_eq!(told, Refused::Export(ExportError::Device(DeviceError::NotExportable(why))));
+    }
+    let nothing = device_region(DevicePtr(64), 4096);
+    assert_eq!(rail.register(&nothing), Err(AttachError::Unsupported));
+    assert_eq!(rail.register(&device_region(at, 4097)), Err(AttachError::BadRange));
+    // What the peer never registered: an answer within the time that the configuration gives.
+    let RailKey { key, base } = pair.memory[1].key;
+    for (key, base, len, want) in [
+        (key + 1000, base, 8, AttachError::System(libc::ETIMEDOUT)),
+        (key & !0xffff_ffff, base, 8, AttachError::BadHandle),
+        (key, base, 0, AttachError::BadRange),
+        (key, u64::MAX, 8, AttachError::BadRange),
+        (key, base, 8, AttachError::BadHandle),
+        (key ^ 1 << 40, base, 8, AttachError::System(libc::ETIMEDOUT)),
+    ] {
+        let refused = rail.import(PEER, RailKey { key, base }, len);
+        assert_eq!(refused, Err(want), "{key:#x} {base:#x} {len}");
+    }
+    match rail.why() {
+        Some(Refused::Import(error)) => assert_eq!((error.peer, error.why), (PEER, Fault::Deadline)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
+    // A second import is the same one; what is given back too often is not there.
+    rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
+    for _ in 0..3 {
+        rail.release(PEER, pair.memory[1].key);
+    }
+    let (local, remote) = (pair.memory[0].local(0, 8), pair.memory[1].remote(0));
+    // SAFETY: refused.
+    assert_eq!(unsafe { rail.post_write(PEER, local, remote, None, 1) }, Err(PostError::BadKey));
+    rail.deregister(pair.memory[0].key).unwrap();
+    rail.deregister(pair.memory[0].key).unwrap();
+    other.deregister(RailKey { key: u64::MAX, base: 0 }).unwrap();
+    assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+    assert_eq!(pair.driver.violations(), []);
+}

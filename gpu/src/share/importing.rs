@@ -1,0 +1,214 @@
+//! What a peer of the owner does: finds out where a buffer is, and imports it.
+
+use std::time::Instant;
+
+use fishplate_core::mem::Peer;
+
+use super::{Links, Sharing, board};
+use crate::Device;
+use crate::export::AllocId;
+use crate::import::{Fault, ImportError, ImportId, Imported};
+use crate::publish::{Binding, DirectToken, Wanted};
+use crate::wire::Ask;
+
+pub(super) fn fault(peer: Peer, alloc: Option<AllocId>, why: Fault) -> ImportError {
+    ImportError { peer, alloc, why }
+}
+
+impl<D: Device> Sharing<D> {
+    /// Where a buffer of a peer is, if the peer has said so.
+    pub fn look_up<L: Links + ?Sized>(
+        &self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+    ) -> Option<DirectToken> {
+        let mut line = links.line(peer)?;
+        let binding = board(&mut line).find(buffer, wanted)?;
+        Some(DirectToken { incarnation: line.incarnation(), binding })
+    }
+
+    /// As [`look_up`](Sharing::look_up), taking in what has arrived; if the peer has not said it, it is asked to, as soon as it can.
+    /// Does not wait.
+    pub fn fetch<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+    ) -> Result<Option<DirectToken>, ImportError> {
+        self.turn(links);
+        let found = self.look_up(links, peer, buffer, wanted);
+        let gone = fault(peer, None, Fault::PeerGone);
+        let mut line = links.line(peer).ok_or(gone)?;
+        if line.ended().is_some() {
+            return Err(gone);
+        }
+        if found.is_some() {
+            return Ok(found);
+        }
+        let ask = Ask::Buffer(buffer, wanted);
+        if board(&mut line).refused(ask) {
+            return Err(fault(peer, None, Fault::Gone));
+        }
+        for packet in board(&mut line).ask(ask) {
+            line.tell(packet, None);
+        }
+        Ok(None)
+    }
+
+    /// Waits until the peer has said where a buffer is.
+    pub fn wait<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+        deadline: Instant,
+    ) -> Result<DirectToken, ImportError> {
+        loop {
+            if let Some(found) = self.fetch(links, peer, buffer, wanted)? {
+                return Ok(found);
+            }
+            if !self.sleep(links, deadline) {
+                self.give_up(links, peer, Ask::Buffer(buffer, wanted));
+                return Err(fault(peer, None, Fault::Deadline));
+            }
+        }
+    }
+
+    /// Waits until the peer has said where a buffer is, and opens it: the first transfer finds it open.
+    pub fn prefetch<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+        deadline: Instant,
+    ) -> Result<(DirectToken, Imported), ImportError> {
+        let token = self.wait(links, peer, buffer, wanted, deadline)?;
+        Ok((token, self.open_direct(links, peer, &token, deadline)?))
+    }
+
+    /// As [`prefetch`](Sharing::prefetch), without waiting: `None` until the peer has said what is
+    /// needed, which it is asked for.
+    pub fn try_prefetch<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        buffer: u64,
+        wanted: Wanted,
+    ) -> Result<Option<(DirectToken, Imported)>, ImportError> {
+        let Some(token) = self.fetch(links, peer, buffer, wanted)? else { return Ok(None) };
+        let Binding { alloc, offset, len, .. } = token.binding;
+        // Found in this life of the peer: nothing was heard since.
+        let imported = self.try_import(links, peer, alloc, offset, len)?;
+        Ok(imported.map(|imported| (token, imported)))
+    }
+
+    /// Imports what a token names, which must be of this life of the peer.
+    pub fn open_direct<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        token: &DirectToken,
+        deadline: Instant,
+    ) -> Result<Imported, ImportError> {
+        let Binding { alloc, offset, len, .. } = token.binding;
+        let incarnation = links.line(peer).map(|line| line.incarnation());
+        match incarnation {
+            None => Err(fault(peer, Some(alloc), Fault::PeerGone)),
+            Some(now) if now != token.incarnation => Err(fault(peer, Some(alloc), Fault::Incarnation)),
+            Some(_) => self.import(links, peer, alloc, offset, len, deadline),
+        }
+    }
+
+    /// Imports a range of an allocation of a peer. Opens the allocation if it is not open, and asks the peer for its handle if it has not
+    /// sent it. What is open costs no system call.
+    pub fn import<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+        deadline: Instant,
+    ) -> Result<Imported, ImportError> {
+        loop {
+            if let Some(imported) = self.try_import(links, peer, alloc, offset, len)? {
+                return Ok(imported);
+            }
+            if !self.sleep(links, deadline) {
+                self.give_up(links, peer, Ask::Alloc(alloc));
+                return Err(fault(peer, Some(alloc), Fault::Deadline));
+            }
+        }
+    }
+
+    fn give_up<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer, ask: Ask) {
+        if let Some(mut line) = links.line(peer)
+            && let Some(packet) = board(&mut line).give_up(ask)
+        {
+            line.tell(packet, None);
+        }
+    }
+
+    /// As [`import`](Sharing::import), without waiting: `None` until the handle has come, which is asked for.
+    pub fn try_import<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Imported>, ImportError> {
+        // What is open needs no look at any socket.
+        if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
+            return found.map(Some);
+        }
+        self.turn(links);
+        if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
+            return found.map(Some);
+        }
+        let error = |why| fault(peer, Some(alloc), why);
+        let mut line = links.line(peer).ok_or(error(Fault::PeerGone))?;
+        if line.ended().is_some() {
+            return Err(error(Fault::PeerGone));
+        }
+        let incarnation = line.incarnation();
+        if let Some(offer) = board(&mut line).accept(alloc) {
+            let opened = self.imports.open(&mut self.device, peer, incarnation, offer, offset, len);
+            return opened.map(Some).map_err(error);
+        }
+        let ask = Ask::Alloc(alloc);
+        if board(&mut line).refused(ask) {
+            return Err(error(Fault::NotExported));
+        }
+        for packet in board(&mut line).ask(ask) {
+            line.tell(packet, None);
+        }
+        Ok(None)
+    }
+
+    fn open_already<L: Links + ?Sized>(
+        &mut self,
+        links: &mut L,
+        peer: Peer,
+        alloc: AllocId,
+        offset: u64,
+        len: u64,
+    ) -> Option<Result<Imported, ImportError>> {
+        let line = links.line(peer)?;
+        if line.ended().is_some() {
+            return None;
+        }
+        let found = self.imports.find(line.incarnation(), alloc, offset, len)?;
+        Some(found.map_err(|why| fault(peer, Some(alloc), why)))
+    }
+
+    /// Gives an import back.
+    pub fn release(&mut self, id: ImportId) {
+        self.imports.release(id);
+    }
+}

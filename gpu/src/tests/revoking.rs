@@ -1,0 +1,200 @@
+//! Taking memory back.
+
+use super::*;
+
+/// An end with one allocation, which the other has imported.
+fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registration, Imported) {
+    let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
+    let base = a.alloc(4096);
+    let at = a.register(base, 4096).unwrap();
+    a.publish(PEER, 1, &at);
+    let (_, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
+    (driver, a, b, base, at, imported)
+}
+
+#[test]
+fn memory_is_acknowledged_when_the_last_transfer_has_ended_and_it_is_closed() {
+    let (driver, mut a, mut b, base, at, imported) = shared();
+    for _ in 0..3 {
+        b.sharing.imports_mut().begin(imported.id).unwrap();
+    }
+    a.revoke(at.alloc).unwrap();
+    a.revoke(at.alloc).unwrap();
+    for _ in 0..3 {
+        settle(&mut a, &mut b);
+        assert_eq!(a.sharing.awaited(at.alloc).collect::<Vec<_>>(), [PEER]);
+        assert_eq!(opened(b.process()), (1, 0));
+        assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Revoked));
+        b.sharing.imports_mut().end(imported.id);
+    }
+    // Nobody gets it any more, whatever he knows.
+    assert_eq!(a.register(base, 8), Err(ExportError::Revoking(at.alloc)));
+    let mut other = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
+    link(&mut a, 1, &mut other, 0);
+    assert_eq!(import_from(&mut other, &mut a, &at).unwrap_err().why, Fault::NotExported);
+    settle(&mut a, &mut b);
+    assert_eq!(a.sharing.awaited(at.alloc).count(), 0);
+    assert_eq!(opened(b.process()), (1, 1));
+    a.free(base);
+    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None));
+    b.sharing.release(imported.id);
+    assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Stale));
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn the_deadline_says_who_has_not_answered_and_a_dead_peer_needs_not() {
+    let (driver, mut a, mut b, base, at, imported) = shared();
+    let mut c = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
+    link(&mut a, 2, &mut c, 0);
+    let theirs = import_from(&mut c, &mut a, &at).unwrap();
+    b.sharing.imports_mut().begin(imported.id).unwrap();
+    let deadline = |a: &mut End<FakeDevice>| {
+        a.sharing.revoke_and_wait(&mut a.links[..], at.alloc, at_once()).unwrap_err()
+    };
+    assert_eq!(deadline(&mut a), RevokeError::Deadline { alloc: at.alloc, peer: PEER, peers: 2 });
+    c.turn();
+    assert_eq!(deadline(&mut a), RevokeError::Deadline { alloc: at.alloc, peer: PEER, peers: 1 });
+    assert_eq!(c.sharing.imports_mut().begin(theirs.id), Err(Fault::Revoked));
+    b.process().kill();
+    drop(b);
+    assert_eq!(a.sharing.revoke_and_wait(&mut a.links[..], at.alloc, soon()), Ok(()));
+    a.free(base);
+    let unknown = ExportError::Unknown(at.alloc);
+    let again = a.sharing.revoke_and_wait(&mut a.links[..], at.alloc, soon());
+    assert_eq!(again, Err(RevokeError::Export(unknown)));
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
+    let (driver, mut a, mut b, _, at, imported) = shared();
+    a.revoke(at.alloc).unwrap();
+    b.turn();
+    // The acknowledgement is under way when the revocation is called off, and the memory imported again.
+    assert_eq!(opened(b.process()), (1, 1));
+    a.sharing.call_off(at.alloc).unwrap();
+    b.sharing.release(imported.id);
+    let mut late = Vec::new();
+    for _ in 0..3 {
+        // Keep it back: it arrives after the second revocation has begun.
+        a.line(PEER).pump();
+        late.extend(board(&mut a.line(PEER)).acks.drain(..));
+        a.turn();
+        let Registration { alloc, offset, len, .. } = at;
+        if b.sharing.try_import(&mut b.links[..], PEER, alloc, offset, len).unwrap().is_some() {
+            break;
+        }
+    }
+    assert_eq!((opened(b.process()), late.len()), ((2, 1), 1));
+    a.revoke(at.alloc).unwrap();
+    board(&mut a.line(PEER)).acks.extend(late);
+    a.turn();
+    assert_eq!(a.sharing.awaited(at.alloc).collect::<Vec<_>>(), [PEER]);
+    settle(&mut a, &mut b);
+    assert_eq!(a.sharing.awaited(at.alloc).count(), 0);
+    assert_eq!(opened(b.process()), (2, 2));
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn what_was_called_off_is_not_opened_beside_itself() {
+    let (driver, mut a, mut b, _, at, imported) = shared();
+    b.sharing.imports_mut().begin(imported.id).unwrap();
+    a.revoke(at.alloc).unwrap();
+    settle(&mut a, &mut b);
+    a.sharing.call_off(at.alloc).unwrap();
+    assert_eq!(import_from(&mut b, &mut a, &at).unwrap_err().why, Fault::Busy);
+    b.sharing.imports_mut().end(imported.id);
+    settle(&mut a, &mut b);
+    let again = import_from(&mut b, &mut a, &at).unwrap();
+    assert!(b.sharing.imports().is_open(again.id) && !b.sharing.imports().is_open(imported.id));
+    assert_eq!(opened(b.process()), (2, 1));
+    // Published again it is told again.
+    assert!(a.publish(PEER, 1, &at).told);
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn the_death_of_a_peer_drops_its_mappings_and_touches_none() {
+    let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
+    let at: Vec<_> = (0..10)
+        .map(|_| {
+            let base = a.alloc(4096);
+            a.register(base, 4096).unwrap()
+        })
+        .collect();
+    let there: Vec<_> = at.iter().map(|at| import_from(&mut b, &mut a, at).unwrap()).collect();
+    b.sharing.imports_mut().begin(there[4].id).unwrap();
+    a.process().kill();
+    drop(a);
+    b.turn();
+    assert_eq!(opened(b.process()), (10, 9), "what is being copied stays until that has ended");
+    for there in &there {
+        assert_eq!(b.sharing.imports_mut().begin(there.id), Err(Fault::Revoked));
+    }
+    b.sharing.imports_mut().end(there[4].id);
+    b.turn();
+    assert_eq!(opened(b.process()), (10, 10));
+    let gone = ImportError { peer: PEER, alloc: Some(at[0].alloc), why: Fault::PeerGone };
+    assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
+    assert_eq!(b.fetch(PEER, 1, Wanted::Latest).unwrap_err().why, Fault::PeerGone);
+    b.links[0] = None;
+    assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
+    assert_eq!(b.process().counts().orphans_touched, 0);
+    assert_eq!(driver.violations(), []);
+}
+
+#[test]
+fn three_that_wait_for_each_other_in_a_circle_are_all_served() {
+    let driver = FakeDriver::new(Behaviour::PLAIN, 7);
+    let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
+    let mut ends = [end(), end(), end()];
+    let [a, b, c] = &mut ends;
+    // Each has the next as its peer 0 and the one before as its peer 1.
+    link(a, 0, b, 1);
+    link(b, 0, c, 1);
+    link(c, 0, a, 1);
+    let at: Vec<_> = ends
+        .iter_mut()
+        .map(|end| {
+            let base = end.alloc(4096);
+            end.register(base, 4096).unwrap()
+        })
+        .collect();
+    let wanted = [at[1], at[2], at[0]];
+    let threads: Vec<_> = ends
+        .into_iter()
+        .zip(wanted)
+        .map(|(mut end, at)| {
+            std::thread::spawn(move || {
+                end.sharing.import(&mut end.links[..], PEER, at.alloc, 0, 4096, soon()).unwrap();
+                // Serves the one before until that has left.
+                while end.links[1].as_mut().is_some_and(|link| link.line().ended().is_none()) {
+                    end.links[0] = None;
+                    end.turn();
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_refusal_that_nobody_waited_for_is_not_believed_later() {
+    let (_, mut a, mut b, _, at, imported) = shared();
+    b.sharing.release(imported.id);
+    a.revoke(at.alloc).unwrap();
+    // The acknowledgement is kept back, so that it can be called off.
+    b.turn();
+    let error = b.import(PEER, at.alloc, 0, 8).unwrap_err();
+    assert_eq!(error.why, Fault::Deadline);
+    a.line(PEER).pump();
+    board(&mut a.line(PEER)).acks.clear();
+    a.turn();
+    b.turn();
+    a.sharing.call_off(at.alloc).unwrap();
+    assert!(import_from(&mut b, &mut a, &at).is_ok());
+}

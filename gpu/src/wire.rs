@@ -1,0 +1,279 @@
+//! Packets about device memory. Reading one checks its length, its numbers and its descriptors before anything is believed; what
+//! fails is a packet of nobody's protocol. They are packets of an [extension](fishplate_shm::extension); their numbers begin with the first that is reserved for these.
+//!
+//! | kind        | body                                                                     | descriptors |
+//! |-------------|--------------------------------------------------------------------------|-------------|
+//! | `Export`    | allocation, size, uuid of the device, form, what the form has            | by the form |
+//! | `Fetch`     | allocation                                                               | 0 |
+//! | `Refuse`    | of a `Fetch`: 1, allocation, 0; of a `Query`: 2, buffer, version         | 0 |
+//! | `Publish`   | buffer, version, allocation, offset, length                              | 0 |
+//! | `Query`     | buffer, version (0: any), 1 if it is wanted and 0 if no longer           | 0 |
+//! | `Unpublish` | buffer                                                                   | 0 |
+//! | `Revoke`, `RevokeAck` | sequence, allocation                                           | 0 |
+//!
+//! | form of an export | has                                                                | descriptors |
+//! |-------------------|--------------------------------------------------------------------|-------------|
+//! | 1, legacy handle  | its 64 bytes                                                       | 0 |
+//! | 2, descriptor     |                                                                    | 1 |
+//! | 3, home           |                                                                    | 0 |
+//! | 4, segments       | their number, then the size of each: together that of the allocation | one for each |
+//!
+//! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and lengths neither, and ends do not
+//! overflow.
+
+use std::ops::RangeInclusive;
+
+use super::export::AllocId;
+use super::publish::{Binding, Wanted};
+use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
+use fishplate_shm::HandshakeError;
+use fishplate_shm::extension::{Batch, EXTENSIONS, Foreign, Reader, Writer};
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum Kind {
+    /// An allocation of device memory, with its handle.
+    Export = *EXTENSIONS.start(),
+    /// The handle of an allocation is wanted.
+    Fetch,
+    /// What the sender will not answer otherwise.
+    Refuse,
+    /// A version of a buffer, and where it is.
+    Publish,
+    /// A version of a buffer is wanted, or no longer.
+    Query,
+    /// A buffer is nowhere any more.
+    Unpublish,
+    /// An allocation is to be closed.
+    Revoke,
+    /// It is closed.
+    RevokeAck,
+}
+
+/// The kinds that there are.
+pub(crate) const KINDS: RangeInclusive<u16> = Kind::Export as u16..=Kind::RevokeAck as u16;
+
+impl Kind {
+    fn from_wire(value: u16) -> Option<Self> {
+        use Kind::{Export, Fetch, Publish, Query, Refuse, Revoke, RevokeAck, Unpublish};
+        let kinds = [Export, Fetch, Refuse, Publish, Query, Unpublish, Revoke, RevokeAck];
+        kinds.into_iter().find(|kind| *kind as u16 == value)
+    }
+}
+
+const LEGACY: u64 = 1;
+const DESCRIPTOR: u64 = 2;
+const HOME: u64 = 3;
+const SEGMENTS: u64 = 4;
+
+/// An allocation that a peer lets us open.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) alloc: AllocId,
+    pub(crate) size: u64,
+    pub(crate) uuid: Uuid,
+    /// `None`: the peer is this process, where addresses are the same.
+    pub(crate) handle: Option<Handle>,
+}
+
+impl Offer {
+    /// Descriptors of its handle.
+    pub(crate) fn descriptors(&self) -> usize {
+        match &self.handle {
+            Some(Handle::Descriptor(_)) => 1,
+            Some(Handle::Segments(segments)) => segments.len(),
+            Some(Handle::Legacy(_)) | None => 0,
+        }
+    }
+}
+
+impl Drop for Offer {
+    /// What the descriptors are only the device knows, so closing them may wait for anybody.
+    fn drop(&mut self) {
+        match self.handle.take() {
+            Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),
+            Some(Handle::Segments(segments)) => {
+                let all: Vec<_> = segments.into_iter().map(|(fd, _)| Foreign::from(fd)).collect();
+                drop(Batch::from(all));
+            }
+            Some(Handle::Legacy(_)) | None => {}
+        }
+    }
+}
+
+/// What is wanted of a peer, and what it may refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    Alloc(AllocId),
+    Buffer(u64, Wanted),
+}
+
+/// A packet, taken apart.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Export(Offer),
+    Fetch(AllocId),
+    Refuse(Ask),
+    Publish(u64, Binding),
+    Query { buffer: u64, wanted: Wanted, on: bool },
+    Unpublish(u64),
+    Revoke { sequence: u64, alloc: AllocId },
+    RevokeAck { sequence: u64, alloc: AllocId },
+}
+
+fn word(body: &mut Reader<'_>) -> Result<u64, HandshakeError> {
+    Ok(u64::from_ne_bytes(body.take()?))
+}
+
+fn alloc(body: &mut Reader<'_>) -> Result<AllocId, HandshakeError> {
+    AllocId::from_key(word(body)?).ok_or(HandshakeError::BadPacket)
+}
+
+fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
+    match offset.checked_add(len) {
+        Some(end) if len > 0 && end <= isize::MAX as u64 => Ok((offset, len)),
+        _ => Err(HandshakeError::BadPacket),
+    }
+}
+
+/// Segments that together have so many bytes.
+fn segments(
+    body: &mut Reader<'_>,
+    fds: &mut dyn Iterator<Item = Foreign>,
+    size: u64,
+) -> Result<Vec<(Foreign, u64)>, HandshakeError> {
+    let count = usize::try_from(word(body)?).ok().filter(|count| (2..=MAX_SEGMENTS).contains(count));
+    let mut segments = Vec::new();
+    let mut end = 0;
+    for _ in 0..count.ok_or(HandshakeError::BadPacket)? {
+        let (_, len) = extent(end, word(body)?)?;
+        segments.push((fds.next().ok_or(HandshakeError::BadPacket)?, len));
+        end += len;
+    }
+    if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
+}
+
+/// Takes a packet apart. `home`: it comes from this very process.
+pub(crate) fn read(
+    kind: u16,
+    mut body: Reader<'_>,
+    fds: &mut dyn Iterator<Item = Foreign>,
+    home: bool,
+) -> Result<Said, HandshakeError> {
+    let said = match Kind::from_wire(kind).ok_or(HandshakeError::BadPacket)? {
+        Kind::Export => {
+            let alloc = alloc(&mut body)?;
+            let (_, size) = extent(0, word(&mut body)?)?;
+            let uuid = body.take()?;
+            let handle = match word(&mut body)? {
+                LEGACY => Some(Handle::Legacy(body.take::<LEGACY_HANDLE>()?)),
+                DESCRIPTOR => {
+                    Some(Handle::Descriptor(fds.next().ok_or(HandshakeError::BadPacket)?.into_any()))
+                }
+                SEGMENTS => {
+                    let segments = segments(&mut body, fds, size)?;
+                    Some(Handle::Segments(
+                        segments.into_iter().map(|(fd, len)| (fd.into_any(), len)).collect(),
+                    ))
+                }
+                HOME if home => None,
+                _ => return Err(HandshakeError::BadPacket),
+            };
+            Said::Export(Offer { alloc, size, uuid, handle })
+        }
+        Kind::Fetch => Said::Fetch(alloc(&mut body)?),
+        Kind::Refuse => {
+            let what = word(&mut body)?;
+            let [a, b] = [word(&mut body)?, word(&mut body)?];
+            Said::Refuse(match (what, AllocId::from_key(a), b) {
+                (1, Some(alloc), 0) => Ask::Alloc(alloc),
+                (2, _, version) => Ask::Buffer(a, Wanted::from_wire(version)),
+                _ => return Err(HandshakeError::BadPacket),
+            })
+        }
+        Kind::Publish => {
+            let [buffer, version] = [word(&mut body)?, word(&mut body)?];
+            let alloc = alloc(&mut body)?;
+            let (offset, len) = extent(word(&mut body)?, word(&mut body)?)?;
+            if version == 0 {
+                return Err(HandshakeError::BadPacket);
+            }
+            Said::Publish(buffer, Binding { version, alloc, offset, len })
+        }
+        Kind::Query => {
+            let buffer = word(&mut body)?;
+            let wanted = Wanted::from_wire(word(&mut body)?);
+            let on = match word(&mut body)? {
+                0 => false,
+                1 => true,
+                _ => return Err(HandshakeError::BadPacket),
+            };
+            Said::Query { buffer, wanted, on }
+        }
+        Kind::Unpublish => Said::Unpublish(word(&mut body)?),
+        Kind::Revoke => Said::Revoke { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
+        Kind::RevokeAck => Said::RevokeAck { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
+    };
+    body.end()?;
+    Ok(said)
+}
+
+fn packet(kind: Kind, words: &[u64]) -> Vec<u8> {
+    let mut packet = Writer::extension(kind as u16);
+    for word in words {
+        packet.put(word.to_ne_bytes());
+    }
+    packet.finish()
+}
+
+/// An `Export`. The descriptors of a handle that has some go with it.
+pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
+    let mut packet = Writer::extension(Kind::Export as u16);
+    packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);
+    match handle {
+        Some(Handle::Legacy(bytes)) => packet.put(LEGACY.to_ne_bytes()).put(*bytes),
+        Some(Handle::Descriptor(_)) => packet.put(DESCRIPTOR.to_ne_bytes()),
+        Some(Handle::Segments(segments)) => {
+            packet.put(SEGMENTS.to_ne_bytes()).put((segments.len() as u64).to_ne_bytes());
+            segments.iter().fold(&mut packet, |packet, (_, size)| packet.put(size.to_ne_bytes()))
+        }
+        None => packet.put(HOME.to_ne_bytes()),
+    };
+    packet.finish()
+}
+
+pub(crate) fn fetch(alloc: AllocId) -> Vec<u8> {
+    packet(Kind::Fetch, &[alloc.key()])
+}
+
+pub(crate) fn refuse(ask: Ask) -> Vec<u8> {
+    packet(
+        Kind::Refuse,
+        &match ask {
+            Ask::Alloc(alloc) => [1, alloc.key(), 0],
+            Ask::Buffer(buffer, wanted) => [2, buffer, wanted.to_wire()],
+        },
+    )
+}
+
+pub(crate) fn publish(buffer: u64, binding: &Binding) -> Vec<u8> {
+    let Binding { version, alloc, offset, len } = *binding;
+    packet(Kind::Publish, &[buffer, version, alloc.key(), offset, len])
+}
+
+pub(crate) fn query(buffer: u64, wanted: Wanted, on: bool) -> Vec<u8> {
+    packet(Kind::Query, &[buffer, wanted.to_wire(), on.into()])
+}
+
+pub(crate) fn unpublish(buffer: u64) -> Vec<u8> {
+    packet(Kind::Unpublish, &[buffer])
+}
+
+pub(crate) fn revoke(sequence: u64, alloc: AllocId) -> Vec<u8> {
+    packet(Kind::Revoke, &[sequence, alloc.key()])
+}
+
+pub(crate) fn revoke_ack(sequence: u64, alloc: AllocId) -> Vec<u8> {
+    packet(Kind::RevokeAck, &[sequence, alloc.key()])
+}

@@ -1,0 +1,161 @@
+//! [`GpuRail`] over memory of the processor against the contract of `Rail`: by each way that device memory is moved and told of, and as
+//! its own peer. Host memory and messages go as in `conformance`, which is run over the rail too.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use fishplate_core::mem::{Peer, Region, RegionKind};
+use fishplate_gpu::GpuConfig;
+use fishplate_shm::{ShmConfig, socket_pair};
+
+#[path = "../../core/tests/conformance/mod.rs"]
+mod conformance;
+use conformance::{Fixture, Link};
+mod support;
+use support::{TestGpuRail, gpu_rail, meet_gpu};
+
+type Ends = Link<TestGpuRail>;
+
+/// Device memory, moved by the processor while short and by the device otherwise, told by done words.
+struct Usual;
+/// All of it moved by the device, in pieces of 24 bytes over all streams.
+struct InPieces;
+/// Told by records through the lane.
+struct Records;
+/// Through bounce slots.
+struct Relayed;
+/// Through bounce slots, and told of by nothing else.
+struct RelayedAlone;
+/// Ourselves.
+struct Own;
+/// Host memory.
+struct HostMemory;
+
+const MAPPED: &str = "a peer writes what it has open without asking";
+const LATE: &str = "what lies in a bounce slot stays there for the target";
+const UNSEEN: &str = "what goes through bounce slots is checked by the target";
+
+/// The two ends, as they number each other.
+const TO: Peer = Peer(5);
+const FROM: Peer = Peer(2);
+
+thread_local! {
+    /// The target's socket.
+    static SOCKET: RefCell<Option<OwnedFd>> = RefCell::default();
+}
+
+fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
+    let shm = ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() };
+    gpu_rail(shm, config.clone())
+}
+
+/// Two ends that met and agreed in two threads, and are driven by this one.
+fn pair(seed: u64, config: GpuConfig) -> Ends {
+    let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
+    let sockets = socket_pair().unwrap();
+    SOCKET.set(Some(sockets.1.try_clone().unwrap()));
+    let [second, first] = meet_gpu(&origin, &target, sockets);
+    assert_eq!(second.active(), (config.done_channel, config.relay_slots > 0));
+    origin.attach(TO, second).unwrap();
+    target.attach(FROM, first).unwrap();
+    Link { rails: vec![origin, target], origin: 0, target: 1, to: TO, from: FROM }
+}
+
+/// Memory of the target's device.
+fn memory(link: &mut Ends, len: usize) -> Region {
+    let at = link.target().alloc(len as u64).unwrap();
+    let ptr = NonNull::new(at.0 as *mut u8).unwrap();
+    // SAFETY: freed with the device, which the tests keep or forget; touched through raw copies alone.
+    unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
+}
+
+/// Ends the target without a good-bye. What it had stays mapped, as the memory of a dead process does where it is open.
+fn kill(link: &mut Ends) -> bool {
+    let Some(socket) = SOCKET.take() else { return false };
+    // SAFETY: a call on our descriptor.
+    assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
+    std::mem::forget(link.rails.pop());
+    true
+}
+
+macro_rules! fixture {
+    ($name:ident, $config:expr, $reaches:expr, $late:expr, $unseen:expr) => {
+        impl Fixture for $name {
+            type Rail = TestGpuRail;
+            const REACHES_ON: Option<&'static str> = $reaches;
+            const LANDS_LATE: Option<&'static str> = $late;
+            const IMPORTS_UNSEEN: Option<&'static str> = $unseen;
+
+            fn link(seed: u64) -> Ends {
+                pair(seed, $config)
+            }
+
+            fn memory(link: &mut Ends, len: usize) -> Region {
+                memory(link, len)
+            }
+
+            fn kill_target(link: &mut Ends) -> bool {
+                kill(link)
+            }
+        }
+    };
+}
+
+fn small() -> GpuConfig {
+    GpuConfig { ops: 32, done_words: 16, relay_slots: 4, relay_chunk: 4096, ..GpuConfig::default() }
+}
+
+fixture!(Usual, GpuConfig { ..small() }, Some(MAPPED), None, None);
+fixture!(InPieces, GpuConfig { mapped_store: 0, chunk: 24, ..small() }, Some(MAPPED), None, None);
+fixture!(
+    Records,
+    GpuConfig { mapped_store: 0, done_channel: false, relay_slots: 0, ..small() },
+    Some(MAPPED),
+    None,
+    None
+);
+fixture!(Relayed, GpuConfig { force_relay: true, ..small() }, None, Some(LATE), Some(UNSEEN));
+fixture!(
+    RelayedAlone,
+    GpuConfig { force_relay: true, done_channel: false, relay_slots: 1, pin_regions: false, ..small() },
+    None,
+    Some(LATE),
+    Some(UNSEEN)
+);
+
+impl Fixture for Own {
+    type Rail = TestGpuRail;
+
+    fn link(seed: u64) -> Ends {
+        let mut rail = rail(seed, &GpuConfig { mapped_store: 16, ..small() });
+        rail.attach_self(FROM).unwrap();
+        Link { rails: vec![rail], origin: 0, target: 0, to: FROM, from: FROM }
+    }
+
+    fn memory(link: &mut Ends, len: usize) -> Region {
+        memory(link, len)
+    }
+}
+
+impl Fixture for HostMemory {
+    type Rail = TestGpuRail;
+    const REACHES_ON: Option<&'static str> = Some("the kernel copies without asking the target");
+    const LANDS_LATE: Option<&'static str> = Some("what lies in the lane stays there for the target");
+
+    fn link(seed: u64) -> Ends {
+        pair(seed, small())
+    }
+
+    fn kill_target(link: &mut Ends) -> bool {
+        kill(link)
+    }
+}
+
+rail_conformance!(usual, Usual);
+rail_conformance!(in_pieces, InPieces);
+rail_conformance!(records, Records);
+rail_conformance!(relayed, Relayed);
+rail_conformance!(relayed_alone, RelayedAlone);
+rail_conformance!(own, Own);
+rail_conformance!(host_memory, HostMemory);

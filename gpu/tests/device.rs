@@ -1,0 +1,330 @@
+//! What every device must do, over everything that implements [`Device`]: memory of the processor, the fakes, and CUDA where there is a driver, real or not
+//! (`tests/cuda-fake.sh`, `tests/gpu.sh`). With a second process, which is this test binary again.
+
+use std::sync::OnceLock;
+
+use fishplate_gpu::fake::{Behaviour, FakeDevice, FakeDriver, FakeProcess, Kind, Violation};
+use fishplate_gpu::{Device, DeviceError, DevicePtr, HostDevice, Unshared};
+
+mod support;
+
+#[path = "device/second.rs"]
+mod second;
+#[path = "device/suite.rs"]
+mod suite;
+
+/// Something that implements the trait.
+trait Kit {
+    /// The device.
+    type Device: Device;
+
+    /// As a second process is told.
+    const NAME: &str;
+
+    /// Opens a device; `None` for an ordinal that this kind cannot have.
+    fn open(ordinal: u32) -> Option<Result<Self::Device, DeviceError>>;
+
+    /// Why it cannot be tried here.
+    fn absent() -> Option<String> {
+        None
+    }
+
+    /// Memory that cannot be exported, and why.
+    fn unshared(_: &mut Self::Device) -> Vec<(DevicePtr, Unshared)> {
+        vec![]
+    }
+
+    /// Memory in physical segments of [`SEGMENT`](suite::SEGMENT) bytes side by side, if this kind has it.
+    fn segments(_: &mut Self::Device, _size: u64) -> Option<DevicePtr> {
+        None
+    }
+
+    /// What was not given back, if it can tell.
+    fn held(_: &Self::Device) -> u64 {
+        0
+    }
+}
+
+fn first<K: Kit>() -> K::Device {
+    K::open(0).expect("there is a first device").unwrap()
+}
+
+/// The fake driver with the process that it is in.
+fn fake(late: bool) -> FakeProcess {
+    static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
+    let behaviour = if late {
+        Behaviour { kind: Kind::Virtual, handles_differ: true, segment: suite::SEGMENT, ..Behaviour::LATE }
+    } else {
+        Behaviour { segment: suite::SEGMENT, ..Behaviour::PLAIN }
+    };
+    DRIVERS[usize::from(late)].get_or_init(|| FakeDriver::of_this_process(behaviour, 1)).clone()
+}
+
+fn fake_unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
+    let kinds = [
+        (Kind::Pool, Unshared::Pool),
+        (Kind::Managed, Unshared::Managed),
+        (Kind::VirtualUnshared, Unshared::NoHandleType),
+    ];
+    kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
+}
+
+/// What is open. Marks that there are not are asked for in one test, on purpose.
+fn fake_held(device: &FakeDevice) -> u64 {
+    let found = device.process().driver().violations();
+    assert!(found.iter().all(|what| *what == Violation::UnknownMark), "{found:?}");
+    let counts = device.process().counts();
+    counts.opens - counts.closes
+}
+
+struct Fake;
+
+impl Kit for Fake {
+    type Device = FakeDevice;
+    const NAME: &str = "fake";
+
+    fn open(ordinal: u32) -> Option<Result<FakeDevice, DeviceError>> {
+        Some(fake(false).device(ordinal))
+    }
+
+    fn unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
+        fake_unshared(device)
+    }
+
+    fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
+        Some(device.alloc_as(Kind::Segments, size).unwrap())
+    }
+
+    fn held(device: &FakeDevice) -> u64 {
+        fake_held(device)
+    }
+}
+
+/// Late and out of order, with memory by descriptors.
+struct FakeLate;
+
+impl Kit for FakeLate {
+    type Device = FakeDevice;
+    const NAME: &str = "fake-late";
+
+    fn open(ordinal: u32) -> Option<Result<FakeDevice, DeviceError>> {
+        Some(fake(true).device(ordinal))
+    }
+
+    fn unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
+        fake_unshared(device)
+    }
+
+    fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
+        Some(device.alloc_as(Kind::Segments, size).unwrap())
+    }
+
+    fn held(device: &FakeDevice) -> u64 {
+        fake_held(device)
+    }
+}
+
+/// Memory of the processor.
+struct Host;
+
+impl Kit for Host {
+    type Device = HostDevice;
+    const NAME: &str = "host";
+
+    fn open(ordinal: u32) -> Option<Result<HostDevice, DeviceError>> {
+        (ordinal == 0).then(|| Ok(HostDevice::new()))
+    }
+
+    fn held(device: &HostDevice) -> u64 {
+        device.held().1 as u64
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod nvidia {
+    use super::*;
+    use fishplate_gpu::cuda::{self, CudaConfig, CudaDevice, CudaMemory};
+
+    fn open(ordinal: u32, memory: CudaMemory) -> Option<Result<CudaDevice, DeviceError>> {
+        Some(CudaDevice::open(ordinal, CudaConfig { memory, marks: 32, ..CudaConfig::default() }))
+    }
+
+    fn absent() -> Option<String> {
+        match cuda::devices() {
+            Err(why) => Some(why.to_string()),
+            Ok(devices) => devices.is_empty().then(|| "the CUDA driver has no device".into()),
+        }
+    }
+
+    fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+        let mut kinds = vec![(CudaMemory::Managed, Unshared::Managed)];
+        if cuda::devices().unwrap()[0].pools {
+            kinds.push((CudaMemory::Pool, Unshared::Pool));
+        }
+        if cuda::devices().unwrap()[0].descriptors {
+            kinds.push((CudaMemory::VirtualUnshared, Unshared::NoHandleType));
+        }
+        kinds.into_iter().map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).collect()
+    }
+
+    fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+        let able = cuda::devices().unwrap()[0].descriptors;
+        able.then(|| device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap())
+    }
+
+    pub struct Cuda;
+
+    impl Kit for Cuda {
+        type Device = CudaDevice;
+        const NAME: &str = "cuda";
+
+        fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
+            open(ordinal, CudaMemory::Legacy)
+        }
+
+        fn absent() -> Option<String> {
+            absent()
+        }
+
+        fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+            unshared(device)
+        }
+
+        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+            segments(device, size)
+        }
+    }
+
+    /// With memory by descriptors.
+    pub struct CudaVirtual;
+
+    impl Kit for CudaVirtual {
+        type Device = CudaDevice;
+        const NAME: &str = "cuda-virtual";
+
+        fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
+            open(ordinal, CudaMemory::Virtual)
+        }
+
+        fn absent() -> Option<String> {
+            absent().or_else(|| {
+                let able = cuda::devices().is_ok_and(|devices| devices[0].descriptors);
+                (!able).then(|| "the device has no memory by descriptors".into())
+            })
+        }
+
+        fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+            unshared(device)
+        }
+
+        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+            segments(device, size)
+        }
+    }
+
+    #[test]
+    fn what_the_driver_tells_is_whole() {
+        let told = (cuda::version(), cuda::devices());
+        match told {
+            (Err(why), Err(same)) => {
+                assert_eq!(why, same);
+                assert!(why.to_string().contains("CUDA driver"), "{why}");
+                let error = CudaDevice::open(0, CudaConfig::default()).unwrap_err();
+                assert!(matches!(error, DeviceError::NoDriver | DeviceError::Driver(_)), "{error}");
+            }
+            (Ok(version), Ok(devices)) => {
+                assert!(version >= 11_070, "{version}");
+                for (at, device) in devices.iter().enumerate() {
+                    assert_eq!(device.ordinal, at as u32);
+                    assert!(!device.name.is_empty() && device.memory > 0 && device.uuid != [0; 16]);
+                    assert!(device.reaches.contains(&device.ordinal), "{device:?}");
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_device_works_in_whichever_thread_it_is() {
+        let Some(mut device) = (match absent() {
+            None => Some(first::<Cuda>()),
+            Some(why) => {
+                println!("SKIPPED a_device_works_in_whichever_thread_it_is: {why}");
+                None
+            }
+        }) else {
+            return;
+        };
+        let base = device.alloc(4096).unwrap();
+        let mut device = std::thread::spawn(move || {
+            assert_eq!(device.allocation(base).unwrap().base, base);
+            device
+        })
+        .join()
+        .unwrap();
+        // SAFETY: nothing is queued.
+        unsafe { device.free(base) }.unwrap();
+    }
+}
+
+/// Runs a child's part, if this is one.
+#[test]
+fn child() {
+    let Some((role, address)) = support::role() else { return };
+    match role.as_str() {
+        Host::NAME => second::serve::<Host>(&address),
+        Fake::NAME => second::serve::<Fake>(&address),
+        FakeLate::NAME => second::serve::<FakeLate>(&address),
+        #[cfg(feature = "cuda")]
+        nvidia::Cuda::NAME => second::serve::<nvidia::Cuda>(&address),
+        #[cfg(feature = "cuda")]
+        nvidia::CudaVirtual::NAME => second::serve::<nvidia::CudaVirtual>(&address),
+        other => panic!("{other}"),
+    }
+}
+
+/// One test of the suite per line, for one kind of device.
+macro_rules! suite {
+    ($module:ident, $kit:ty) => {
+        suite!($module, $kit:
+            devices_have_numbers,
+            a_place_lies_in_an_allocation,
+            addresses_come_back_and_buffers_do_not,
+            copies_arrive_whole,
+            a_stream_keeps_its_order,
+            marks_run_out_and_come_back,
+            a_word_follows_what_it_tells_of,
+            another_process_has_the_same_memory,
+            segments_side_by_side_are_one_memory_to_another_process,
+            a_range_over_segments_is_registered_as_one,
+            an_allocation_is_opened_once,
+            garbage_does_not_open,
+            a_handle_of_this_process_does_not_open,
+            memory_that_cannot_be_exported_says_why,
+            the_call_that_flushes_remote_writes_is_taken,
+            only_what_is_pinned_is_seen_and_only_set_marks_are_known,
+        );
+    };
+    ($module:ident, $kit:ty: $($test:ident,)*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    let _alone = super::support::alone();
+                    match <$kit as super::Kit>::absent() {
+                        None => super::suite::$test::<$kit>(),
+                        Some(why) => println!("SKIPPED {}: {why}", concat!(stringify!($module), "::", stringify!($test))),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+suite!(on_host, super::Host);
+suite!(on_fake, super::Fake);
+suite!(on_fake_late, super::FakeLate);
+#[cfg(feature = "cuda")]
+suite!(on_cuda, super::nvidia::Cuda);
+#[cfg(feature = "cuda")]
+suite!(on_cuda_virtual, super::nvidia::CudaVirtual);

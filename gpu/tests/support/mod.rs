@@ -1,0 +1,36 @@
+//! What the tests share: what those of shared memory do, and rails with devices that are memory of the processor.
+
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
+
+#[path = "../../../shm/tests/support/mod.rs"]
+mod shm;
+
+use std::os::fd::OwnedFd;
+use std::thread;
+
+use fishplate_gpu::{GpuConfig, GpuLink, GpuRail, HostDevice};
+use fishplate_shm::{Link, Role, ShmConfig};
+use fishplate_sys::LinuxHost;
+
+pub use shm::*;
+
+/// A rail over Linux, with devices that are memory of the processor.
+pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
+
+/// Makes one.
+pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
+    let (host, config) = linux(config);
+    GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()
+}
+
+/// Two rails meet and agree, in two threads.
+pub fn meet_gpu(near: &TestGpuRail, far: &TestGpuRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [GpuLink; 2] {
+    let profile = far.profile();
+    let other = thread::spawn(move || {
+        let link = Link::over(theirs, Role::First, profile.profile(), soon()).unwrap();
+        profile.agree(link, soon()).unwrap()
+    });
+    let profile = near.profile();
+    let link = Link::over(ours, Role::Second, profile.profile(), soon()).unwrap();
+    [profile.agree(link, soon()).unwrap(), other.join().unwrap()]
+}
