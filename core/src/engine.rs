@@ -14,7 +14,8 @@
 //!
 //! # Files
 //!
-//! `peers` and `regions` set up what operations name; `epoch` tells attachments of a peer apart.
+//! `peers`, `joint` and `regions` set up what operations name; `epoch` tells attachments of a peer
+//! apart.
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles
 //! what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks;
 //! `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the
@@ -26,6 +27,7 @@ mod epoch;
 mod finish;
 #[doc(hidden)]
 pub mod fuzzing;
+mod joint;
 pub mod lane;
 pub(crate) mod list;
 mod load;
@@ -48,17 +50,18 @@ mod window;
 mod wire;
 pub mod worker;
 
+pub use joint::{Joint, Pairing, RAILS_MAX};
 pub use pending::PendingSlot;
 pub use stream::Stream;
 pub use submit::{Issued, Notice, Signal};
-pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, Pairing, PeerSlot, RemoteSlot, handle_len};
+pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
 pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
 
 use crate::error::AttachError;
 use crate::mem::RailId;
-use crate::rail::{Order, Rail, Rails, SomeRails};
+use crate::rail::{Rail, Rails, SomeRails};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use load::Loads;
@@ -91,7 +94,7 @@ pub struct Config {
     pub window: u32,
     /// Events, and due streams, that a pass handles per queue.
     pub batch: u32,
-    /// Payload up to which a put-signal is one message.
+    /// Payload up to which a put-signal is one message; less where no rail to a peer takes one so long.
     pub eager: u32,
     /// Size from which a write or read is cut and spread over rails.
     pub stripe_threshold: u64,
@@ -210,18 +213,16 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub loads: Loads<RAILS>,
     /// Longest write or read of each rail.
     pub max_rma: [u64; RAILS],
+    /// Longest write that each rail copies before the post returns, in bytes.
+    pub inject: [u64; RAILS],
+    // The limits that hold for every peer: what keeps them needs no look at its own.
     /// Longest write that every rail takes in one post, that is not cut to be spread over rails, and that the tag of a silent
     /// operation's post can tell. In bytes.
     pub single_max: u64,
-    /// The shortest of the rails' limits, in bytes.
+    /// Payload up to which a put-signal to any peer is one message, in bytes.
     pub eager: u32,
-    pub inject: u64,
-    /// Payload that fits in a message on every rail, in bytes.
-    pub message_room: u32,
-    /// What a fence holds back until everything before it is applied: see [`Stream::fence`].
-    pub fence_holds: u8,
-    /// Atomics are handed to the one rail, which keeps their place in the order.
-    pub native_atomics: bool,
+    /// Longest message that every rail takes to every peer, in bytes.
+    pub shortest: u32,
     pub stats: Stats,
     /// Counts what workers hand over.
     pub stamp: u32,
@@ -252,7 +253,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let rails = rails.into();
         let count = rails.len();
-        check((1..=16).contains(&count), "rails: 1 to 16")?;
+        check(RAILS <= RAILS_MAX && count >= 1, "rails: 1 to 16")?;
         check(config.contexts >= 1 && config.contexts <= 256, "contexts: 1 to 256")?;
         check(
             config.window.is_power_of_two() && config.window as u64 <= MAX_WINDOW,
@@ -270,21 +271,13 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
         check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;
-        let mut max_rma = [0; RAILS];
-        let (mut room, mut inject) = (u32::MAX, u64::MAX);
-        // Between two rails nothing keeps order.
-        let (mut order, mut native) = (if count == 1 { Order::All } else { Order::None }, count == 1);
-        for (rail, max) in rails.iter().zip(&mut max_rma) {
+        let (mut max_rma, mut inject) = ([0; RAILS], [0; RAILS]);
+        for ((rail, max), inject) in rails.iter().zip(&mut max_rma).zip(&mut inject) {
             let caps = rail.caps();
             check(caps.data_bytes >= 4, "rail: 4 bytes of completion data are needed")?;
             check(caps.max_message >= 64 && caps.max_rma >= 1, "rail: messages of 64 bytes are needed")?;
             *max = (caps.max_rma as u64).min(1 << 31);
-            // The tag of a silent operation's post tells so many bytes and no more.
-            let message = caps.max_message.min(wire::STREAM_POST_MAX as usize);
-            room = room.min((message - wire::HEAD_MAX) as u32);
-            inject = inject.min(caps.inject as u64).min(*max);
-            order = order.min(caps.order);
-            native &= caps.native_atomics;
+            *inject = (caps.inject as u64).min(*max);
         }
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
@@ -322,16 +315,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 hellos: 0,
                 loads: Loads::new(count),
                 max_rma,
-                single_max: max_rma[..count].iter().copied().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
-                eager: config.eager.min(room),
                 inject,
-                message_room: room,
-                fence_holds: match order {
-                    Order::None => stream::WRITES | stream::MESSAGES,
-                    Order::Reports => stream::WRITES,
-                    Order::All => 0,
-                },
-                native_atomics: native && order == Order::All,
+                single_max: max_rma[..count].iter().copied().fold(whole.min(wire::STREAM_POST_MAX), u64::min),
+                eager: config.eager,
+                shortest: u32::MAX,
                 stats: Stats::default(),
                 stamp: 0,
                 protocol: None,

@@ -120,13 +120,6 @@ pub enum AttachError {
         /// Ours.
         ours: u16,
     },
-    /// The two ends have different numbers of rails.
-    Rails {
-        /// Theirs.
-        theirs: u8,
-        /// Ours.
-        ours: u8,
-    },
     /// An empty region, or one whose end lies beyond the address space.
     BadRange,
     /// A region whose first byte is not at a multiple of 8.

@@ -177,7 +177,10 @@ fn long_payloads_are_read_wherever_they_lie() {
 #[test]
 fn by_default_8_kib_and_no_more_travel_in_one_message() {
     let rail = rail(ShmConfig::default());
-    assert_eq!(engine(rail, CONFIG, MatchConfig::DEFAULT).eager_max(), 8192);
+    let mut engine = engine(rail, CONFIG, MatchConfig::DEFAULT);
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, 1).unwrap();
+    assert_eq!(engine.eager_max(peer), 8192);
 }
 
 #[test]

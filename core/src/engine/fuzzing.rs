@@ -1,6 +1,7 @@
 //! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer
 //! makes. No part of the interface; the tests in `tests/fuzz` use it.
 
+use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
 use super::table::{HANDLE_MAX, Handle};
 use super::wire::{Body, Bond, HEAD_MAX, Hello, Message, Place};
@@ -150,6 +151,7 @@ fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
         size,
         region: if hidden { head::UNREADABLE } else { a as u16 & 0xff },
         generation: (a >> 16) as u16,
+        rails: if hidden { 0 } else { (c >> 8) as u16 & low(RAILS) | 1 },
         keys: core::array::from_fn(|rail| RailKey {
             key: number(seed, 9 + rail as u64),
             base: number(seed, 99 + rail as u64),
@@ -163,12 +165,19 @@ fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let (_, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
-    let offer = Offer::<RAILS>::read(rest).ok()?;
+    // Joined by those rails whose keys it brings, which are so all understood.
+    let rails = input.get(head::RTS - 4..head::RTS)?;
+    let rails = u16::from_le_bytes([rails[0], rails[1]]) & low(RAILS);
+    let offer = Offer::<RAILS>::read(rest, &Pairing::ALIKE, rails).ok()?;
     assert!(offer.offset.checked_add(offer.len).is_some_and(|end| end <= offer.size));
     let mut bytes = [0; head::LONGEST];
     let len = offer.write(&mut bytes);
     bytes[..head::HEAD].copy_from_slice(&input[..head::HEAD]);
-    assert_eq!(len, input.len(), "something behind it");
+    match input[head::RTS - 4..head::RTS - 2] == rails.to_le_bytes() {
+        true => assert_eq!(len, input.len(), "something behind it"),
+        // Keys of rails that this end does not have were skipped.
+        false => return Some(0),
+    }
     Some(put(again, &bytes[..len]))
 }
 
@@ -183,12 +192,21 @@ fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
             base: number(seed, 50 + rail as u64),
         }),
     };
-    handle.encode(RAILS, into).unwrap_or(0)
+    handle.encode(1 + (a >> 32) as usize % RAILS, into).unwrap_or(0)
 }
 
 fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    let handle = Handle::<RAILS>::decode(input, RAILS).ok()?;
+    // All keys that this end has rails for.
+    let count = usize::from(*input.get(16)?).min(RAILS);
+    let handle = Handle::<RAILS>::decode(input, &Pairing::ALIKE, low(count)).ok()?;
     let mut bytes = [0; HANDLE_MAX];
-    let len = handle.encode(RAILS, &mut bytes).unwrap_or(0);
-    Some(put(again, &bytes[..len]))
+    let len = handle.encode(count, &mut bytes).unwrap_or(0);
+    // Keys of rails that this end does not have were skipped, and are counted.
+    let skipped = usize::from(input[16]) > count;
+    Some(if skipped { 0 } else { put(again, &bytes[..len]) })
+}
+
+/// The lowest rails, by bit.
+fn low(count: usize) -> u16 {
+    ((1u32 << count) - 1) as u16
 }

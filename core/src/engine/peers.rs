@@ -2,47 +2,53 @@
 
 use crate::error::{AttachError, PeerError, Use};
 use crate::mem::PeerId;
-use crate::rail::Rail;
+use crate::rail::{Order, Rail};
 use crate::sync::seq::Seq;
 
-use super::stream::Stream;
-use super::table::{self, Pairing, PeerSlot, PeerState};
+use super::joint::{Joint, Pairing};
+use super::protocol::MatchLimits;
+use super::stream::{MESSAGES, NATIVE, Stream, WRITES};
+use super::table::{self, PeerSlot, PeerState};
 use super::window::bitmap_words;
-use super::wire::{GENERATION_MASK, Owner, PostTag};
+use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], say how they are [paired](Self::pair_rails) unless both
-    /// ends count them alike, then [`connect_peer`](Self::connect_peer), and make no progress in between: what the peer sends already
-    /// is not heard before it is connected, and not sent again.
+    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then [`join_peer`](Self::join_peer) it, or
+    /// [`connect_peer`](Self::connect_peer) where both ends are alike, and make no progress in between: what the peer sends already is
+    /// not heard before it is connected, and not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
     }
 
-    /// Our rail i leads to the rail that the peer counts as `theirs[i]`: the peer's keys, in handles and in messages, are taken in this
-    /// order. Before it is connected. Slow path.
-    ///
-    /// # Errors
-    /// [`AttachError::Config`] unless `theirs` names each rail once; [`AttachError::UnknownPeer`] once it is connected.
-    pub fn pair_rails(&mut self, peer: PeerId, theirs: &[u8]) -> Result<(), AttachError> {
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if slot.state != PeerState::Reserved {
-            return Err(AttachError::UnknownPeer);
-        }
-        let wrong = AttachError::Config("rails of a peer: as many as ours, each once");
-        let paired = Pairing::of(theirs, self.rails.len()).ok_or(wrong)?;
-        let pairing = &mut self.state.pairings[peer.index as usize];
-        let last = pairing.last;
-        (*pairing, pairing.last) = (paired, last);
-        Ok(())
+    /// The peer is attached to the rails of `rails` (bit i: rail i), and both ends are alike: operations may begin. As
+    /// [`join_peer`](Self::join_peer), where rail i leads to their rail i and takes the same at both ends.
+    pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
+        self.join(peer, rails, Pairing::ALIKE)
     }
 
-    /// The peer is attached to the rails of `rails` (bit i: rail i): operations may begin. Unless
+    /// The peer is attached to the rails that `joints` name: operations may begin. Unless
     /// these rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until
     /// the peer has connected as well and both ends have made progress: see
-    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails.
-    pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
-        let seed = self.state.config.seed;
+    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails, however each of them counts these: the
+    /// peer's keys, in handles and in messages, are taken as the joints say. `matching` is what the peer takes of tagged messages;
+    /// `None`: as much as this engine. Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] if there are no joints, or names what is wrong with one; [`AttachError::UnknownPeer`] once it is
+    /// connected.
+    pub fn join_peer(
+        &mut self,
+        peer: PeerId,
+        joints: &[Joint],
+        matching: Option<MatchLimits>,
+    ) -> Result<(), AttachError> {
+        let (pairing, rails) = Pairing::of(joints, self.rails.len())?;
+        let matching = matching.unwrap_or(MatchLimits::ALIKE);
+        self.join(peer, rails, Pairing { matching, ..pairing })
+    }
+
+    fn join(&mut self, peer: PeerId, rails: u16, mut pairing: Pairing) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         if slot.state != PeerState::Reserved {
             return Err(AttachError::UnknownPeer);
@@ -50,19 +56,53 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if rails == 0 || u32::from(rails) >> self.rails.len() != 0 {
             return Err(AttachError::Config("rails: at least one, and none that does not exist"));
         }
+        let config = self.state.config;
+        let several = rails.count_ones() > 1;
+        pairing.single = STREAM_POST_MAX as u32;
+        if several {
+            pairing.single = config.stripe_threshold.saturating_sub(1).min(STREAM_POST_MAX) as u32;
+        }
+        // Between two rails nothing keeps order.
+        let (mut order, mut native) = (if several { Order::None } else { Order::All }, !several);
+        let (mut fresh, mut shortest) = (true, u32::MAX);
+        for (i, rail) in self.rails.iter().enumerate() {
+            if rails & (1 << i) == 0 {
+                pairing.messages[i] = 0;
+                continue;
+            }
+            let caps = rail.caps();
+            // The tag of a silent operation's post tells so many bytes and no more.
+            let message = caps.max_message.min(STREAM_POST_MAX as usize) as u32;
+            pairing.messages[i] = pairing.messages[i].min(message);
+            shortest = shortest.min(pairing.messages[i]);
+            pairing.longest = pairing.longest.max(pairing.messages[i]);
+            pairing.single = pairing.single.min(self.state.max_rma[i] as u32);
+            order = order.min(caps.order);
+            native &= caps.native_atomics && caps.order == Order::All;
+            fresh &= caps.fresh;
+        }
+        let holds = match order {
+            Order::None => WRITES | MESSAGES,
+            Order::Reports => WRITES,
+            Order::All => NATIVE * native as u8,
+        };
+        let slot = &mut self.state.peers[peer.index as usize];
         slot.rails = rails;
-        let skipped = mix(seed ^ ((peer.index as u64) << 32)) % u64::from(rails.count_ones());
+        let skipped = mix(config.seed ^ ((peer.index as u64) << 32)) % u64::from(rails.count_ones());
         let first = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
         slot.turn = first.trailing_zeros() as u8;
-        for context in 0..self.state.config.contexts {
+        for context in 0..config.contexts {
             let stream = self.state.stream_of(context as u8, peer.index);
             let owner = Owner::Stream(stream, peer.generation & GENERATION_MASK);
             let stream = &mut self.state.streams[stream as usize];
-            stream.generation = peer.generation;
+            (stream.generation, stream.holds) = (peer.generation, holds);
             stream.tag = PostTag { owner, bytes: 0 }.pack();
         }
-        let fresh = |(i, rail): (usize, &R)| rails & (1 << i) == 0 || rail.caps().fresh;
-        let fresh = self.rails.iter().enumerate().all(fresh);
+        let place = &mut self.state.pairings[peer.index as usize];
+        *place = Pairing { last: place.last, ..pairing };
+        self.state.shortest = self.state.shortest.min(shortest);
+        self.state.eager = self.state.eager.min(pairing.longest - HEAD_MAX as u32);
+        self.state.open_accounts(peer.index);
         self.state.meet(peer.index, fresh);
         Ok(())
     }
@@ -98,8 +138,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut self.state.peers[peer.index as usize];
         *slot = PeerSlot { generation: slot.generation.wrapping_add(1), ..PeerSlot::EMPTY };
         let pairing = &mut self.state.pairings[peer.index as usize];
-        let last = pairing.last;
-        (*pairing, pairing.last) = (Pairing::ALIKE, last);
+        *pairing = Pairing { last: pairing.last, ..Pairing::ALIKE };
         Ok(())
     }
 

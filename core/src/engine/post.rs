@@ -14,6 +14,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::list::NONE;
 use super::pending::Kind;
+use super::stream::NATIVE;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
 
@@ -127,7 +128,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
         let fetch = slot.inner;
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
-        let (mut tried, whole) = (0, state.piece(peer, left, local_region == u16::MAX));
+        let inject = local_region == u16::MAX;
+        let whole = state.piece(peer, left, inject);
+        let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else { return Err(state.no_room()) };
             let len = whole.min(state.max_rma[rail]);
@@ -173,7 +176,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn post_numbered(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
         if let Body::Amo { .. } = body
-            && self.state.native_atomics
+            && s.holds & NATIVE != 0
             && s.in_flight() == 0
             && s.ops.head == index
             && self.post_native(stream, index, body)?
@@ -210,12 +213,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<bool, Blocked> {
         let Body::Amo { at, amo, .. } = body else { return Ok(false) };
         let peer = self.state.streams[stream as usize].peer;
+        let Some(rail) = self.state.pick(peer, 0, 8) else { return Ok(false) };
         let slot = &mut self.state.pending.slots[index as usize];
-        let remote = Remote { key: self.state.remotes[slot.remote as usize].keys[0], offset: at.offset };
+        let remote = Remote { key: self.state.remotes[slot.remote as usize].keys[rail], offset: at.offset };
         let fetch = slot.fetch.then_some(NonNull::from(&mut slot.value));
         let cx = PostTag { owner: Owner::Op(index), bytes: amo.width as u32 }.pack();
         // SAFETY: the slot is in borrowed memory and stays this operation's until the post is done.
-        let result = unsafe { self.rails[0].post_atomic(Peer(peer), amo, remote, fetch, cx) };
+        let result = unsafe { self.rails[rail].post_atomic(Peer(peer), amo, remote, fetch, cx) };
         let slot = &mut self.state.pending.slots[index as usize];
         match result {
             Ok(posted) => {
@@ -223,13 +227,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 slot.message = None;
                 if posted == Posted::Pending {
                     slot.posts += 1;
-                    self.state.loads.posted(0, amo.width as u64);
+                    self.state.loads.posted(rail, amo.width as u64);
                 }
                 Ok(true)
             }
             Err(PostError::Unsupported) => Ok(false),
             Err(PostError::Again) => Err(self.state.no_room()),
-            Err(error) => Err(self.state.hard_error(peer, 0, error)),
+            Err(error) => Err(self.state.hard_error(peer, rail, error)),
         }
     }
 
@@ -281,7 +285,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Posted, Blocked> {
         let state = &mut self.state;
         let bytes = (head.len() + payload.len()) as u32;
-        let mut tried = 0;
+        let mut tried = state.too_short(peer, bytes);
         loop {
             let Some(rail) = state.pick(peer, tried, bytes as u64) else { return Err(state.no_room()) };
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
@@ -307,7 +311,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
             // A connected peer is reached by at least one rail.
-            return (exclude == 0).then_some(0);
+            return (exclude & 1 == 0).then_some(0);
         }
         let slot = self.peers.get_mut(peer as usize)?;
         let rails = slot.rails & !exclude;
@@ -335,6 +339,33 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         slot.turn = (rail as u8 + 1) & 15;
         Some(rail)
+    }
+
+    /// The rails to a peer, by bit, on which a message of so many bytes does not fit; also others, that do not lead to it. Where there
+    /// is one rail, whoever makes the message knows what that takes.
+    #[inline(always)]
+    pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
+        if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
+    }
+
+    /// The rails to a peer, by bit, that copy so many bytes before a write of them returns.
+    pub(super) fn injecting(&self, peer: u16, bytes: u64) -> u16 {
+        let copies = |(rail, most): (usize, &u64)| ((*most >= bytes) as u16) << rail;
+        let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
+        rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
+    }
+
+    /// Whether so many bytes go to a peer in the message of the signal that follows them.
+    #[inline(always)]
+    pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
+        let most = |limit: u64| bytes <= limit && bytes > 0;
+        most(self.eager as u64) || most(self.config.eager as u64) && most(self.room(peer))
+    }
+
+    /// Longest payload of a numbered message to a peer, in bytes.
+    pub(super) fn room(&self, peer: u16) -> u64 {
+        let longest = self.pairings.get(peer as usize).map_or(0, |pairing| pairing.longest);
+        (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
     /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes whole: it is posted at once or not

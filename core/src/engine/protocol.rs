@@ -42,8 +42,10 @@ pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot};
 
 use crate::error::{AttachError, Violation};
+use crate::mem::PeerId;
 use crate::rail::Rail;
 
+use super::table::PeerSlot;
 use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory};
 use super::{Engine, State};
 use request::Requests;
@@ -52,7 +54,7 @@ use stock::{Blocks, Headers};
 /// Receives of a window that are not hashed as long as they match in order.
 const LAZILY: u32 = 252;
 
-/// Sizes of the protocol. Both ends of a connection use the same.
+/// Sizes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchConfig {
     /// Payload up to which a message carries it, in bytes; less where a rail's messages are shorter.
@@ -74,10 +76,32 @@ impl MatchConfig {
         (self.eager as usize).next_multiple_of(64)
     }
 
+    /// What peers must know of it.
+    pub const fn limits(&self) -> MatchLimits {
+        MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
+    }
+
     /// Messages that can wait at an engine with so many streams.
     pub const fn unexpected(&self, streams: usize) -> usize {
         streams * (self.credits as usize + self.headers as usize)
     }
+}
+
+/// What an end of a connection takes of tagged messages: its [`MatchConfig`], as its peer must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatchLimits {
+    /// [`MatchConfig::eager`].
+    pub eager: u32,
+    /// [`MatchConfig::credits`].
+    pub credits: u32,
+    /// [`MatchConfig::headers`].
+    pub headers: u32,
+}
+
+impl MatchLimits {
+    /// Of a peer that takes as much as we do.
+    pub(crate) const ALIKE: MatchLimits =
+        MatchLimits { eager: u32::MAX, credits: u32::MAX, headers: u32::MAX };
 }
 
 impl Default for MatchConfig {
@@ -138,7 +162,7 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub pulled: rendezvous::Pulled,
     /// Operations of ours that read payloads.
     pub reads: u32,
-    /// Longest payload that travels in its message, and the longest that may.
+    /// Longest payload that travels in its message, where rails and peer take it, and the longest that may.
     pub eager: u32,
     pub most_eager: u32,
     pub credits: u32,
@@ -155,7 +179,8 @@ impl<const RAILS: usize> Protocol<'_, RAILS> {
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol, and the
-    /// peer counts as failed. Both ends of a connection do it, with the same [`MatchConfig`]. Slow path; allocates nothing.
+    /// peer counts as failed. Both ends of a connection do it; [`join_peer`](Self::join_peer) says where their
+    /// [`MatchConfig`]s differ. Slow path; allocates nothing.
     ///
     /// # Errors
     /// [`AttachError::Config`] names what is out of range or too short, or that it was done before.
@@ -200,14 +225,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             matcher.unexpected.len() >= config.unexpected(streams),
             "matching.matcher.unexpected: MatchConfig::unexpected",
         )?;
-        // The longest head and all keys fit too, or fewer keys travel.
-        let room = self.state.message_room as usize + super::wire::HEAD_MAX;
-        check(
-            room >= head::RTS + 16 * RAILS.min(head::KEYS),
-            "rail: messages too short for a request to send",
-        )?;
+        let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
+        check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;
         let matching = MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
-        let most_eager = config.eager.min((room - head::SYNC) as u32);
         accounts.fill(Account::EMPTY);
         self.state.protocol = Some(Protocol {
             matcher: Matcher::with_config(matcher, matching)?,
@@ -218,12 +238,13 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             outgoing: Blocks::new(outgoing_bytes, outgoing, config.block()),
             pulled: rendezvous::Pulled::EMPTY,
             reads: 0,
-            eager: most_eager,
-            most_eager,
+            eager: config.eager,
+            most_eager: config.eager,
             credits: config.credits,
             most_headers: config.headers,
             stats: ProtocolStats::default(),
         });
+        self.state.open_all_accounts();
         Ok(())
     }
 
@@ -244,22 +265,59 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.protocol.is_some()
     }
 
-    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the configuration and the rails allow, and
-    /// the receiver fetches longer ones. Returns which it is; 0 without matching.
-    pub fn set_eager_max(&mut self, bytes: u32) -> u32 {
-        self.state.protocol.as_mut().map_or(0, |protocol| {
+    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the configuration, the rails and their
+    /// receiver allow, and the receiver fetches longer ones. Slow path: looks at every peer.
+    pub fn set_eager_max(&mut self, bytes: u32) {
+        if let Some(protocol) = &mut self.state.protocol {
             protocol.eager = bytes.min(protocol.most_eager);
-            protocol.eager
-        })
+        }
+        self.state.open_all_accounts();
     }
 
-    /// Longest payload that [`send`](Self::send) takes from a slice, and that travels in its message, in bytes. 0 without matching.
-    pub fn eager_max(&self) -> usize {
-        self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager as usize)
+    /// Longest payload that [`send`](Self::send) to this peer takes from a slice, and that travels in its message, in bytes. 0 without
+    /// matching, and of a peer that is not connected.
+    pub fn eager_max(&self, peer: PeerId) -> usize {
+        let known = |slot: &&PeerSlot| slot.generation == peer.generation;
+        let account = || {
+            self.state.peers.get(peer.index as usize).filter(known)?;
+            Some(self.state.protocol.as_ref()?.accounts.get(peer.index as usize)?.takes.eager)
+        };
+        account().unwrap_or(0) as usize
+    }
+
+    /// The setting behind [`eager_max`](Self::eager_max), whatever rails and receivers allow. 0 without matching.
+    pub(crate) fn eager_setting(&self) -> u32 {
+        self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Notes what each peer takes.
+    #[cold]
+    fn open_all_accounts(&mut self) {
+        (0..self.peers.len()).for_each(|peer| self.open_accounts(peer as u16));
+    }
+
+    /// Notes what a peer takes, once it is connected: no more than its rails carry, and than we do.
+    #[cold]
+    pub(super) fn open_accounts(&mut self, peer: u16) {
+        let pairing = &self.pairings[peer as usize];
+        if pairing.longest == 0 {
+            return;
+        }
+        let (theirs, longest) = (pairing.matching, pairing.longest);
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            let Some(protocol) = &mut self.protocol else { return };
+            let ours = |theirs: u32, ours: u32| if theirs == u32::MAX { ours } else { theirs };
+            protocol.accounts[stream].takes = MatchLimits {
+                eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
+                credits: ours(theirs.credits, protocol.credits),
+                headers: ours(theirs.headers, protocol.most_headers),
+            };
+        }
+    }
+
     /// The peer of a stream says how many credits came back in all.
     #[inline(always)]
     pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {

@@ -108,9 +108,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
     /// being read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
-        let mut handle = Handle::<RAILS>::decode(handle, self.rails.len())?;
-        self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        handle.keys = self.state.pairings[peer.index as usize].in_our_order(handle.keys);
+        let rails = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?.rails;
+        let handle = Handle::<RAILS>::decode(handle, &self.state.pairings[peer.index as usize], rails)?;
         self.import_evicting(peer, handle, R::import)
     }
 

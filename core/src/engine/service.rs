@@ -9,7 +9,7 @@ use crate::sync::seq::Seq;
 
 use super::list::NONE;
 use super::protocol::Kept;
-use super::stream::{MESSAGES, Stream};
+use super::stream::{MESSAGES, Stream, WRITES};
 use super::table::PeerState;
 use super::tag::Tag;
 use super::window::{Next, Parcel, Parked};
@@ -181,13 +181,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     pub(super) fn fence(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
-        if self.fence_holds == 0 || s.open == 0 {
+        let holds = s.holds & (WRITES | MESSAGES);
+        if holds == 0 || s.open == 0 {
             return;
         }
-        s.fence = self.fence_holds;
+        s.fence = holds;
         // Where messages pass, the acknowledgement is asked for by the write that needs it, if one
         // comes.
-        if self.fence_holds & MESSAGES != 0 {
+        if holds & MESSAGES != 0 {
             self.ask(stream);
         }
     }

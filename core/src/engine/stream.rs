@@ -11,6 +11,9 @@ pub(crate) const WRITES: u8 = 1;
 /// In [`Stream::fence`]: data that travels in numbered messages.
 pub(crate) const MESSAGES: u8 = 2;
 
+/// In [`Stream::holds`]: atomics are handed to the one rail that leads to the peer, which keeps their place in the order.
+pub(crate) const NATIVE: u8 = 4;
+
 /// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a message which is sent at once stores is
 /// in the first.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +53,9 @@ pub struct Stream {
     pub(crate) ask: bool,
     /// On the due list.
     pub(crate) due: bool,
+    /// What the rails to the peer leave to this engine: [`WRITES`] and [`MESSAGES`] that a fence holds back until everything before it
+    /// is applied; and [`NATIVE`].
+    pub(crate) holds: u8,
     /// What the words of posts carry beside their number.
     pub(crate) stamp: u32,
 
@@ -103,6 +109,7 @@ impl Stream {
             ack_wanted: first,
             age: 0,
             due: false,
+            holds: 0,
             due_next: NONE,
         };
         stream.shut();

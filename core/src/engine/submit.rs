@@ -132,9 +132,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.inject_slow(context, bytes, to)
     }
 
-    /// Longest [`inject`](Self::inject) that every rail takes, in bytes.
-    pub fn inject_max(&self) -> usize {
-        (self.state.inject as usize).max(self.state.message_room as usize)
+    /// Longest [`inject`](Self::inject) to this peer, in bytes. 0 of one that is not known.
+    pub fn inject_max(&self, peer: PeerId) -> usize {
+        let known =
+            self.state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
+        known.map_or(0, |_| self.state.inject_max(peer.index))
     }
 
     /// Applies a signal after everything that was sent before it has landed.

@@ -4,17 +4,18 @@
 
 use core::ptr::{self, NonNull};
 
+use crate::bytes::Reader;
 use crate::error::{AttachError, OpError, PeerError};
 use crate::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId};
 use crate::rail::RailKey;
 
-use super::epoch::Meeting;
+use super::joint::{Pairing, RAILS_MAX};
 
 /// Bytes that a region's handle takes at most, for 16 rails.
 pub const HANDLE_MAX: usize = 512;
 
 /// The layout of a handle that this version writes and reads.
-pub const HANDLE_VERSION: u16 = 3;
+pub const HANDLE_VERSION: u16 = 4;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
 const HANDLE_HEAD: usize = 24;
@@ -24,7 +25,7 @@ pub const fn handle_len(rails: usize) -> usize {
     HANDLE_HEAD + 16 * rails
 }
 
-const _: () = assert!(handle_len(16) <= HANDLE_MAX);
+const _: () = assert!(handle_len(RAILS_MAX) <= HANDLE_MAX);
 
 /// Where a peer stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,44 +61,6 @@ impl PeerSlot {
             PeerState::Failed(why) => Err(OpError::PeerFailed(why)),
             PeerState::Free | PeerState::Reserved => Err(OpError::UnknownPeer),
         }
-    }
-}
-
-/// What the two ends of a peer have agreed on: which of its rails ours lead to, and the epochs.
-#[derive(Clone, Copy, Debug)]
-pub struct Pairing {
-    /// Four bits for each of our rails.
-    theirs: u64,
-    pub(crate) meeting: Meeting,
-    /// The epoch of the last attachment of this slot that needed one: see `epoch`. It outlives
-    /// the attachment.
-    pub(crate) last: u32,
-}
-
-impl Pairing {
-    /// Both ends count rails alike, and have not met.
-    pub const ALIKE: Pairing = Pairing { theirs: 0xfedc_ba98_7654_3210, meeting: Meeting::NONE, last: 0 };
-
-    /// Our rail i leads to their rail `theirs[i]`. `None` unless each of `rails` is named once.
-    pub(crate) fn of(theirs: &[u8], rails: usize) -> Option<Pairing> {
-        let (mut named, mut pairs) = (0u16, 0);
-        for (at, &rail) in theirs.iter().enumerate() {
-            let bit = 1u16.checked_shl(rail.into())?;
-            if usize::from(rail) >= rails || named & bit != 0 {
-                return None;
-            }
-            named |= bit;
-            pairs |= u64::from(rail) << (4 * at);
-        }
-        (theirs.len() == rails).then_some(Pairing { theirs: pairs, ..Pairing::ALIKE })
-    }
-
-    /// Keys as the peer counts its rails, as we count ours.
-    pub(crate) fn in_our_order<const RAILS: usize>(self, keys: [RailKey; RAILS]) -> [RailKey; RAILS] {
-        core::array::from_fn(|rail| {
-            let theirs = self.theirs >> (4 * rail) & 15;
-            keys.get(theirs as usize).copied().unwrap_or_default()
-        })
     }
 }
 
@@ -260,7 +223,7 @@ pub(crate) fn locate<const RAILS: usize>(
     }
 }
 
-/// A region's handle, decoded.
+/// A region's handle, decoded: keys as we count the rails that lead to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
@@ -289,44 +252,31 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Reads a handle that a peer with as many rails wrote. Bytes after it are ignored.
-    pub(crate) fn decode(bytes: &[u8], ours: usize) -> Result<Self, AttachError> {
-        fn u16_at(bytes: &[u8], at: usize) -> u16 {
-            u16::from_le_bytes([bytes[at], bytes[at + 1]])
-        }
-        fn u64_at(bytes: &[u8], at: usize) -> u64 {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        }
-        if bytes.len() < HANDLE_HEAD || u16_at(bytes, 0) != HANDLE_MAGIC {
+    /// Reads a handle that a peer wrote, of which rails of ours, by bit, lead to it. Bytes after it are ignored.
+    pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
+        let mut fields = Reader::new(bytes);
+        if fields.u16()? != HANDLE_MAGIC {
             return Err(AttachError::BadHandle);
         }
-        let theirs = u16_at(bytes, 2);
+        let theirs = fields.u16()?;
         if theirs != HANDLE_VERSION {
             return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
         }
-        let (rails, kind) = (u64_at(bytes, 16) & u64::from(u32::MAX), u64_at(bytes, 16) >> 32);
-        if rails != ours as u64 {
-            return Err(AttachError::Rails { theirs: rails.min(255) as u8, ours: ours as u8 });
-        }
-        if bytes.len() < handle_len(ours) {
+        let (theirs, len) = ((fields.u16()?, fields.u16()?), fields.u64()?);
+        let (count, device) = (fields.u32()? as usize, fields.u32()?);
+        if !(1..=RAILS_MAX).contains(&count) || device > 1 {
             return Err(AttachError::BadHandle);
         }
-        let mut keys = [RailKey::default(); RAILS];
-        for (key, at) in keys[..ours].iter_mut().zip(bytes[HANDLE_HEAD..].chunks_exact(16)) {
-            *key = RailKey { key: u64_at(at, 0), base: u64_at(at, 8) };
+        let mut list = [RailKey::default(); RAILS_MAX];
+        for key in &mut list[..count] {
+            *key = RailKey { key: fields.u64()?, base: fields.u64()? };
         }
-        let len = u64_at(bytes, 8);
         if len == 0 {
             return Err(AttachError::BadRange);
         }
-        let device = match kind {
-            0 => false,
-            1 => true,
-            _ => return Err(AttachError::BadHandle),
-        };
-        Ok(Handle { theirs: (u16_at(bytes, 4), u16_at(bytes, 6)), len, device, keys })
+        let keys = pairing.in_our_order(rails, |rail| list[..count].get(rail).copied());
+        let keys = keys.ok_or(AttachError::BadHandle)?;
+        Ok(Handle { theirs, len, device: device == 1, keys })
     }
 }
 
@@ -368,8 +318,16 @@ pub(crate) fn free_remote<const RAILS: usize>(
 mod tests {
     use super::*;
 
+    fn key(k: u64) -> RailKey {
+        RailKey { key: k, base: !k }
+    }
+
+    fn decode<const RAILS: usize>(bytes: &[u8], rails: u16) -> Result<Handle<RAILS>, AttachError> {
+        Handle::decode(bytes, &Pairing::ALIKE, rails)
+    }
+
     fn handle() -> Handle<3> {
-        let keys = [1u64, 2, u64::MAX].map(|k| RailKey { key: k, base: !k });
+        let keys = [1u64, 2, u64::MAX].map(key);
         Handle { theirs: (9, 65535), len: 1 << 40, device: false, keys }
     }
 
@@ -378,13 +336,13 @@ mod tests {
         let mut bytes = [0xaa; HANDLE_MAX];
         let len = handle().encode(3, &mut bytes).unwrap();
         assert_eq!(len, handle_len(3));
-        assert_eq!(Handle::<3>::decode(&bytes, 3), Ok(handle()));
-        assert_eq!(Handle::<3>::decode(&bytes[..len], 3), Ok(handle()));
+        assert_eq!(decode::<3>(&bytes, 0b111), Ok(handle()));
+        assert_eq!(decode::<3>(&bytes[..len], 0b111), Ok(handle()));
         let device = Handle { device: true, ..handle() };
         device.encode(3, &mut bytes).unwrap();
-        assert_eq!(Handle::<3>::decode(&bytes, 3), Ok(device));
+        assert_eq!(decode::<3>(&bytes, 0b111), Ok(device));
         bytes[20] = 2;
-        assert_eq!(Handle::<3>::decode(&bytes, 3), Err(AttachError::BadHandle));
+        assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
     }
 
     #[test]
@@ -406,33 +364,24 @@ mod tests {
         let mut bytes = [0; HANDLE_MAX];
         let len = handle().encode(3, &mut bytes).unwrap();
         for cut in 0..len {
-            assert_eq!(Handle::<3>::decode(&bytes[..cut], 3), Err(AttachError::BadHandle), "cut to {cut}");
+            assert_eq!(decode::<3>(&bytes[..cut], 0b111), Err(AttachError::BadHandle), "cut to {cut}");
         }
-        assert_eq!(Handle::<2>::decode(&bytes, 2), Err(AttachError::Rails { theirs: 3, ours: 2 }));
+        // Ends may have different numbers of rails; every rail that joins them has a key.
+        assert_eq!(decode::<2>(&bytes, 0b11).map(|handle| handle.keys), Ok([1, 2].map(key)));
+        assert_eq!(decode::<16>(&bytes, 0b100).map(|handle| handle.keys[2]), Ok(key(u64::MAX)));
+        assert_eq!(decode::<16>(&bytes, 0b1001), Err(AttachError::BadHandle));
+        for count in [0, 17, u32::MAX] {
+            let mut bad = bytes;
+            bad[16..20].copy_from_slice(&count.to_le_bytes());
+            assert_eq!(decode::<16>(&bad, 1), Err(AttachError::BadHandle), "{count} rails");
+        }
+        bytes[16] = 4;
+        assert_eq!(decode::<3>(&bytes[..len], 1), Err(AttachError::BadHandle), "a key more than there is");
         bytes[2] = 9;
-        assert_eq!(
-            Handle::<3>::decode(&bytes, 3),
-            Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION })
-        );
+        assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
         bytes[0] = 0;
-        assert_eq!(Handle::<3>::decode(&bytes, 3), Err(AttachError::BadHandle));
+        assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
         assert_eq!(handle().encode(3, &mut bytes[..len - 1]), Err(AttachError::BadHandle));
-    }
-
-    #[test]
-    fn rails_are_paired_each_once_or_not_at_all() {
-        let keys = handle().keys;
-        let [a, b, c] = keys;
-        assert_eq!(Pairing::ALIKE.in_our_order(keys), keys);
-        assert_eq!(Pairing::of(&[2, 0, 1], 3).unwrap().in_our_order(keys), [c, a, b]);
-        let wrong: [&[u8]; 6] = [&[0, 1, 1], &[0, 1, 3], &[0, 1, 255], &[0, 1], &[0, 1, 2, 3], &[0; 17]];
-        for theirs in wrong {
-            assert!(Pairing::of(theirs, 3).is_none(), "{theirs:?}");
-        }
-        let all: [u8; 16] = core::array::from_fn(|rail| 15 - rail as u8);
-        let keys = core::array::from_fn(|rail| RailKey { key: rail as u64, base: 0 });
-        let turned = Pairing::of(&all, 16).unwrap().in_our_order::<16>(keys);
-        assert_eq!(turned.map(|key| key.key), all.map(u64::from));
     }
 
     #[test]

@@ -73,9 +73,6 @@ impl Display for AttachError {
             AttachError::Version { theirs, ours } => {
                 write!(f, "version {theirs} there, version {ours} here; both ends must be of one version")
             }
-            AttachError::Rails { theirs, ours } => {
-                write!(f, "{theirs} rails there, {ours} here; both ends need as many")
-            }
             AttachError::BadRange => f.write_str("an empty region, or one beyond the address space"),
             AttachError::Misaligned => f.write_str("the region does not begin at a multiple of 8"),
             AttachError::UnknownPeer => f.write_str("the peer is not known, or no longer"),

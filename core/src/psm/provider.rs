@@ -65,7 +65,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_getopt")]
     pub fn getopt(&self, option: Opt) -> u32 {
         match option {
-            Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.eager_max() as u32,
+            Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.eager_setting(),
             Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes,
         }
     }
@@ -74,9 +74,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_setopt")]
     pub fn setopt(&mut self, option: Opt, value: u32) {
         match option {
-            Opt::RndvHfiSz | Opt::RndvShmSz => {
-                self.engine.set_eager_max(value);
-            }
+            Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.set_eager_max(value),
             Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes = value,
         }
     }

@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Config, ContextId, Engine, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot,
-    Stream, handle_len,
+    Config, ContextId, Engine, Joint, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot, PendingSlot,
+    RemoteSlot, Stream, handle_len,
 };
 use fishplate_core::error::{AttachError, OpError, PeerError, Violation, WaitError};
 use fishplate_core::mem::{PeerId, RailId, Region, RegionKind};
@@ -120,7 +120,7 @@ fn peers_asked_for_wrongly_are_refused_by_name() {
         assert_eq!(own.engine.fence(CX, unknown), Err(OpError::UnknownPeer));
         assert_eq!(own.engine.is_quiet(CX, unknown), Err(OpError::UnknownPeer));
         assert_eq!(own.engine.quiet(CX, unknown, &mut own.waiter, SOON), Err(OpError::UnknownPeer.into()));
-        assert_eq!(own.engine.import(unknown, &[0; 64]), Err(AttachError::BadHandle));
+        assert_eq!(own.engine.import(unknown, &[0; 64]), Err(AttachError::UnknownPeer));
         let end = own.engine.wait_signal(own.target.at(0), Cmp::Eq, 1, Some(unknown), &mut own.waiter, SOON);
         assert_eq!(end, Err(OpError::UnknownPeer.into()));
     }
@@ -171,8 +171,18 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
         assert_eq!(own.engine.import(own.peer, &handle[..cut]), Err(AttachError::BadHandle));
     }
     assert!(own.engine.export(own.target, &mut handle[..len - 1]).is_err());
-    let mut one = super::support::own(Config::DEFAULT, [Network::new()], 64);
-    assert_eq!(one.engine.import(one.peer, &handle), Err(AttachError::Rails { theirs: 2, ours: 1 }), "e17");
+    // Ends may have different numbers of rails, but each rail that joins them has a key.
+    let mut one = super::support::own(Config::DEFAULT, [Network::new()], 4096);
+    let len = one.engine.export(one.target, &mut handle).unwrap();
+    assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::BadHandle), "e17");
+    let len = own.engine.export(own.target, &mut handle).unwrap();
+    assert!(one.engine.import(one.peer, &handle[..len]).is_ok(), "its first rail is ours");
+    for count in [0, 3, 16, 17, 255] {
+        let mut wrong = handle;
+        wrong[16] = count;
+        let got = own.engine.import(own.peer, &wrong[..len]);
+        assert_eq!(got, Err(AttachError::BadHandle), "{count} rails");
+    }
     // A length or key that is not what was registered.
     for at in [8, 24, 40] {
         let mut wrong = handle;
@@ -240,7 +250,7 @@ fn configurations_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn rails_are_paired_each_once_and_before_the_peer_is_connected() {
+fn rails_are_joined_each_once_and_when_the_peer_is_connected() {
     let mut engine: Engine<'_, Network, 2> = engine(Config::DEFAULT, [Network::new(), Network::new()]);
     // From here on the rails have different keys for one region.
     // SAFETY: one more region, which is never freed.
@@ -248,23 +258,33 @@ fn rails_are_paired_each_once_and_before_the_peer_is_connected() {
     let target = engine.register(region(64)).unwrap();
     let mut handle = [0; 512];
     let len = engine.export(target, &mut handle).unwrap();
-    let wrong = Err(AttachError::Config("rails of a peer: as many as ours, each once"));
-    let alike = engine.reserve_peer().unwrap();
-    for theirs in [&[][..], &[0], &[0, 1, 2], &[0, 0], &[0, 2], &[1, 255]] {
-        assert_eq!(engine.pair_rails(alike, theirs), wrong, "{theirs:?}");
+    let joint = |ours, theirs| Joint { ours: RailId(ours), theirs, max_message: 256 };
+    let (alike, crossed) = ([joint(0, 0), joint(1, 1)], [joint(0, 1), joint(1, 0)]);
+    let peer = engine.reserve_peer().unwrap();
+    let short = Joint { max_message: 127, ..joint(0, 0) };
+    let wrong: [&[Joint]; 6] = [
+        &[],
+        &[joint(2, 0)],
+        &[joint(0, 16)],
+        &[joint(0, 0), joint(0, 1)],
+        &[joint(0, 0), joint(1, 0)],
+        &[short],
+    ];
+    for joints in wrong {
+        let refused = engine.join_peer(peer, joints, None);
+        assert!(matches!(refused, Err(AttachError::Config(_))), "{joints:?}: {refused:?}");
     }
-    engine.connect_peer(alike, 3).unwrap();
-    engine.import(alike, &handle[..len]).expect("what was refused changed nothing");
+    engine.join_peer(peer, &alike, None).unwrap();
+    engine.import(peer, &handle[..len]).expect("what was refused changed nothing");
     // Once it is connected, its keys are in use.
-    assert_eq!(engine.pair_rails(alike, &[1, 0]), Err(AttachError::UnknownPeer));
-    engine.import(alike, &handle[..len]).expect("the refused pairing changed nothing");
-    let crossed = engine.reserve_peer().unwrap();
-    engine.pair_rails(crossed, &[0, 1]).unwrap();
-    engine.pair_rails(crossed, &[1, 0]).expect("the last one counts");
-    engine.connect_peer(crossed, 3).unwrap();
-    assert!(engine.import(crossed, &handle[..len]).is_err(), "keys of the other rail");
-    engine.remove_peer(crossed).unwrap();
-    assert_eq!(engine.pair_rails(crossed, &[0, 1]), Err(AttachError::UnknownPeer));
+    assert_eq!(engine.join_peer(peer, &crossed, None), Err(AttachError::UnknownPeer));
+    engine.import(peer, &handle[..len]).expect("the refused joints changed nothing");
+    let other = engine.reserve_peer().unwrap();
+    engine.join_peer(other, &crossed, None).unwrap();
+    assert!(engine.import(other, &handle[..len]).is_err(), "keys of the other rail");
+    engine.remove_peer(other).unwrap();
+    assert_eq!(engine.join_peer(other, &alike, None), Err(AttachError::UnknownPeer));
+    let crossed = other;
     // Whoever gets its place is counted alike again.
     let next: PeerId = engine.reserve_peer().unwrap();
     assert_eq!(next.peer(), crossed.peer());

@@ -1,7 +1,7 @@
 //! Several engines on one simulated fabric, each connected to every other (and to itself), driven in turn by one thread.
 
-use fishplate_core::engine::{Config, Engine};
-use fishplate_core::mem::{LocalId, Peer, PeerId, RemoteId};
+use fishplate_core::engine::{Config, Engine, Joint};
+use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 use fishplate_core::rail::{Rail, Rails};
 
@@ -104,9 +104,12 @@ pub fn join<R: Rail, const RAILS: usize>(
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
             for (other, &peer) in peers.iter().enumerate() {
                 let theirs = |rail: usize| (rail + (node + (count - 1) * other) * shift) % count;
-                let theirs: Vec<u8> = (0..count).map(|rail| theirs(rail) as u8).collect();
-                engine.pair_rails(peer, &theirs).unwrap();
-                engine.connect_peer(peer, ((1u32 << count) - 1) as u16).unwrap();
+                let joint = |rail| Joint {
+                    ours: RailId(rail as u8),
+                    theirs: theirs(rail) as u8,
+                    max_message: usize::MAX,
+                };
+                engine.join_peer(peer, &(0..count).map(joint).collect::<Vec<_>>(), None).unwrap();
             }
             let source = engine.register(region(size)).unwrap();
             let target = engine.register(region(size)).unwrap();

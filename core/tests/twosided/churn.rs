@@ -89,7 +89,7 @@ impl Churn {
         let at = self.random.below((SIZE - ROOM) as u64);
         let tag = Tag::new(self.random.below(3), at as u32);
         let bytes = pattern(at, len);
-        let slice = len <= self.own.engine.eager_max() && self.random.below(3) == 0;
+        let slice = len <= self.own.engine.eager_max(to) && self.random.below(3) == 0;
         let payload = if slice { Payload::Bytes(&bytes) } else { Payload::Region(self.own.out.at(at), len) };
         let engine = &mut self.own.engine;
         let sent = match self.random.below(4) {

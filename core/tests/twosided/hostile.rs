@@ -33,7 +33,7 @@ fn tagged(seq: u32, tag: u64, payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// A request to send; `last` is region, generation and number of keys.
+/// A request to send; `last` is region, generation and the rails whose keys follow.
 fn request(seq: u32, token: u64, len: u64, offset: u64, size: u64, last: u64, keys: &[u64]) -> Vec<u8> {
     let mut bytes = message(18, 0, seq, 0, &[1, 0, token, len, offset, size, last]);
     for key in keys {
@@ -140,7 +140,10 @@ fn every_violation_has_its_name() {
             Violation::Kind,
         ),
         ("a request without its keys", request(0, 1, 8, 0, 8, 1 << 32, &[]), Violation::Length),
-        ("a request with too many keys", request(0, 1, 8, 0, 8, 2 << 32, &[1, 2, 3, 4]), Violation::Kind),
+        ("a request with too many keys", request(0, 1, 8, 0, 8, 1 << 32, &[1, 2, 3, 4]), Violation::Length),
+        ("a request with too few keys", request(0, 1, 8, 0, 8, 0b101 << 32, &[1, 2]), Violation::Length),
+        ("a request on a rail that cannot be", request(0, 1, 8, 0, 8, 1 << 48, &[1, 2]), Violation::Kind),
+        ("a request on no rail", request(0, 1, 8, 0, 8, 0, &[]), Violation::Kind),
         ("an end of nothing", message(19, 0, 0, 0, &[1 << 32, 0]), Violation::Reply),
         ("an end of nobody", message(19, 0, 0, 0, &[u64::MAX, 0]), Violation::Reply),
         ("an end with more", message(19, 0, 0, 0, &[1 << 32, 0, 0]), Violation::Length),
@@ -361,7 +364,7 @@ fn an_engine_without_matching_refuses_by_name() {
     let sent = own.engine.send(CX, own.peer, tag(1), payload, Notice::Silent);
     assert_eq!(sent, Err(OpError::NoMatching));
     assert_eq!(own.engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::NoMatching));
-    assert_eq!((own.engine.next_recv(), own.engine.eager_max()), (None, 0));
+    assert_eq!((own.engine.next_recv(), own.engine.eager_max(own.peer)), (None, 0));
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn post<const RAILS: usize>(node: &mut Node<fleet::End, RAILS>, message: Sent, n
     bytes.extend(&pattern(at + 8, message.len)[..message.len - 8]);
     write(&node.engine, node.source.at(at), &bytes);
     let region = Payload::Region(node.source.at(at), message.len);
-    let slice = message.len <= node.engine.eager_max() && number.is_multiple_of(3);
+    let slice = message.len <= node.engine.eager_max(node.peers[message.to]) && number.is_multiple_of(3);
     let payload = if slice { Payload::Bytes(&bytes) } else { region };
     let (context, to) = (ContextId(message.context), node.peers[message.to]);
     let issued = match message.sync {

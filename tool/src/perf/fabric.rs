@@ -10,7 +10,7 @@ use fishplate::guard::Guard;
 use fishplate::rails::{self, OpenRail, RailsError};
 use fishplate::topology::{Anchor, Machine};
 use fishplate::{Limits, MatchStorage, Storage};
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
+use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Joint, Waiter};
 use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::RailId;
 use fishplate_sys::LinuxHost;
@@ -170,8 +170,9 @@ impl<const RAILS: usize> Ground<RAILS> {
             })?;
             guard.watch(peer.peer(), Some(lifeline));
         }
-        engine.pair_rails(peer, &agreement.pairing.theirs).map_err(failed)?;
-        engine.connect_peer(peer, ((1u32 << RAILS) - 1) as u16).map_err(failed)?;
+        let joint = |(at, &theirs)| Joint { ours: RailId(at as u8), theirs, max_message: usize::MAX };
+        let joints: Vec<_> = agreement.pairing.theirs.iter().enumerate().map(joint).collect();
+        engine.join_peer(peer, &joints, None).map_err(failed)?;
         // SAFETY: the ground outlives the engine, which borrows it.
         let ours = engine.register(unsafe { self.arena.region() }).map_err(failed)?;
         // SAFETY: as above.
@@ -223,9 +224,6 @@ fn handle_refused(error: AttachError) -> String {
         AttachError::Version { theirs, ours } => format!(
             "its region's handle is of version {theirs}, and this program reads {ours}: run the same build on both sides"
         ),
-        AttachError::Rails { theirs, ours } => {
-            format!("its region is on {theirs} rails, and this side has {ours}: give both the same --rails")
-        }
         error => format!("its region's handle is no use: {error}"),
     }
 }

@@ -157,7 +157,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     /// The payload of a message: a slice where that is short enough to travel in it.
     #[inline(always)]
     pub fn payload(&self, offset: usize, len: usize) -> Payload<'_> {
-        if len <= self.engine.eager_max() && !self.on_device {
+        if len <= self.engine.eager_max(self.peer) && !self.on_device {
             // SAFETY: the tests use offsets inside the buffer; nothing writes there before the send has returned.
             Payload::Bytes(unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(offset), len) })
         } else {

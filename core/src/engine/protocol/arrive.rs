@@ -99,8 +99,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             (head::REQUEST, 0) => {
                 let tag = head.tag()?;
-                let mut offer = Offer::<RAILS>::read(rest)?;
-                offer.keys = self.pairings[peer.0 as usize].in_our_order(offer.keys);
+                let rails = self.peers[peer.0 as usize].rails;
+                let offer = Offer::read(rest, &self.pairings[peer.0 as usize], rails)?;
                 if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
                     let kept = self.keep_header(stream, offer)?;
                     self.turn(stream, tag, kept)?;

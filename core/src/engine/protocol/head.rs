@@ -5,7 +5,7 @@
 //! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32; op 1: an acknowledgement is wanted soon
 //! Sync        40 bytes and the payload: as Tagged, then token u64
 //! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the region u64, region u16,
-//!             generation u16, keys u32
+//!             generation u16, rails u32: bit i says that the key of the sender's rail i follows, in their order
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
@@ -21,6 +21,7 @@ use crate::error::Violation;
 use crate::mem::Untrusted;
 use crate::rail::RailKey;
 
+use super::super::joint::{Pairing, RAILS_MAX};
 use super::super::tag::Tag;
 
 /// Bytes of the part that all of them have.
@@ -29,10 +30,8 @@ pub(crate) const HEAD: usize = 32;
 pub(crate) const SYNC: usize = 40;
 /// Bytes of a request to send before its keys.
 pub(crate) const RTS: usize = 72;
-/// Keys that a request to send carries at most: what a message of 256 bytes has room for.
-pub(crate) const KEYS: usize = 11;
-/// Bytes of the longest head.
-pub(crate) const LONGEST: usize = RTS + 16 * KEYS;
+/// Bytes of the longest head: it carries a key of every rail.
+pub(crate) const LONGEST: usize = RTS + 16 * RAILS_MAX;
 
 /// The lowest of these kinds; all below belong to one-sided operations.
 pub(crate) const FIRST_KIND: u8 = 16;
@@ -119,47 +118,59 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The region at the sender, or [`UNREADABLE`].
     pub region: u16,
     pub generation: u16,
-    /// The region's keys, of as many rails as fit.
+    /// The region's keys on the rails that join the two ends, and which those are, by bit: at each end as it counts its rails.
+    pub rails: u16,
     pub keys: [RailKey; RAILS],
 }
 
 impl<const RAILS: usize> Offer<RAILS> {
-    /// Keys that travel.
-    pub(crate) const TRAVELLING: usize = if RAILS < KEYS { RAILS } else { KEYS };
+    /// No offer.
+    pub(crate) const NONE: Self = Offer {
+        token: 0,
+        len: 0,
+        offset: 0,
+        size: 0,
+        region: UNREADABLE,
+        generation: 0,
+        rails: 0,
+        keys: [RailKey { key: 0, base: 0 }; RAILS],
+    };
 
     /// Writes all after the head; returns the length of the message so far, the head included.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
-        let keys = if self.region == UNREADABLE { 0 } else { Self::TRAVELLING };
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
-        rest.put_u16(self.region).put_u16(self.generation).put_u32(keys as u32);
-        for key in &self.keys[..keys] {
+        rest.put_u16(self.region).put_u16(self.generation).put_u32(self.rails.into());
+        for (_, key) in self.keys.iter().enumerate().filter(|(rail, _)| self.rails >> rail & 1 != 0) {
             rest.put_u64(key.key).put_u64(key.base);
         }
         HEAD + rest.len()
     }
 
-    /// Copies out and checks what follows the head.
-    pub(crate) fn read(rest: Untrusted<'_>) -> Result<Self, Violation> {
+    /// Copies out and checks what follows the head, from a peer to which `ours` of our rails lead, by bit. Without the keys of all of
+    /// them it cannot be read.
+    pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {
             return Err(Violation::Length);
         }
         let mut fields = Reader::new(&raw);
         let [token, len, offset, size] = [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
-        let (region, generation, count) = (fields.u16()?, fields.u16()?, fields.u32()? as usize);
-        let want = if region == UNREADABLE { 0 } else { Self::TRAVELLING };
-        if count != want {
+        let (region, generation, theirs) = (fields.u16()?, fields.u16()?, fields.u32()?);
+        if theirs >> RAILS_MAX != 0 || (theirs == 0) != (region == UNREADABLE) {
             return Err(Violation::Kind);
         }
-        if rest.len() != RTS - HEAD + 16 * want {
+        if rest.len() != RTS - HEAD + 16 * theirs.count_ones() as usize {
             return Err(Violation::Length);
         }
-        let mut keys = [RailKey::default(); RAILS];
-        for key in &mut keys[..want] {
-            *key = RailKey { key: fields.u64()?, base: fields.u64()? };
+        let mut all = [None; RAILS_MAX];
+        for (_, key) in all.iter_mut().enumerate().filter(|(rail, _)| theirs >> rail & 1 != 0) {
+            *key = Some(RailKey { key: fields.u64()?, base: fields.u64()? });
         }
-        let offer = Offer { token, len, offset, size, region, generation, keys };
+        let offer = match pairing.in_our_order(ours, |rail| all[rail]) {
+            Some(keys) => Offer { token, len, offset, size, region, generation, rails: ours, keys },
+            None => Offer { token, len, offset, size, region: UNREADABLE, generation, ..Offer::NONE },
+        };
         // What does not lie inside its region is nobody's memory.
         match offer.offset.checked_add(offer.len) {
             Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => Ok(offer),
@@ -178,7 +189,9 @@ pub(crate) fn trailing(rest: Untrusted<'_>) -> Result<(u64, Untrusted<'_>), Viol
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::joint::Joint;
     use super::*;
+    use crate::mem::RailId;
 
     extern crate std;
 
@@ -219,6 +232,7 @@ mod tests {
             size: 0x0403,
             region: 0x1211,
             generation: 0x1413,
+            rails: 1,
             keys,
         };
         let mut out = [0; LONGEST];
@@ -239,12 +253,13 @@ mod tests {
             size: (1 << 40) + 5,
             region: 3,
             generation: 7,
+            rails: 0b111,
             keys,
         };
         let mut out = [0; LONGEST];
         let len = offer.write(&mut out);
         assert_eq!(len, RTS + 48);
-        let read = |bytes: &[u8]| Offer::<3>::read(Untrusted::from_slice(bytes));
+        let read = |bytes: &[u8]| Offer::<3>::read(Untrusted::from_slice(bytes), &Pairing::ALIKE, 0b111);
         assert_eq!(read(&out[HEAD..len]), Ok(offer));
         for cut in HEAD..len {
             assert_eq!(read(&out[HEAD..cut]).err(), Some(Violation::Length), "cut to {cut}");
@@ -256,10 +271,50 @@ mod tests {
             bad.write(&mut out);
             assert_eq!(read(&out[HEAD..len]).err(), Some(Violation::Bounds));
         }
-        let kept = Offer { region: UNREADABLE, keys: [RailKey::default(); 3], ..offer };
+        let kept = Offer { rails: 0, keys: [RailKey::default(); 3], region: UNREADABLE, ..offer };
         let len = kept.write(&mut out);
         assert_eq!((len, read(&out[HEAD..len])), (RTS, Ok(kept)));
         out[HEAD + 36] = 1;
         assert_eq!(read(&out[HEAD..len]).err(), Some(Violation::Kind));
+    }
+
+    #[test]
+    fn an_offer_goes_between_ends_with_other_numbers_of_rails() {
+        let key = |rail: usize| RailKey { key: rail as u64, base: !rail as u64 };
+        let offer = Offer::<16> {
+            token: 1,
+            len: 8,
+            size: 8,
+            region: 3,
+            rails: 1 << 15 | 1 << 4,
+            keys: core::array::from_fn(key),
+            ..Offer::NONE
+        };
+        let mut out = [0; LONGEST];
+        let len = offer.write(&mut out);
+        assert_eq!(len, RTS + 32);
+        // Our rails 1 and 0 lead to their 4 and 15.
+        let joint = |ours, theirs| Joint { ours: RailId(ours), theirs, max_message: 256 };
+        let (pairing, ours) = Pairing::of(&[joint(1, 4), joint(0, 15)], 2).unwrap();
+        let read =
+            |bytes: &[u8], pairing, ours| Offer::<2>::read(Untrusted::from_slice(bytes), pairing, ours);
+        let got = read(&out[HEAD..len], &pairing, ours).unwrap();
+        assert_eq!((got.region, got.rails, got.keys), (3, 0b11, [key(15), key(4)]));
+        let alone = read(&out[HEAD..len], &pairing, 0b10).unwrap();
+        assert_eq!((alone.region, alone.keys), (3, [RailKey::default(), key(4)]));
+        // A rail that joins the two is missing: its payload cannot be read.
+        let (other, ours) = Pairing::of(&[joint(1, 4), joint(0, 14)], 2).unwrap();
+        assert_eq!(read(&out[HEAD..len], &other, ours).unwrap().region, UNREADABLE);
+        // The mask and the length of the message must agree, and name rails that may exist.
+        for (mask, wrong) in [
+            (1u32 << 15, Violation::Length),
+            (0b111, Violation::Length),
+            (u32::MAX, Violation::Kind),
+            (1 << 16 | 1, Violation::Kind),
+            (0, Violation::Kind),
+        ] {
+            out[RTS - 4..RTS].copy_from_slice(&mask.to_le_bytes());
+            assert_eq!(read(&out[HEAD..len], &pairing, 0b11), Err(wrong), "{mask:#b}");
+        }
     }
 }

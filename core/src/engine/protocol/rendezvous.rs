@@ -10,7 +10,7 @@ use super::super::pending::{Kind, PendingSlot};
 use super::super::submit::Notice;
 use super::super::table::{Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};
-use super::head::{self, KEYS, Offer, UNREADABLE};
+use super::head::{self, Offer, UNREADABLE};
 use super::request::{Received, Stage};
 use super::stock::Kept;
 
@@ -262,7 +262,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// The imported region that an offer lies in, imported now if it was not yet.
     pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
-        if offer.region == UNREADABLE || RAILS > KEYS {
+        if offer.region == UNREADABLE {
             return None;
         }
         let theirs = (offer.region, offer.generation);
@@ -307,7 +307,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn send_chunk(&mut self, index: u32) -> bool {
         let slot = &self.state.pending.slots[index as usize];
         let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);
-        let room = self.state.message_room as u64 + super::super::wire::HEAD_MAX as u64 - head::HEAD as u64;
+        let peer = self.state.streams[stream as usize].peer;
+        let room = self.state.pairings[peer as usize].longest as u64 - head::HEAD as u64;
         let len = (total - sent).min(room);
         if self.state.locals.get(slot.local_region as usize).is_some_and(|region| region.device != 0) {
             return self.send_chunk_of_device(index, len);

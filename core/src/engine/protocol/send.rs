@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
 use crate::op::Token;
-use crate::rail::{Posted, Rail, RailKey};
+use crate::rail::{Posted, Rail};
 use crate::sync::seq::truncate;
 
 use super::super::list::NONE;
@@ -17,12 +17,12 @@ use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
 use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
-use super::head::{self, Head, LONGEST, Offer, UNREADABLE};
+use super::head::{self, Head, LONGEST, Offer};
 
 /// What is sent.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes that may be reused when the call returns, whatever it says. At most [`Engine::eager_max`].
+    /// Bytes that may be reused when the call returns, whatever it says. At most [`Engine::eager_max`] of the peer.
     Bytes(&'a [u8]),
     /// So many bytes from here on, which stay as they are, and registered, until the send is done.
     Region(LocalAddr, usize),
@@ -119,7 +119,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 if *generation == to.generation => {}
             _ => return None,
         }
-        if context.0 as u16 >= state.config.contexts || len > protocol.eager as usize {
+        if context.0 as u16 >= state.config.contexts {
             return None;
         }
         let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
@@ -127,7 +127,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let s = &mut state.streams[stream as usize];
         if s.unposted != NONE
             || s.in_flight() >= state.config.window as u64
-            || account.used() >= protocol.credits
+            || len > account.takes.eager as usize
+            || account.used() >= account.takes.credits
         {
             return None;
         }
@@ -139,7 +140,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ..Head::tagged(head::TAGGED, context.0, tag)
         };
         let bytes = (head::HEAD + len) as u32;
-        let rail = state.pick(to.index, 0, bytes as u64)?;
+        let short = state.too_short(to.index, bytes);
+        let rail = state.pick(to.index, short, bytes as u64)?;
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         // SAFETY: a slice, or a range that was checked against its region.
         let body = unsafe { Untrusted::new(from, len) };
@@ -177,16 +179,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 (len, at.region.index as u16, device)
             }
         };
-        // What the processor may not touch stays where it is.
-        let eager = len <= protocol.eager as usize && !device;
-        if !eager && region == u16::MAX {
-            return Err(OpError::TooLong { len, max: protocol.eager as usize });
-        }
         let slot = state.peers.get(to.index as usize).filter(|slot| slot.generation == to.generation);
         slot.ok_or(OpError::UnknownPeer)?.usable()?;
         let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
         let account = &mut protocol.accounts[stream as usize];
-        let credit = account.used() < protocol.credits;
+        // What the processor may not touch stays where it is.
+        let eager = len <= account.takes.eager as usize && !device;
+        if !eager && region == u16::MAX {
+            return Err(OpError::TooLong { len, max: account.takes.eager as usize });
+        }
+        let credit = account.used() < account.takes.credits;
         let form = match (eager && credit, sync) {
             (true, false) => Form::Eager,
             (true, true) => Form::Sync,
@@ -197,7 +199,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return self.send_bytes(stream, to, tag, bytes);
         }
-        if form == Form::Request && account.asked >= protocol.most_headers {
+        if form == Form::Request && account.asked >= account.takes.headers {
             return Err(OpError::Again);
         }
         let source = PeerId { index: to.index, generation: to.generation };
@@ -307,7 +309,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 out[head::HEAD..head::SYNC].copy_from_slice(&token.to_le_bytes());
                 (head::SYNC, slot.left)
             }
-            Form::Request => (self.state.offer(slot, token).write(&mut out), 0),
+            Form::Request => (self.state.offer(peer, slot, token).write(&mut out), 0),
         };
         // SAFETY: the source of a send was checked against its region, or is a block of its own, and stays until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
@@ -403,20 +405,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Where the payload of a send lies.
-    fn offer(&self, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
-        let mut offer = Offer {
-            token,
-            len: slot.left,
-            offset: 0,
-            size: slot.left,
-            region: UNREADABLE,
-            generation: 0,
-            keys: [RailKey::default(); RAILS],
-        };
+    /// Where the payload of a send lies, with its keys if they fit in a message.
+    fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
+        let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
+        let rails = self.peers[peer as usize].rails;
+        let keys = 16 * rails.count_ones() as usize;
         if let Some(region) = self.locals.get(slot.local_region as usize)
             && !region.ptr.is_null()
+            && head::RTS + keys <= self.pairings[peer as usize].longest as usize
         {
+            offer.rails = rails;
             offer.region = slot.local_region;
             offer.generation = region.generation;
             offer.offset = (slot.local as usize).wrapping_sub(region.ptr as usize) as u64;

@@ -5,6 +5,7 @@ use crate::error::Violation;
 use crate::mem::PeerId;
 
 use super::super::list::NONE;
+use super::MatchLimits;
 use super::head::Offer;
 
 /// Which block or header an unexpected message has.
@@ -128,15 +129,7 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
         next: NONE,
         stream: NONE,
         source: PeerId { index: 0, generation: 0 },
-        offer: Offer {
-            token: 0,
-            len: 0,
-            offset: 0,
-            size: 0,
-            region: 0,
-            generation: 0,
-            keys: [crate::rail::RailKey { key: 0, base: 0 }; RAILS],
-        },
+        offer: Offer::NONE,
     };
 }
 
@@ -194,6 +187,8 @@ pub struct Account {
     /// Credits of the peer given back, and of how many it was told.
     pub(crate) returned: u32,
     pub(crate) told: u32,
+    /// Longest payload that travels in its message to this peer, in bytes; how many payloads, and how many headers, it keeps of ours.
+    pub(crate) takes: MatchLimits,
     /// Messages that were sent at once, since the peer was connected: a counter of the engine's, kept beside what such a message
     /// stores anyway.
     pub(crate) at_once: u64,
@@ -201,8 +196,17 @@ pub struct Account {
 
 impl Account {
     /// Nothing used.
-    pub const EMPTY: Account =
-        Account { sent: 0, freed: 0, asked: 0, kept: 0, headers: 0, returned: 0, told: 0, at_once: 0 };
+    pub const EMPTY: Account = Account {
+        sent: 0,
+        freed: 0,
+        asked: 0,
+        kept: 0,
+        headers: 0,
+        returned: 0,
+        told: 0,
+        takes: MatchLimits { eager: 0, credits: 0, headers: 0 },
+        at_once: 0,
+    };
 
     /// Credits in use.
     #[inline(always)]

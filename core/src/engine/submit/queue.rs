@@ -10,7 +10,7 @@ use crate::rail::{Local, Rail, Remote};
 
 use super::super::list::NONE;
 use super::super::pending::{Kind, State as Stage};
-use super::super::stream::{MESSAGES, WRITES};
+use super::super::stream::{MESSAGES, NATIVE, WRITES};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
@@ -83,7 +83,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
-        if let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice) {
+        if let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice, 0) {
             self.flush();
             return Ok(issued);
         }
@@ -128,7 +128,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.signal_now(mapped, signal.op, signal.value);
             return Ok(Issued::Done { value: 0 });
         }
-        let eager = len as u64 <= self.state.eager as u64 && len > 0;
+        let eager = self.state.is_eager(target.peer, len as u64);
         let data = eager.then_some((target.place(), len as u32));
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data };
         if eager || len == 0 {
@@ -313,7 +313,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
         if !fetch
-            && !self.state.native_atomics
+            && self.state.streams[stream as usize].holds & NATIVE == 0
             && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
         {
             self.flush();
@@ -350,17 +350,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return done;
         }
         self.usable(target.peer)?;
-        if bytes.len() > self.inject_max() {
-            return Err(OpError::TooLong { len: bytes.len(), max: self.inject_max() });
+        let most = self.state.inject_max(target.peer);
+        if bytes.len() > most {
+            return Err(OpError::TooLong { len: bytes.len(), max: most });
         }
         if bytes.is_empty() {
             return Ok(());
         }
-        // A write if every rail copies that much before it returns, otherwise a message.
-        let as_write = bytes.len() as u64 <= self.state.inject;
+        // A write if a rail copies that much before it returns, otherwise a message.
+        let rails = self.state.injecting(target.peer, bytes.len() as u64);
+        let as_write = rails != 0;
         let issued = if as_write {
             let from = NonNull::from(bytes).cast();
-            self.write_single(stream, from, u32::MAX, bytes.len(), &target, Notice::Silent)
+            self.write_single(stream, from, u32::MAX, bytes.len(), &target, Notice::Silent, !rails)
         } else {
             let (body, payload) = (Body::Data { at: target.place() }, Untrusted::from_slice(bytes));
             self.message_single(stream, body, payload, MESSAGES, Notice::Silent)
@@ -451,6 +453,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.open -= 1;
             self.pending.free(index);
         }
+    }
+
+    /// Longest inject to a peer, in bytes.
+    pub(super) fn inject_max(&self, peer: u16) -> usize {
+        let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
+        let each = self.inject.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
+        each.fold(self.room(peer), |most, (_, &inject)| most.max(inject)) as usize
     }
 
     /// A rail refused to copy at once.

@@ -102,7 +102,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a write that is one piece. A `from_region` that does not exist: an inject, which the rail copies at once.
+    /// Posts a write that is one piece, on none of the rails in `exclude`. A `from_region` that does not exist: an inject, which the
+    /// rail copies at once.
+    #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
     #[inline(always)]
     pub(super) fn write_single(
         &mut self,
@@ -112,13 +114,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         len: usize,
         to: &Target,
         notice: Notice,
+        exclude: u16,
     ) -> Option<Issued> {
         let state = &mut self.state;
         let bytes = len as u64;
         if bytes.wrapping_sub(1) >= state.single_max {
-            return None;
+            let single = state.pairings.get(to.peer as usize)?.single;
+            if bytes == 0 || bytes > single as u64 {
+                return None;
+            }
         }
-        let way = state.way(stream, bytes, notice, WRITES)?;
+        let way = state.way(stream, bytes, notice, WRITES, exclude)?;
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
@@ -126,7 +132,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
         // SAFETY: the range was checked by the caller, and the source stays as it is until the operation ends (the promise of
         // `Region::new`), that of an inject during the call. The target was checked by the caller, too, and imported on every rail
-        // of its peer, of which this is one; no rail takes less than `single_max`.
+        // of its peer, of which this is one; none of these takes less than `single`.
         let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
@@ -142,7 +148,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         data: u8,
         notice: Notice,
     ) -> Option<Issued> {
-        let way = self.state.way(stream, (HEAD_MAX + payload.len()) as u64, notice, data)?;
+        let most = (HEAD_MAX + payload.len()) as u32;
+        let short = self.state.too_short(self.state.streams.get(stream as usize)?.peer, most);
+        let way = self.state.way(stream, most as u64, notice, data, short)?;
         let cursor = self.state.streams[stream as usize].window.expected();
         let mut head = [0; HEAD_MAX];
         let message = Message { context: way.context, word: way.word, ack: truncate::<32>(cursor.0), body };
@@ -159,9 +167,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Where the next number of a stream can go now, with about so many bytes and such data, if one
-    /// post is all that stands before it.
+    /// post is all that stands before it. On none of the rails in `exclude`.
     #[inline(always)]
-    fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8) -> Option<Way> {
+    fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8, exclude: u16) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq, word) = (s.peer, s.context, s.next, s.word(self.mask));
         if !s.clear(self.config.window, data) {
@@ -174,7 +182,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (index, PostTag { owner: Owner::Op(index), bytes: 0 }.pack())
             }
         };
-        let rail = self.pick(peer, 0, bytes)?;
+        let rail = self.pick(peer, exclude, bytes)?;
         Some(Way { peer, context, rail, seq, word, index, tag })
     }
 

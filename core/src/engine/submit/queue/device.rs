@@ -39,7 +39,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let stream = self.stream(context, target.peer)?;
         self.usable(target.peer)?;
         if message.is_none()
-            && let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice)
+            && let Some(issued) =
+                self.write_single(stream, source, from.region.index, len, &target, notice, 0)
         {
             self.flush();
             return Ok(issued);

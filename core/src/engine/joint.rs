@@ -1,0 +1,156 @@
+//! How the two ends of a peer are joined: which of its rails ours lead to, and what fits through each. Set when a peer is
+//! connected; all that hot paths need of it lies in its streams.
+
+use crate::error::AttachError;
+use crate::mem::RailId;
+use crate::rail::RailKey;
+
+use super::epoch::Meeting;
+use super::protocol::MatchLimits;
+
+/// Most rails of an engine.
+pub const RAILS_MAX: usize = 16;
+
+/// Shortest messages that an end of a joint may take, in bytes.
+const MESSAGE_MIN: usize = 128;
+
+/// One of our rails, and the rail of the peer that it leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joint {
+    /// Ours.
+    pub ours: RailId,
+    /// As the peer counts its rails.
+    pub theirs: u8,
+    /// The longest message that the peer takes on it, in bytes: at least 128.
+    pub max_message: usize,
+}
+
+/// What the two ends of a peer have agreed on: how their rails are joined, and the epochs.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairing {
+    /// Four bits for each of our rails: how the peer counts it.
+    pub(super) theirs: u64,
+    /// The longest message that both ends of each of our rails take, in bytes; 0 where a rail does not lead to this peer.
+    pub(crate) messages: [u32; RAILS_MAX],
+    /// The longest of these.
+    pub(crate) longest: u32,
+    /// Longest write that all its rails take in one post, and that is not cut to be spread over them. In bytes.
+    pub(crate) single: u32,
+    /// What the peer takes of tagged messages.
+    pub(crate) matching: MatchLimits,
+    pub(crate) meeting: Meeting,
+    /// The epoch of the last attachment of this slot that needed one: see `epoch`. It outlives
+    /// the attachment.
+    pub(crate) last: u32,
+}
+
+impl Pairing {
+    /// Both ends are alike, and have not met.
+    pub const ALIKE: Pairing = Pairing {
+        theirs: 0xfedc_ba98_7654_3210,
+        messages: [u32::MAX; RAILS_MAX],
+        longest: 0,
+        single: 0,
+        matching: MatchLimits::ALIKE,
+        meeting: Meeting::NONE,
+        last: 0,
+    };
+
+    /// The pairing that these joints of `rails` rails make, and the rails that they name, by bit.
+    pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
+        let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
+        let (mut ours, mut theirs) = (0u16, 0u16);
+        for joint in joints {
+            let (at, there) = (usize::from(joint.ours.0), usize::from(joint.theirs));
+            if at >= rails || there >= RAILS_MAX {
+                return Err(AttachError::Config("joints: rails that exist"));
+            }
+            if ours & 1 << at != 0 || theirs & 1 << there != 0 {
+                return Err(AttachError::Config("joints: each rail of an end once at most"));
+            }
+            if joint.max_message < MESSAGE_MIN {
+                return Err(AttachError::Config("joints: messages of at least 128 bytes"));
+            }
+            (ours, theirs) = (ours | 1 << at, theirs | 1 << there);
+            pairing.theirs |= (there as u64) << (4 * at);
+            pairing.messages[at] = u32::try_from(joint.max_message).unwrap_or(u32::MAX);
+        }
+        Ok((pairing, ours))
+    }
+
+    /// How the peer counts one of our rails.
+    #[inline]
+    fn theirs(&self, ours: usize) -> usize {
+        (self.theirs >> (4 * ours) & 15) as usize
+    }
+
+    /// The keys of a region on those of our rails, by bit, that lead to this peer; the peer has them as it counts its rails. `None`
+    /// unless it has all of them.
+    pub(crate) fn in_our_order<const RAILS: usize>(
+        &self,
+        rails: u16,
+        key: impl Fn(usize) -> Option<RailKey>,
+    ) -> Option<[RailKey; RAILS]> {
+        let mut keys = [RailKey::default(); RAILS];
+        for (ours, place) in keys.iter_mut().enumerate().filter(|(ours, _)| rails >> ours & 1 != 0) {
+            *place = key(self.theirs(ours))?;
+        }
+        Some(keys)
+    }
+
+    /// Those of our rails, by bit, on which a message of so many bytes does not fit.
+    #[cold]
+    pub(crate) fn too_short(&self, bytes: u32) -> u16 {
+        let short = |(rail, most): (usize, &u32)| ((*most < bytes) as u16) << rail;
+        self.messages.iter().enumerate().map(short).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joint(ours: u8, theirs: u8) -> Joint {
+        Joint { ours: RailId(ours), theirs, max_message: 256 }
+    }
+
+    fn key(rail: usize) -> RailKey {
+        RailKey { key: rail as u64, base: !rail as u64 }
+    }
+
+    #[test]
+    fn keys_are_taken_as_rails_are_joined() {
+        let (one, rails) = Pairing::of(&[joint(2, 15), joint(0, 3)], 3).unwrap();
+        assert_eq!(rails, 0b101);
+        let keys = one.in_our_order::<4>(rails, |rail| Some(key(rail)));
+        assert_eq!(keys, Some([key(3), RailKey::default(), key(15), RailKey::default()]));
+        let few = one.in_our_order::<4>(rails, |rail| (rail < 15).then(|| key(rail)));
+        assert_eq!(few, None, "a rail without a key");
+        let alike = Pairing::ALIKE.in_our_order::<16>(u16::MAX, |rail| Some(key(rail)));
+        assert_eq!(alike, Some(core::array::from_fn(key)));
+        let turned: [Joint; 16] = core::array::from_fn(|rail| joint(rail as u8, 15 - rail as u8));
+        let (turned, rails) = Pairing::of(&turned, 16).unwrap();
+        let keys = turned.in_our_order::<16>(rails, |rail| Some(key(rail)));
+        assert_eq!(keys, Some(core::array::from_fn(|rail| key(15 - rail))));
+    }
+
+    #[test]
+    fn a_rail_is_named_once_and_exists() {
+        let wrong: [&[Joint]; 5] = [
+            &[joint(0, 1), joint(0, 2)],
+            &[joint(0, 1), joint(1, 1)],
+            &[joint(3, 0)],
+            &[joint(255, 0)],
+            &[joint(0, 16)],
+        ];
+        for joints in wrong {
+            assert!(matches!(Pairing::of(joints, 3), Err(AttachError::Config(_))), "{joints:?}");
+        }
+        let short = Joint { max_message: 127, ..joint(0, 0) };
+        assert!(Pairing::of(&[short], 1).is_err());
+        let long = Joint { max_message: usize::MAX, ..joint(1, 0) };
+        let (pairing, _) = Pairing::of(&[joint(0, 1), long], 2).unwrap();
+        assert_eq!(pairing.messages[..3], [256, u32::MAX, 0]);
+        assert_eq!(pairing.too_short(257), !0b10);
+    }
+}
