@@ -210,6 +210,8 @@ pub enum OpError {
     NoMatching,
     /// The tag or the mask has bits beyond the width chosen at setup.
     TagTooWide,
+    /// The bytes are copied on the way, so that no completion tells when they have arrived.
+    Unreported,
 }
 
 /// Why a wait ended without what it waited for.

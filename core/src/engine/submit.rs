@@ -25,6 +25,18 @@ pub struct Signal {
     pub value: u64,
 }
 
+impl Signal {
+    /// Sets a word.
+    pub const fn set(at: RemoteAddr, value: u64) -> Signal {
+        Signal { at, op: SignalOp::Set, value }
+    }
+
+    /// Adds to a word, wrapping.
+    pub const fn add(at: RemoteAddr, value: u64) -> Signal {
+        Signal { at, op: SignalOp::Add, value }
+    }
+}
+
 /// What became of an operation that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {

@@ -126,6 +126,9 @@ impl Display for OpError {
             OpError::TagTooWide => {
                 f.write_str("the tag or the mask has bits beyond the width chosen at setup")
             }
+            OpError::Unreported => f.write_str(
+                "bytes that are copied on the way have no completion; use registered memory, or quiet",
+            ),
         }
     }
 }

@@ -180,6 +180,19 @@ pub enum TagError {
     NotClaimed,
 }
 
+impl fmt::Display for TagError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TagError::Full => "the matcher is full",
+            TagError::TooWide => "the tag or the mask has bits beyond the width chosen at setup",
+            TagError::Stale => "the id names no receive or message of this matcher any more",
+            TagError::NotClaimed => "the message was not claimed",
+        })
+    }
+}
+
+impl core::error::Error for TagError {}
+
 /// Counters since setup. Plain numbers of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchStats {
