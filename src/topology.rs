@@ -17,7 +17,7 @@ mod scan;
 mod tests;
 
 pub use choose::Anchor;
-pub use pairing::{Mismatch, Pairing, RailEnd};
+pub use pairing::{FabricEnd, Mismatch, Pairing, RailEnd, joined};
 pub use pci::{PciAddress, PciPath};
 
 /// A NIC: one PCI function, or one interface without hardware behind it.

@@ -78,7 +78,7 @@ impl Pairing {
         let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
         let start = mix(me.min(peer), me.max(peer));
         let mut joined = vec![];
-        let (mut low_left, mut high_left) = (by_speed(low), by_speed(high));
+        let (mut low_left, mut high_left) = (by_speed(&speeds(low)), by_speed(&speeds(high)));
         let fabrics: Vec<&str> = low_left.iter().map(|&rail| low[rail].fabric).collect();
         for (at, &fabric) in fabrics.iter().enumerate() {
             if !fabric.is_empty() && !fabrics[..at].contains(&fabric) {
@@ -86,14 +86,14 @@ impl Pairing {
                     left.iter().copied().filter(|&rail| end[rail].fabric == fabric).collect()
                 };
                 let (a, b) = (on(low, &low_left), on(high, &high_left));
-                let pairs = join(low, high, &a, &b, start);
+                let pairs = join(&speeds(low), &speeds(high), &a, &b, start);
                 low_left.retain(|rail| pairs.iter().all(|(low, _)| low != rail));
                 high_left.retain(|rail| pairs.iter().all(|(_, high)| high != rail));
                 joined.extend(pairs);
             }
         }
         // Fabrics that the other end does not name: whether such rails reach each other is found out when they are used.
-        joined.extend(join(low, high, &low_left, &high_left, 0));
+        joined.extend(join(&speeds(low), &speeds(high), &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
         for (l, h) in joined {
@@ -109,26 +109,67 @@ impl Pairing {
     }
 }
 
+/// One end's rail, for [`joined`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricEnd {
+    /// Names the provider. Rails of different providers do not reach each other.
+    pub provider: u32,
+    /// Names the fabric, among those of the provider.
+    pub fabric: u32,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+}
+
+/// Pairs of a rail here and a rail there that join two ends, by position. The ends may have
+/// different numbers of rails; each rail is in one pair at most. With the arguments swapped, the
+/// other end comes to the same pairs.
+///
+/// Rails are paired on fabrics that both ends name. Only where there is no such fabric, rails of
+/// one provider are: routers may lead from one to the other.
+pub fn joined(ours: &[FabricEnd], theirs: &[FabricEnd], me: u64, peer: u64) -> Vec<(usize, usize)> {
+    let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
+    let on_one = |name: fn(&FabricEnd) -> (u32, u32)| {
+        let speeds = |end: &[FabricEnd]| end.iter().map(|rail| rail.mbit).collect::<Vec<u32>>();
+        let (low_speeds, high_speeds) = (speeds(low), speeds(high));
+        let of = |end: &[FabricEnd], speeds: &[u32], named| {
+            let rails = by_speed(speeds).into_iter();
+            rails.filter(|&rail| name(&end[rail]) == named).collect::<Vec<usize>>()
+        };
+        let mut names: Vec<(u32, u32)> = low.iter().map(name).collect();
+        names.sort_unstable();
+        names.dedup();
+        let pairs = names.into_iter().flat_map(|named| {
+            let (a, b) = (of(low, &low_speeds, named), of(high, &high_speeds, named));
+            join(&low_speeds, &high_speeds, &a, &b, mix(me.min(peer), me.max(peer)))
+        });
+        pairs.collect::<Vec<_>>()
+    };
+    let mut pairs = on_one(|rail| (rail.provider, rail.fabric));
+    if pairs.is_empty() {
+        pairs = on_one(|rail| (rail.provider, 0));
+    }
+    pairs.sort_unstable();
+    if me <= peer { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
+}
+
+fn speeds(end: &[RailEnd<'_>]) -> Vec<u32> {
+    end.iter().map(|rail| rail.mbit).collect()
+}
+
 /// Rails from the fastest to the slowest.
-fn by_speed(end: &[RailEnd<'_>]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..end.len()).collect();
-    order.sort_by_key(|&rail| (std::cmp::Reverse(end[rail].mbit), rail));
+fn by_speed(speeds: &[u32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..speeds.len()).collect();
+    order.sort_by_key(|&rail| (std::cmp::Reverse(speeds[rail]), rail));
     order
 }
 
 /// Joins rails in order of speed, as many as both have. Those that are alike at both ends turn together, by `start`.
-fn join(
-    low: &[RailEnd<'_>],
-    high: &[RailEnd<'_>],
-    a: &[usize],
-    b: &[usize],
-    start: u64,
-) -> Vec<(usize, usize)> {
+fn join(low: &[u32], high: &[u32], a: &[usize], b: &[usize], start: u64) -> Vec<(usize, usize)> {
     let count = a.len().min(b.len());
     let (a, mut b) = (&a[..count], b[..count].to_vec());
     let mut at = 0;
     while at < count {
-        let alike = |k: usize| low[a[k]].mbit == low[a[at]].mbit && high[b[k]].mbit == high[b[at]].mbit;
+        let alike = |k: usize| low[a[k]] == low[a[at]] && high[b[k]] == high[b[at]];
         let end = (at..count).find(|&k| !alike(k)).unwrap_or(count);
         b[at..end].rotate_left((start % (end - at) as u64) as usize);
         at = end;
@@ -183,6 +224,45 @@ mod tests {
         for peer in 0..50 {
             assert_eq!(Pairing::new(&ours, &theirs, 7, peer).unwrap().theirs, [2, 0, 1]);
         }
+    }
+
+    #[test]
+    fn ends_with_different_numbers_of_rails_come_to_the_same_pairs() {
+        let end = |count: usize, seed: u64| -> Vec<FabricEnd> {
+            let rail = |at: u64| FabricEnd {
+                provider: (mix(seed, at) % 2) as u32,
+                fabric: (mix(seed, at + 100) % 3) as u32,
+                mbit: [0, 100, 400][(mix(seed, at + 200) % 3) as usize],
+            };
+            (0..count as u64).map(rail).collect()
+        };
+        for seed in 0..2000 {
+            let (ours, theirs) = (end(1 + seed as usize % 8, seed), end(1 + seed as usize % 5, !seed));
+            let here = joined(&ours, &theirs, seed, 1000);
+            let mut there: Vec<_> =
+                joined(&theirs, &ours, 1000, seed).into_iter().map(|(a, b)| (b, a)).collect();
+            let mut sorted = here.clone();
+            sorted.sort_unstable();
+            there.sort_unstable();
+            assert_eq!(sorted, there, "seed {seed}");
+            for (at, &(a, b)) in here.iter().enumerate() {
+                assert_eq!(ours[a].provider, theirs[b].provider, "seed {seed}");
+                assert!(here[..at].iter().all(|&(c, d)| a != c && b != d), "seed {seed}: {here:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rails_of_one_fabric_are_joined_as_many_as_both_have_and_others_only_without_one() {
+        let rail = |provider, fabric| FabricEnd { provider, fabric, mbit: 100 };
+        let four = [rail(1, 1), rail(1, 2), rail(1, 1), rail(1, 3)];
+        let two = [rail(1, 3), rail(1, 1)];
+        let mut pairs = joined(&four, &two, 1, 2);
+        pairs.sort_unstable();
+        assert!(pairs == [(0, 1), (3, 0)] || pairs == [(2, 1), (3, 0)], "{pairs:?}");
+        assert_eq!(joined(&four, &[rail(1, 9)], 1, 2).len(), 1, "by a router");
+        assert_eq!(joined(&four, &[rail(2, 1)], 1, 2), [], "another provider");
+        assert_eq!(joined(&four, &[], 1, 2), []);
     }
 
     #[test]
