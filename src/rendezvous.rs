@@ -1,0 +1,368 @@
+//! How the processes of a small job find each other: over TCP, by one address that all are given.
+//!
+//! Whoever can listen there first is rank 0, and the others join it: the same program, started
+//! several times with the same arguments, becomes a job. After that [`Rendezvous::allgather`] hands
+//! bytes around, such as a node's address and the handles of its memory. A launcher that brings its
+//! own such call (MPI, PMI) needs none of this.
+//!
+//! Setup only: it allocates and blocks, each call until its timeout at the latest. What comes in is
+//! checked for length before it is kept. A stranger who connects and says nothing holds up nobody.
+//! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Longest contribution to [`Rendezvous::allgather`], in bytes.
+pub const CONTRIBUTION_MAX: usize = 64 << 10;
+
+/// Processes of one job, at most.
+pub const SIZE_MAX: usize = 1024;
+
+/// What a process says first; the size of the job follows.
+const HELLO: [u8; 8] = *b"FPrendz1";
+
+/// Pause between two looks at sockets that are not ready.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A process's place in a job, and its connections.
+#[derive(Debug)]
+pub struct Rendezvous {
+    rank: usize,
+    size: usize,
+    /// Rank 0: to ranks 1 and up, in order. The others: to rank 0.
+    peers: Vec<TcpStream>,
+    timeout: Duration,
+}
+
+impl Rendezvous {
+    /// Joins a job of `size` processes at `address` (HOST:PORT), which the host of rank 0 owns.
+    /// Waits until all are there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] says how many are there. [`ErrorKind::InvalidInput`]: a size of 0 or
+    /// beyond [`SIZE_MAX`]. [`ErrorKind::InvalidData`]: another program, or another size, is there.
+    pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Rendezvous> {
+        if size == 0 || size > SIZE_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a job has 1 to 1024 processes"));
+        }
+        let address: Vec<_> = address.to_socket_addrs()?.collect();
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Ok(listener) = TcpListener::bind(&address[..]) {
+                let peers = lead(&listener, size, deadline)?;
+                return Ok(Rendezvous { rank: 0, size, peers, timeout });
+            }
+            match follow(&address, size, deadline) {
+                // Rank 0 of the job before may have been there still.
+                Err(error) if error.kind() != ErrorKind::InvalidData && Instant::now() < deadline => {
+                    sleep(PAUSE);
+                }
+                followed => {
+                    let (rank, stream) = followed?;
+                    return Ok(Rendezvous { rank, size, peers: vec![stream], timeout });
+                }
+            }
+        }
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Processes of the job.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Hands this process's bytes to all, and returns everybody's, by rank. All processes call it
+    /// the same number of times. `meanwhile` runs while this one waits: a node makes progress there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`], or a process is gone. [`ErrorKind::InvalidInput`]: more than
+    /// [`CONTRIBUTION_MAX`] bytes.
+    pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
+        if bytes.len() > CONTRIBUTION_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a contribution has at most 64 KiB"));
+        }
+        let deadline = Instant::now() + self.timeout;
+        let mut all = vec![];
+        if self.rank == 0 {
+            all.push(bytes.to_vec());
+            for stream in &mut self.peers {
+                all.push(get(stream, deadline, &mut meanwhile)?);
+            }
+            for stream in &mut self.peers {
+                for bytes in &all {
+                    put(stream, bytes, deadline, &mut meanwhile)?;
+                }
+            }
+        } else {
+            let stream = &mut self.peers[0];
+            put(stream, bytes, deadline, &mut meanwhile)?;
+            for _ in 0..self.size {
+                all.push(get(stream, deadline, &mut meanwhile)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// [`allgather_with`](Self::allgather_with) nothing to do meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allgather(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<Vec<u8>>> {
+        self.allgather_with(bytes.as_ref(), || {})
+    }
+
+    /// In a job of two: hands bytes to the other process, and returns that one's.
+    ///
+    /// # Errors
+    /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is not
+    /// of two.
+    pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
+        if self.size != 2 {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "exchange is for a job of two processes"));
+        }
+        Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
+    }
+
+    /// Waits until all processes have called it. `meanwhile` as in
+    /// [`allgather_with`](Self::allgather_with).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn barrier_with(&mut self, meanwhile: impl FnMut()) -> io::Result<()> {
+        self.allgather_with(&[], meanwhile).map(drop)
+    }
+}
+
+/// Waits for ranks 1 and up: whoever says hello, in that order.
+fn lead(listener: &TcpListener, size: usize, deadline: Instant) -> io::Result<Vec<TcpStream>> {
+    listener.set_nonblocking(true)?;
+    let (mut joined, mut silent) = (vec![], Vec::<(TcpStream, Vec<u8>)>::new());
+    while joined.len() + 1 < size {
+        while let Ok((stream, _)) = listener.accept() {
+            stream.set_nonblocking(true)?;
+            if silent.len() < SIZE_MAX {
+                silent.push((stream, vec![]));
+            }
+        }
+        for (stream, said) in std::mem::take(&mut silent) {
+            if joined.len() + 1 == size {
+                break;
+            }
+            match hello(stream, said, size) {
+                Some(Ok(stream)) => joined.push(stream),
+                Some(Err(waits)) => silent.push(waits),
+                None => {}
+            }
+        }
+        if Instant::now() >= deadline {
+            let there = format!("{} of {size} processes are there", joined.len() + 1);
+            return Err(io::Error::new(ErrorKind::TimedOut, there));
+        }
+        sleep(PAUSE);
+    }
+    for (at, stream) in joined.iter_mut().enumerate() {
+        put(stream, &(at as u32 + 1).to_le_bytes(), deadline, &mut || {})?;
+    }
+    Ok(joined)
+}
+
+/// Reads on what a process says first. `None`: it does not belong here.
+#[allow(clippy::type_complexity)]
+fn hello(
+    mut stream: TcpStream,
+    mut said: Vec<u8>,
+    size: usize,
+) -> Option<Result<TcpStream, (TcpStream, Vec<u8>)>> {
+    let wanted = [&HELLO[..], &(size as u32).to_le_bytes()].concat();
+    let mut bytes = [0; 12];
+    match stream.read(&mut bytes[..wanted.len() - said.len()]) {
+        Ok(0) => return None,
+        Ok(got) => said.extend(&bytes[..got]),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+        Err(_) => return None,
+    }
+    match said.len() == wanted.len() {
+        true => (said == wanted).then_some(Ok(stream)),
+        false => wanted.starts_with(&said).then_some(Err((stream, said))),
+    }
+}
+
+/// Joins whoever listens, and learns the own rank.
+fn follow(
+    address: &[std::net::SocketAddr],
+    size: usize,
+    deadline: Instant,
+) -> io::Result<(usize, TcpStream)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    write_all(&mut stream, &HELLO, deadline, &mut || {})?;
+    write_all(&mut stream, &(size as u32).to_le_bytes(), deadline, &mut || {})?;
+    let rank = get(&mut stream, deadline, &mut || {})?;
+    let rank = rank.try_into().map(u32::from_le_bytes).unwrap_or(0) as usize;
+    match rank > 0 && rank < size {
+        true => Ok((rank, stream)),
+        false => Err(io::Error::new(ErrorKind::InvalidData, "whoever listens there is no rendezvous")),
+    }
+}
+
+fn put(
+    stream: &mut TcpStream,
+    bytes: &[u8],
+    deadline: Instant,
+    meanwhile: &mut impl FnMut(),
+) -> io::Result<()> {
+    write_all(stream, &(bytes.len() as u32).to_le_bytes(), deadline, meanwhile)?;
+    write_all(stream, bytes, deadline, meanwhile)
+}
+
+fn get(stream: &mut TcpStream, deadline: Instant, meanwhile: &mut impl FnMut()) -> io::Result<Vec<u8>> {
+    let mut len = [0; 4];
+    read_exact(stream, &mut len, deadline, meanwhile)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > CONTRIBUTION_MAX {
+        return Err(io::Error::new(ErrorKind::InvalidData, "the other side is no rendezvous"));
+    }
+    let mut bytes = vec![0; len];
+    read_exact(stream, &mut bytes, deadline, meanwhile)?;
+    Ok(bytes)
+}
+
+fn write_all(
+    stream: &mut TcpStream,
+    mut bytes: &[u8],
+    deadline: Instant,
+    meanwhile: &mut impl FnMut(),
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) => not_ready(error, deadline, meanwhile)?,
+        }
+    }
+    Ok(())
+}
+
+fn read_exact(
+    stream: &mut TcpStream,
+    mut into: &mut [u8],
+    deadline: Instant,
+    meanwhile: &mut impl FnMut(),
+) -> io::Result<()> {
+    while !into.is_empty() {
+        match stream.read(into) {
+            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "a process of the job is gone")),
+            Ok(got) => into = &mut into[got..],
+            Err(error) => not_ready(error, deadline, meanwhile)?,
+        }
+    }
+    Ok(())
+}
+
+/// After a socket was not ready: waits a moment, until the deadline.
+fn not_ready(error: io::Error, deadline: Instant, meanwhile: &mut impl FnMut()) -> io::Result<()> {
+    match error.kind() {
+        ErrorKind::Interrupted => Ok(()),
+        ErrorKind::WouldBlock if Instant::now() < deadline => {
+            meanwhile();
+            sleep(PAUSE);
+            Ok(())
+        }
+        ErrorKind::WouldBlock => {
+            Err(io::Error::new(ErrorKind::TimedOut, "a process of the job did not answer"))
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use std::thread;
+
+    fn free_address() -> SocketAddr {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn everybody_gets_what_everybody_gave_by_rank() {
+        let address = free_address();
+        let threads: Vec<_> = (0..5)
+            .map(|_| {
+                thread::spawn(move || {
+                    let mut job = Rendezvous::join(address, 5, SOON).unwrap();
+                    let mut passes = 0;
+                    for round in 0..3u8 {
+                        let ours = vec![job.rank() as u8; 1 + job.rank() * 1000 + round as usize];
+                        let all = job.allgather_with(&ours, || passes += 1).unwrap();
+                        for (rank, bytes) in all.iter().enumerate() {
+                            assert_eq!(*bytes, vec![rank as u8; 1 + rank * 1000 + round as usize]);
+                        }
+                    }
+                    job.barrier_with(|| {}).unwrap();
+                    assert!(job.exchange([]).is_err(), "not a job of two");
+                    job.rank()
+                })
+            })
+            .collect();
+        let mut ranks: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ranks.sort_unstable();
+        assert_eq!(ranks, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn strangers_hold_up_nobody_and_take_no_rank() {
+        let address = free_address();
+        let leader =
+            thread::spawn(move || Rendezvous::join(address, 2, SOON).unwrap().exchange(b"a").unwrap());
+        let connect = || loop {
+            match TcpStream::connect(address) {
+                Ok(stream) => break stream,
+                Err(_) => sleep(PAUSE),
+            }
+        };
+        let _silent = connect();
+        let mut wrong = connect();
+        wrong.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        let mut half = connect();
+        half.write_all(&HELLO[..3]).unwrap();
+        let mut other_size = connect();
+        other_size.write_all(&[&HELLO[..], &9u32.to_le_bytes()].concat()).unwrap();
+        let mut second = Rendezvous::join(address, 2, SOON).unwrap();
+        assert_eq!((second.rank(), second.exchange(b"b").unwrap()), (1, b"a".to_vec()));
+        assert_eq!(leader.join().unwrap(), b"b");
+    }
+
+    #[test]
+    fn who_is_missing_is_counted_and_a_size_out_of_range_refused() {
+        let error = Rendezvous::join(free_address(), 3, Duration::from_millis(30)).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string()),
+            (ErrorKind::TimedOut, "1 of 3 processes are there".into())
+        );
+        for size in [0, SIZE_MAX + 1] {
+            assert_eq!(
+                Rendezvous::join(free_address(), size, SOON).unwrap_err().kind(),
+                ErrorKind::InvalidInput
+            );
+        }
+        assert_eq!(Rendezvous::join(free_address(), 1, SOON).unwrap().allgather(b"x").unwrap(), [b"x"]);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_an_error() {
+        let address = free_address();
+        let leader = thread::spawn(move || Rendezvous::join(address, 2, SOON).unwrap().exchange(b"a"));
+        drop(Rendezvous::join(address, 2, SOON).unwrap());
+        assert!(leader.join().unwrap().is_err());
+    }
+}
