@@ -1,16 +1,44 @@
 //! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
 //!
-//! The parts are re-exported under their own names. What this package adds needs `std`:
-//! [`Storage`], which owns the memory that an engine borrows; [`MatchStorage`], which owns that of
-//! tagged messages; [`worker`], a thread that drives an engine; [`topology`], which chooses NICs;
-//! [`config`], what can be set; [`bootstrap`], how two hosts meet; [`rails`], which opens what was
-//! chosen, under a [`guard`]; [`close_in_background`], which closes what peers should not have
-//! sent. The command-line tool `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a
-//! libfabric provider for tests.
+//! Most programs want a [`Node`]: one object per process, whose peers are other processes on this
+//! host or elsewhere. Those that bring their own memory, rails or threads take the parts, which are
+//! re-exported under their own names, and what this package adds to them: [`Storage`] and
+//! [`MatchStorage`], which own the memory that an engine borrows; [`worker`], a thread that drives
+//! an engine; [`rails`], which opens libfabric rails near a process, under a [`guard`]; and
+//! [`topology`], which chooses them. The command-line tool `fishplate` is the package
+//! `fishplate-tool`; `fishplate-testing` has a libfabric provider for tests.
+//!
+//! Two processes; each writes to the other, then signals:
+//!
+//! ```no_run
+//! use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+//! use std::{env::args, error::Error, time::Duration};
+//!
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     let timeout = Duration::from_secs(20);
+//!     let mut job = Rendezvous::join(args().nth(1).unwrap_or("127.0.0.1:7117".into()), 2, timeout)?;
+//!     let mut node = Node::builder().open()?;
+//!     let peer = node.connect(job.exchange(node.address())?)?;
+//!     let inbox = node.alloc(4096)?;
+//!     let theirs = node.import(peer, job.exchange(node.handle(inbox)?)?)?;
+//!
+//!     let hello = format!("hello from rank {}", job.rank());
+//!     node.put_signal(hello.as_bytes(), theirs.at(64), Signal::set(theirs.at(0), 1), Notice::Silent)?;
+//!     node.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), timeout)?;
+//!     let before = node.fetch_add(theirs.at(8), 5, timeout)?;
+//!
+//!     let mut said = vec![0; hello.len()];
+//!     node.read(inbox.at(64), &mut said)?;
+//!     println!("rank {} read {:?}; the counter was {before}", job.rank(), String::from_utf8_lossy(&said));
+//!     Ok(node.close(timeout)?)
+//! }
+//! ```
+//!
+//! More programs are in `examples/`. Of the parts, an engine over one rail that leads back to it:
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};
-//! use fishplate::core::{mem::{Region, RegionKind}, op::SignalOp, rail::loopback::Loopback};
+//! use fishplate::core::{mem::{Region, RegionKind}, rail::loopback::Loopback};
 //! use fishplate::{Limits, Storage};
 //!
 //! let config = Config { window: 16, ..Config::DEFAULT };
@@ -27,7 +55,7 @@
 //! let len = engine.export(ours, &mut handle)?;
 //! let theirs = engine.import(me, &handle[..len])?;
 //!
-//! let signal = Signal { at: theirs.at(16), op: SignalOp::Set, value: 1 };
+//! let signal = Signal::set(theirs.at(16), 1);
 //! let issued = engine.put_signal(ContextId(0), ours.at(0), 8, theirs.at(8), signal, Notice::Report(0)).unwrap();
 //! while let Issued::Pending(token) = issued {
 //!     engine.progress();
@@ -48,10 +76,17 @@ pub mod bootstrap;
 mod closer;
 pub mod config;
 pub mod guard;
+pub mod node;
 pub mod rails;
+pub mod rendezvous;
 mod storage;
 pub mod topology;
 pub mod worker;
 
 pub use closer::close_in_background;
+pub use fishplate_core::engine::{Issued, Notice, Signal};
+pub use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
+pub use fishplate_core::op::Cmp;
+pub use node::Node;
+pub use rendezvous::Rendezvous;
 pub use storage::{Limits, MatchStorage, Storage};

@@ -13,6 +13,7 @@ use fishplate_sys::fabric::{FabricConfig, FabricRail, Library, LoadError};
 
 use crate::config::Settings;
 use crate::guard::{Guard, LinkWatch};
+use crate::storage::Limits;
 use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
 /// Providers that are tried if none are named: those with hardware first. Shared memory has a rail of its own.
@@ -214,11 +215,38 @@ pub fn open(
     anchor: Anchor,
     count: usize,
 ) -> Result<Vec<OpenRail>, RailsError> {
+    first_of(settings, |provider| {
+        on_provider(settings, None, library, machine, anchor, Some(count), provider)
+    })
+}
+
+/// Opens a rail on each interface that is named, or near, of the first provider that has some: at
+/// most [`Settings::max_rails`], for as many peers and regions as `limits` says.
+///
+/// # Errors
+/// What was looked for, and what is there.
+pub fn open_all(
+    settings: &Settings,
+    limits: Limits,
+    library: Library,
+    machine: &Machine,
+    anchor: Anchor,
+) -> Result<Vec<OpenRail>, RailsError> {
+    first_of(settings, |provider| {
+        on_provider(settings, Some(limits), library, machine, anchor, None, provider)
+    })
+}
+
+/// The rails of the first provider that will do.
+fn first_of(
+    settings: &Settings,
+    mut open: impl FnMut(&str) -> Result<Result<Vec<OpenRail>, NegotiateError>, RailsError>,
+) -> Result<Vec<OpenRail>, RailsError> {
     let named: Vec<&str> = settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
     let mut refused = vec![];
     for provider in providers {
-        match on_provider(settings, library, machine, anchor, count, provider)? {
+        match open(provider)? {
             Ok(rails) => return Ok(rails),
             Err(error) => refused.push(error),
         }
@@ -229,10 +257,11 @@ pub fn open(
 /// Rails of one provider, or why it will not do and the next should be tried.
 fn on_provider(
     settings: &Settings,
+    limits: Option<Limits>,
     library: Library,
     machine: &Machine,
     anchor: Anchor,
-    count: usize,
+    count: Option<usize>,
     provider: &str,
 ) -> Result<Result<Vec<OpenRail>, NegotiateError>, RailsError> {
     let there = match candidates(library, machine, provider) {
@@ -247,6 +276,7 @@ fn on_provider(
             nearest(machine, &there, anchor, limit).into_iter().map(|candidate| candidate.interface).collect()
         }
     };
+    let count = count.unwrap_or(interfaces.len().clamp(1, settings.max_rails));
     if count > interfaces.len().min(settings.max_rails) {
         let (mut open, mut passed_over) = (vec![], vec![]);
         for Candidate { interface, passed_over: why, .. } in there {
@@ -268,7 +298,12 @@ fn on_provider(
             Ok(offer) => offer,
             Err(error) => return Ok(Err(error)),
         };
-        let config = FabricConfig { deadline: Some(settings.deadline), ..FabricConfig::default() };
+        let mut config = FabricConfig { deadline: Some(settings.deadline), ..FabricConfig::default() };
+        if let Some(limits) = limits {
+            config.max_peers = limits.peers;
+            config.max_regions = limits.locals;
+            config.max_imports = limits.remotes.into();
+        }
         let rail = FabricRail::open(&offer, config).map_err(|error| RailsError::Setup {
             provider: provider.into(),
             interface: interface.clone(),

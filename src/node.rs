@@ -1,0 +1,161 @@
+//! [`Node`]: one object per process that sends to and receives from its peers, over shared memory
+//! to those on its host and over libfabric to the others.
+//!
+//! Two processes that can exchange bytes by whatever means need no more than this:
+//!
+//! ```no_run
+//! use fishplate::{Cmp, Node, Notice, Signal};
+//! use std::time::Duration;
+//!
+//! # fn exchange(_: &[u8]) -> std::io::Result<Vec<u8>> { unimplemented!() }
+//! let mut node = Node::builder().open()?;
+//! let peer = node.connect(exchange(node.address())?)?;
+//! let inbox = node.alloc(4096)?;
+//! let theirs = node.import(peer, exchange(&node.handle(inbox)?)?)?;
+//! node.put_signal(b"hello", theirs.at(8), Signal::set(theirs.at(0), 1), Notice::Silent)?;
+//! node.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), Duration::from_secs(5))?;
+//! node.close(Duration::from_secs(5))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A node belongs to one thread at a time, and moves between threads. It makes progress only in its
+//! own calls: a program that computes for long calls [`Node::progress`] now and then. No call can be
+//! misused into undefined behaviour, but the one that says so.
+//!
+//! | call                       | waits                        | allocates       |
+//! |----------------------------|------------------------------|-----------------|
+//! | verbs, `fence`, `progress` | for room, up to the patience | no              |
+//! | `wait`, `quiet`, `recv`    | up to their timeout          | `recv` may      |
+//! | `import`, first `send`     | until the peer is connected  | yes             |
+//! | all others                 | no                           | yes             |
+//!
+//! What waits spins for some microseconds, then sleeps until a peer of this host rings. While there
+//! are network rails, it looks at them every 100 microseconds, and every 2 milliseconds in a long
+//! wait: they cannot wake it.
+
+mod address;
+mod builder;
+mod connect;
+mod error;
+mod home;
+mod memory;
+mod messages;
+mod operations;
+
+use std::time::Duration;
+
+use fishplate_core::engine::Stats;
+use fishplate_core::sync::host::Host;
+use fishplate_shm::{Link, Listener, Profile, Segment};
+
+use crate::storage::Limits;
+
+pub use address::ADDRESS_MAX;
+pub use builder::{Builder, Fabric};
+pub use connect::Reach;
+pub use error::{Error, OpenError};
+pub use memory::{Memory, Remote, Slice};
+pub use operations::Source;
+
+use address::Address;
+use connect::Contact;
+use home::Home;
+use messages::Copies;
+
+/// Passes between two looks for peers that want to meet us.
+const CHORES: u32 = 1024;
+
+/// The assembled transport of one process. See the module's documentation.
+pub struct Node {
+    /// Declared first: the rails go before the memory that is registered with them.
+    home: Home,
+    segments: Vec<(fishplate_core::mem::LocalId, Segment)>,
+    own: Address,
+    address: Vec<u8>,
+    listener: Listener,
+    profile: Profile,
+    contacts: Vec<Contact>,
+    /// Peers that dialled before the program told us of them.
+    early: Vec<Link>,
+    copies: Copies,
+    limits: Limits,
+    builder: Builder,
+    passes: u32,
+}
+
+static_assertions::assert_impl_all!(Node: Send);
+static_assertions::assert_not_impl_any!(Node: Sync, Clone);
+
+impl Node {
+    /// Settings for a new node.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    fn new(
+        home: Home,
+        own: Address,
+        address: Vec<u8>,
+        listener: Listener,
+        profile: Profile,
+        builder: Builder,
+    ) -> Node {
+        Node {
+            home,
+            segments: vec![],
+            own,
+            address,
+            listener,
+            profile,
+            contacts: vec![],
+            early: vec![],
+            copies: Copies::default(),
+            limits: builder.limits_of(),
+            builder,
+            passes: 0,
+        }
+    }
+
+    /// What peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`] bytes.
+    pub fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// Does what is due, without waiting: sends, applies what has arrived, meets peers. Returns how
+    /// many events the rails reported. Hot path.
+    #[inline]
+    pub fn progress(&mut self) -> u32 {
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes.is_multiple_of(CHORES) {
+            self.chores();
+        }
+        self.home.engine.progress()
+    }
+
+    /// Counters of the engine.
+    pub fn stats(&self) -> Stats {
+        self.home.engine.stats()
+    }
+
+    /// Ends the node in good order: waits until everything sent is applied, and until the peers
+    /// know that this node leaves.
+    ///
+    /// # Errors
+    /// What could not be finished before the deadline. The node is gone all the same.
+    pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
+        self.quiet_all(timeout)
+    }
+
+    /// The host's clock at the end of a timeout that begins now.
+    #[inline]
+    fn deadline_ns(&self, timeout: Duration) -> u64 {
+        let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.home.host().now_ns().saturating_add(timeout)
+    }
+
+    /// The end of a slice of a wait that ends at `deadline_ns`.
+    #[inline]
+    fn slice_ns(&self, deadline_ns: u64, longest_ns: u64) -> u64 {
+        deadline_ns.min(self.home.host().now_ns().saturating_add(longest_ns))
+    }
+}

@@ -1,0 +1,210 @@
+//! The address of a node: what a program hands to its peers, by whatever channel it has.
+//!
+//! Opaque to the program, at most [`ADDRESS_MAX`] bytes, the same for as long as the node lives. It
+//! names the node, its host, the limits that its peers must respect, and its libfabric rails.
+//! Little-endian, nothing padded:
+//!
+//! ```text
+//! "FPna", version u16, id u64, host u64, window u32, contexts u16,
+//! eager u32, credits u32, headers u32, rails u8,
+//! then for each rail: mbit u32, provider u32, fabric u32, max_message u32, len u16, address
+//! ```
+//! `provider` and `fabric` are hashes of libfabric's names.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::os::unix::fs::MetadataExt;
+
+use fishplate_core::engine::Config;
+use fishplate_core::engine::protocol::MatchConfig;
+
+use super::Error;
+use crate::topology::FabricEnd;
+
+/// Longest address, in bytes.
+pub const ADDRESS_MAX: usize = 1024;
+
+/// The layout that this version writes and reads.
+const VERSION: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"FPna";
+
+/// A libfabric rail, as its peers must know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RailAddress {
+    /// Provider, fabric and speed.
+    pub end: FabricEnd,
+    /// Longest message that this end takes, in bytes.
+    pub max_message: u32,
+    /// What the provider calls the address.
+    pub address: Vec<u8>,
+}
+
+/// A node's address, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    /// Names the node: random.
+    pub id: u64,
+    /// Where its shared memory reaches: the same for all nodes of one host and network namespace.
+    pub host: u64,
+    pub window: u32,
+    pub contexts: u16,
+    pub eager: u32,
+    pub credits: u32,
+    pub headers: u32,
+    pub rails: Vec<RailAddress>,
+}
+
+impl Address {
+    /// The address of a new node of this process.
+    pub fn new(config: &Config, matching: &MatchConfig, rails: Vec<RailAddress>) -> Address {
+        Address {
+            id: RandomState::new().build_hasher().finish(),
+            host: this_host(),
+            window: config.window,
+            contexts: config.contexts,
+            eager: matching.eager,
+            credits: matching.credits,
+            headers: matching.headers,
+            rails,
+        }
+    }
+
+    /// Where the node listens for peers of its host: an abstract socket.
+    pub fn socket(&self) -> String {
+        format!("@fishplate-{:016x}", self.id)
+    }
+
+    /// The address as bytes. `None`: longer than [`ADDRESS_MAX`].
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let mut out = vec![];
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.host.to_le_bytes());
+        out.extend(self.window.to_le_bytes());
+        out.extend(self.contexts.to_le_bytes());
+        for limit in [self.eager, self.credits, self.headers] {
+            out.extend(limit.to_le_bytes());
+        }
+        out.push(self.rails.len() as u8);
+        for rail in &self.rails {
+            for word in [rail.end.mbit, rail.end.provider, rail.end.fabric, rail.max_message] {
+                out.extend(word.to_le_bytes());
+            }
+            out.extend((rail.address.len() as u16).to_le_bytes());
+            out.extend(&rail.address);
+        }
+        (out.len() <= ADDRESS_MAX).then_some(out)
+    }
+
+    /// Reads an address that another process wrote.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`], [`Error::Version`].
+    pub fn decode(bytes: &[u8]) -> Result<Address, Error> {
+        let mut reader = Reader(bytes);
+        if bytes.len() > ADDRESS_MAX || reader.array()? != MAGIC {
+            return Err(Error::BadAddress);
+        }
+        let theirs = u16::from_le_bytes(reader.array()?);
+        if theirs != VERSION {
+            return Err(Error::Version { theirs, ours: VERSION });
+        }
+        let mut address = Address {
+            id: u64::from_le_bytes(reader.array()?),
+            host: u64::from_le_bytes(reader.array()?),
+            window: reader.u32()?,
+            contexts: u16::from_le_bytes(reader.array()?),
+            eager: reader.u32()?,
+            credits: reader.u32()?,
+            headers: reader.u32()?,
+            rails: vec![],
+        };
+        let [rails] = reader.array()?;
+        for _ in 0..rails {
+            let (mbit, provider, fabric) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            let end = FabricEnd { provider, fabric, mbit };
+            let max_message = reader.u32()?;
+            let len = u16::from_le_bytes(reader.array()?);
+            let bytes = reader.take(len.into())?.to_vec();
+            address.rails.push(RailAddress { end, max_message, address: bytes });
+        }
+        if reader.0.is_empty() && rails <= 15 { Ok(address) } else { Err(Error::BadAddress) }
+    }
+}
+
+/// What is left to read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Error> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Error::BadAddress)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn u32(&mut self) -> Result<u32, Error> {
+        self.array().map(u32::from_le_bytes)
+    }
+}
+
+/// The same at every process, for as long as this version lives (FNV-1a).
+pub(super) fn hash(parts: &[&[u8]]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let part = |hash, part: &&[u8]| part.iter().chain(&[0]).fold(hash, step);
+    parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
+}
+
+/// Names this boot of this host, and the network namespace, which abstract sockets do not leave.
+fn this_host() -> u64 {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = std::fs::metadata("/proc/self/ns/net").map_or(0, |space| space.ino());
+    hash(&[&boot, &space.to_le_bytes()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(rails: usize) -> Address {
+        let end = FabricEnd { provider: 1, fabric: 9, mbit: 1000 };
+        let rail = RailAddress { end, max_message: 4096, address: vec![7; 32] };
+        Address::new(&Config::DEFAULT, &MatchConfig::DEFAULT, vec![rail; rails])
+    }
+
+    #[test]
+    fn an_address_comes_back_with_any_number_of_rails() {
+        for rails in [0, 1, 15] {
+            let address = address(rails);
+            assert_eq!(Address::decode(&address.encode().unwrap()), Ok(address));
+        }
+        assert_ne!(address(0).id, address(0).id);
+        assert_eq!(address(0).host, address(0).host);
+    }
+
+    #[test]
+    fn an_address_cut_short_too_long_or_of_another_kind_is_refused() {
+        let bytes = address(3).encode().unwrap();
+        for cut in 0..bytes.len() {
+            assert_eq!(Address::decode(&bytes[..cut]), Err(Error::BadAddress), "cut to {cut}");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(Address::decode(&longer), Err(Error::BadAddress));
+        let mut other = bytes.clone();
+        other[4] = 9;
+        assert_eq!(Address::decode(&other), Err(Error::Version { theirs: 9, ours: VERSION }));
+        other[0] = 0;
+        assert_eq!(Address::decode(&other), Err(Error::BadAddress));
+        assert_eq!(address(16).encode().map(|bytes| Address::decode(&bytes)), Some(Err(Error::BadAddress)));
+        let mut long = address(15);
+        long.rails[0].address = vec![0; 1024];
+        assert_eq!(long.encode(), None);
+    }
+}

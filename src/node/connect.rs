@@ -1,0 +1,271 @@
+//! Peers: from an address to rails that carry operations.
+//!
+//! A peer on another host is attached to the libfabric rails that join the two at once, without a
+//! system call to it; the engine holds operations back until it answers. A peer on this host is met
+//! over a socket: the node with the smaller number dials, the other waits. Nothing here waits but
+//! [`Node::connected`], which the first use of a peer calls.
+
+use std::time::{Duration, Instant};
+
+use fishplate_core::engine::Joint;
+use fishplate_core::engine::protocol::MatchLimits;
+use fishplate_core::error::{AttachError, PeerError};
+use fishplate_core::mem::{PeerId, RailId};
+use fishplate_core::rail::either::Either;
+use fishplate_shm::Link;
+
+use super::address::Address;
+use super::home::Home;
+use super::{Error, Node};
+use crate::topology::{FabricEnd, joined};
+
+/// The rail of shared memory.
+const LOCAL: RailId = RailId(0);
+
+/// Time between two attempts to reach a peer that does not listen yet.
+const REDIAL: Duration = Duration::from_millis(20);
+
+/// Which rails lead to a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Shared memory does. `false` also while a peer of this host is still to be met.
+    pub shared_memory: bool,
+    /// How many libfabric rails do.
+    pub fabric: usize,
+}
+
+/// A peer, as far as it has come.
+pub(super) struct Contact {
+    pub peer: PeerId,
+    address: Box<Address>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// We dial it, or dial it again, at this time.
+    Dials(Instant),
+    /// We have dialled it. Never twice at once: both ends must take the same link.
+    Dialled,
+    /// It dials us.
+    Waits,
+    /// It is attached, by these rails.
+    Joined(Reach),
+    /// It was met, and could not be attached.
+    Failed(Error),
+}
+
+impl Stage {
+    const LOCAL: Stage = Stage::Joined(Reach { shared_memory: true, fabric: 0 });
+
+    fn is_meeting(self) -> bool {
+        matches!(self, Stage::Dials(_) | Stage::Dialled | Stage::Waits)
+    }
+}
+
+impl Node {
+    /// Takes a peer in by its address. The peer does the same with ours; either may be first, and
+    /// neither waits here. The peer is met by [`progress`](Self::progress) and by waits; the first
+    /// use of it that needs an answer waits for that.
+    ///
+    /// An address that was taken in before names the same peer again, until that has failed or
+    /// was [removed](Self::disconnect). Slow path: allocates, makes system calls.
+    ///
+    /// # Errors
+    /// What is wrong with the address, or that no rail joins the two nodes.
+    pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
+        let address = Box::new(Address::decode(address.as_ref())?);
+        let known = self.contacts.iter().find(|contact| contact.address.id == address.id);
+        if let Some(known) = known {
+            return Ok(known.peer);
+        }
+        let same = |what, theirs, ours| match theirs == ours {
+            true => Ok(()),
+            false => Err(Error::Differs { what, theirs, ours }),
+        };
+        same("window", address.window, self.own.window)?;
+        same("contexts", address.contexts.into(), self.own.contexts.into())?;
+        let peer = self.home.engine.reserve_peer()?;
+        let joined = match address.host == self.own.host && self.builder.local {
+            true => self.begin_local(peer, &address),
+            false => self.join_fabric(peer, &address),
+        };
+        match joined {
+            Ok(stage) => {
+                self.contacts.push(Contact { peer, address, stage });
+                self.chores();
+                Ok(peer)
+            }
+            Err(error) => {
+                self.home.engine.remove_peer(peer)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives a peer up: operations to it end as failed, its regions are gone. Slow path.
+    ///
+    /// # Errors
+    /// It is not known, or was given up before.
+    pub fn disconnect(&mut self, peer: PeerId) -> Result<(), Error> {
+        self.home.engine.remove_peer(peer)?;
+        self.contacts.retain(|contact| contact.peer != peer);
+        Ok(())
+    }
+
+    /// Why the peer has failed, if it has.
+    ///
+    /// # Errors
+    /// It is not known, or was given up.
+    pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, Error> {
+        match self.contacts.iter().find(|contact| contact.peer == peer) {
+            Some(contact) if contact.stage.is_meeting() => Ok(None),
+            _ => Ok(self.home.engine.peer_error(peer)?),
+        }
+    }
+
+    /// Which rails lead to a peer.
+    ///
+    /// # Errors
+    /// It is not known, or was given up.
+    pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
+        match self.contacts.iter().find(|contact| contact.peer == peer) {
+            Some(Contact { stage: Stage::Joined(reach), .. }) => Ok(*reach),
+            Some(_) => Ok(Reach::default()),
+            None => Err(AttachError::UnknownPeer.into()),
+        }
+    }
+
+    /// Waits until a peer is attached here, for as long as [`Builder::connect_timeout`] says.
+    #[cold]
+    pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
+        let deadline = Instant::now() + self.builder.connect_timeout;
+        loop {
+            match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| contact.stage) {
+                Some(stage) if stage.is_meeting() => {}
+                Some(Stage::Failed(error)) => return Err(error),
+                _ => return Ok(()),
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::NotConnected(peer));
+            }
+            if self.home.engine.progress() == 0 {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            self.chores();
+        }
+    }
+
+    /// Whether a peer that is known has been met.
+    pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
+        let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
+        Some(!contact.stage.is_meeting())
+    }
+
+    /// Whether some peer is still to be met.
+    pub(super) fn is_meeting(&self) -> bool {
+        self.contacts.iter().any(|contact| contact.stage.is_meeting())
+    }
+
+    /// Meets peers of this host: accepts those that dial us, and dials those that we are to dial.
+    /// Never waits.
+    #[cold]
+    pub(super) fn chores(&mut self) {
+        let now = Instant::now();
+        for _ in 0..self.contacts.len() + 1 {
+            let Ok(link) = self.listener.accept(&self.profile, now) else { break };
+            self.met(link);
+        }
+        for (socket, _) in self.listener.failed() {
+            let dialled = |contact: &&mut Contact| {
+                contact.stage == Stage::Dialled && *socket == *contact.address.socket()
+            };
+            if let Some(contact) = self.contacts.iter_mut().find(dialled) {
+                contact.stage = Stage::Dials(now + REDIAL);
+            }
+        }
+        for contact in &mut self.contacts {
+            match contact.stage {
+                Stage::Dials(at) if at <= now => {
+                    contact.stage = match self.listener.dial(contact.address.socket(), &self.profile) {
+                        Ok(()) => Stage::Dialled,
+                        // Nobody listens there yet.
+                        Err(_) => Stage::Dials(now + REDIAL),
+                    };
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A process of this host has shaken hands.
+    fn met(&mut self, link: Link) {
+        let id = link.peer_id();
+        let waiting = |contact: &&mut Contact| contact.address.id == id && contact.stage.is_meeting();
+        match self.contacts.iter_mut().find(waiting) {
+            Some(contact) => {
+                contact.stage = match attach_local(&mut self.home, contact.peer, link, &contact.address) {
+                    Ok(()) => Stage::LOCAL,
+                    Err(error) => Stage::Failed(error),
+                };
+            }
+            // It dialled before we were told of it. There are no more such than there can be peers.
+            None if self.early.len() < usize::from(self.limits.peers) => self.early.push(link),
+            None => {}
+        }
+    }
+
+    fn begin_local(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
+        if address.id == self.own.id {
+            if let Some(Either::A(mut shm)) = self.home.engine.rail_mut(LOCAL) {
+                shm.attach_self(peer.peer())?;
+            }
+            self.home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], limits(address))?;
+            return Ok(Stage::LOCAL);
+        }
+        if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
+            let link = self.early.swap_remove(at);
+            attach_local(&mut self.home, peer, link, address)?;
+            return Ok(Stage::LOCAL);
+        }
+        Ok(if self.own.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
+    }
+
+    /// Attaches the libfabric rails that join the two nodes.
+    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
+        let ends =
+            |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
+        let mut joints = vec![];
+        for (ours, theirs) in joined(&ends(&self.own), &ends(address), self.own.id, address.id) {
+            let rail = &address.rails[theirs];
+            // The first rail of either end is shared memory.
+            if let Some(Either::B(mut guard)) = self.home.engine.rail_mut(RailId(ours as u8 + 1)) {
+                guard.inner_mut().attach(peer.peer(), &rail.address)?;
+                guard.watch(peer.peer(), None);
+            }
+            joints.push(joint(ours + 1, theirs + 1, rail.max_message as usize));
+        }
+        if joints.is_empty() {
+            return Err(Error::NoRail);
+        }
+        self.home.engine.join_peer(peer, &joints, limits(address))?;
+        Ok(Stage::Joined(Reach { shared_memory: false, fabric: joints.len() }))
+    }
+}
+
+fn attach_local(home: &mut Home, peer: PeerId, link: Link, address: &Address) -> Result<(), Error> {
+    if let Some(Either::A(mut shm)) = home.engine.rail_mut(LOCAL) {
+        shm.attach(peer.peer(), link)?;
+    }
+    Ok(home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], limits(address))?)
+}
+
+fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
+    Joint { ours: RailId(ours as u8), theirs: theirs as u8, max_message }
+}
+
+/// What the peer takes of tagged messages.
+fn limits(address: &Address) -> Option<MatchLimits> {
+    let Address { eager, credits, headers, .. } = *address;
+    Some(MatchLimits { eager, credits, headers })
+}

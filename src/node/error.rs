@@ -1,0 +1,133 @@
+//! What can go wrong with a node: [`OpenError`] when it is opened, [`Error`] from then on.
+
+use std::fmt;
+
+use fishplate_core::error::{AttachError, OpError, WaitError};
+use fishplate_core::mem::PeerId;
+use fishplate_core::op::Outcome;
+use fishplate_shm::HandshakeError;
+
+use crate::config::BadSetting;
+use crate::rails::RailsError;
+
+/// Why there is no node.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A setting is out of range.
+    Setting(BadSetting),
+    /// The libfabric rails that were asked for cannot be opened.
+    Rails(RailsError),
+    /// A rail's own address is too long, or its provider does not tell it.
+    RailAddress,
+    /// Shared memory or the engine cannot be set up.
+    Attach(AttachError),
+    /// The socket for peers of this host cannot be opened.
+    Listen(HandshakeError),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Setting(error) => write!(f, "cannot open a node: {error}"),
+            OpenError::Rails(error) => write!(f, "cannot open the libfabric rails: {error}"),
+            OpenError::RailAddress => f.write_str("a libfabric rail does not tell an address that fits"),
+            OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
+            OpenError::Listen(error) => write!(f, "cannot listen for peers of this host: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<AttachError> for OpenError {
+    fn from(error: AttachError) -> Self {
+        OpenError::Attach(error)
+    }
+}
+
+/// What a call of a [`Node`](super::Node) did not do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not the address of a node, or one cut short.
+    BadAddress,
+    /// The address of a node of another version.
+    Version {
+        /// Theirs.
+        theirs: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// The two nodes were opened with different values of a setting that both must share.
+    Differs {
+        /// The setting.
+        what: &'static str,
+        /// Theirs.
+        theirs: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// No rail joins the two nodes: they are on different hosts and no libfabric fabric is common.
+    NoRail,
+    /// The peer has not connected before the deadline expired.
+    NotConnected(PeerId),
+    /// A peer, region or rail cannot be attached.
+    Attach(AttachError),
+    /// An operation was refused.
+    Op(OpError),
+    /// A wait ended without what it waited for.
+    Wait(WaitError),
+    /// An operation that was waited for has failed.
+    Failed(Outcome),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::BadAddress => {
+                f.write_str("not the address of a node: hand over all bytes of `Node::address`")
+            }
+            Error::Version { theirs, ours } => write!(
+                f,
+                "the peer's address is of version {theirs}, and this program reads {ours}: run the same build"
+            ),
+            Error::Differs { what, theirs, ours } => {
+                write!(f, "the peer was opened with {what} {theirs}, this node with {ours}: use the same")
+            }
+            Error::NoRail => f.write_str(
+                "no rail joins the two nodes: they are on different hosts, and share no libfabric fabric",
+            ),
+            Error::NotConnected(peer) => {
+                write!(f, "peer {} has not connected before the deadline; it must connect too", peer.peer().0)
+            }
+            Error::Attach(error) => error.fmt(f),
+            Error::Op(error) => error.fmt(f),
+            Error::Wait(error) => error.fmt(f),
+            Error::Failed(outcome) => write!(f, "an operation has {outcome}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<AttachError> for Error {
+    fn from(error: AttachError) -> Self {
+        Error::Attach(error)
+    }
+}
+
+impl From<OpError> for Error {
+    fn from(error: OpError) -> Self {
+        Error::Op(error)
+    }
+}
+
+impl From<WaitError> for Error {
+    fn from(error: WaitError) -> Self {
+        match error {
+            WaitError::Op(error) => Error::Op(error),
+            error => Error::Wait(error),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! An engine beside the memory that it borrows, as one value that can be stored and moved.
+
+use std::mem::ManuallyDrop;
+use std::ptr::{NonNull, addr_of, addr_of_mut};
+
+use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::engine::{Config, Engine, Waiter};
+use fishplate_core::error::AttachError;
+use fishplate_core::rail::{Rails, either::Either};
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::spin::Policy;
+use fishplate_shm::{Bell, ShmRail};
+use fishplate_sys::LinuxHost;
+use fishplate_sys::fabric::FabricRail;
+
+use crate::config::RAILS_LIMIT;
+use crate::guard::Guard;
+use crate::storage::{Limits, MatchStorage, Storage};
+
+/// A rail of a node: shared memory, or libfabric.
+pub(super) type NodeRail = Either<ShmRail<LinuxHost>, Guard<FabricRail>>;
+
+/// The engine of a node.
+pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
+
+/// How a node waits.
+pub(super) type NodeWaiter = Waiter<'static, LinuxHost, EventCount>;
+
+/// What the engine and the waiters borrow.
+struct Parts {
+    storage: Storage<RAILS_LIMIT>,
+    matching: MatchStorage<RAILS_LIMIT>,
+    host: LinuxHost,
+    bell: Bell,
+}
+
+/// Sizes of a node.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub config: Config,
+    pub matching: MatchConfig,
+    pub limits: Limits,
+    pub receives: usize,
+}
+
+/// The engine and the waiter of a node, and what they borrow.
+pub(super) struct Home {
+    pub engine: ManuallyDrop<NodeEngine>,
+    /// For the first milliseconds of a wait.
+    pub waiter: ManuallyDrop<NodeWaiter>,
+    /// For the rest of a long one.
+    pub sleeper: ManuallyDrop<NodeWaiter>,
+    parts: NonNull<Parts>,
+}
+
+// SAFETY: everything inside may move to another thread: the engine is `Send`, and the parts are
+// reached through this value alone.
+unsafe impl Send for Home {}
+
+impl Home {
+    /// Builds the engine over `rails`. `bell` is what the shared-memory rail rings.
+    ///
+    /// # Errors
+    /// As [`Engine::new`] and [`Engine::attach_matching`].
+    pub fn new(
+        sizes: Sizes,
+        rails: Rails<NodeRail, RAILS_LIMIT>,
+        host: LinuxHost,
+        bell: Bell,
+        [policy, later]: [Policy; 2],
+    ) -> Result<Home, AttachError> {
+        let Sizes { config, matching, limits, receives } = sizes;
+        let streams = usize::from(limits.peers) * usize::from(config.contexts);
+        let parts = Box::new(Parts {
+            storage: Storage::new(&config, limits),
+            matching: MatchStorage::new(&matching, streams, receives, OUTGOING),
+            host,
+            bell,
+        });
+        let parts = Parked(NonNull::from(Box::leak(parts)));
+        // SAFETY: the four fields are disjoint, and each is borrowed once, here. They stay where
+        // they are and are not touched otherwise until `Parked` is dropped, which is after the
+        // engine and the waiters: they are declared later here, and `Home` drops them first.
+        let (storage, memory, host, bell) = unsafe {
+            let parts = parts.0.as_ptr();
+            (
+                &mut *addr_of_mut!((*parts).storage),
+                (*addr_of_mut!((*parts).matching)).memory(),
+                &*addr_of!((*parts).host),
+                &*addr_of!((*parts).bell),
+            )
+        };
+        let mut engine = storage.engine(config, rails)?;
+        engine.attach_matching(matching, memory)?;
+        let (waiter, sleeper) = (Waiter::new(host, &**bell, policy), Waiter::new(host, &**bell, later));
+        let place = parts.0;
+        std::mem::forget(parts);
+        Ok(Home {
+            engine: ManuallyDrop::new(engine),
+            waiter: ManuallyDrop::new(waiter),
+            sleeper: ManuallyDrop::new(sleeper),
+            parts: place,
+        })
+    }
+
+    /// The machine.
+    pub fn host(&self) -> &LinuxHost {
+        self.waiter.host()
+    }
+}
+
+/// Payloads of slices that wait for their receive at once, as
+/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing).
+const OUTGOING: usize = 64;
+
+/// Frees the parts unless they go to a [`Home`].
+struct Parked(NonNull<Parts>);
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        // SAFETY: leaked from a box by `Home::new`, and given back once; whatever borrowed from it
+        // is gone.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, here, before the parts that they borrow.
+        unsafe {
+            ManuallyDrop::drop(&mut self.waiter);
+            ManuallyDrop::drop(&mut self.sleeper);
+            ManuallyDrop::drop(&mut self.engine);
+        }
+        drop(Parked(self.parts));
+    }
+}

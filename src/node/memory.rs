@@ -1,0 +1,225 @@
+//! Memory of a node and of its peers.
+//!
+//! Peers write a node's memory at any time, so it is never lent as a slice: it is read and written
+//! by copies and atomics. A place that is freed, or whose peer is gone, is an error.
+
+use std::ops::{Bound, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fishplate_core::engine::HANDLE_MAX;
+use fishplate_core::error::{AttachError, OpError};
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes};
+use fishplate_shm::Segment;
+
+use super::{Error, Node};
+
+/// Registered memory of a node. A name: it stays valid until it is [freed](Node::free).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub(super) id: LocalId,
+    len: usize,
+}
+
+/// A range of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub(super) at: LocalAddr,
+    pub(super) len: usize,
+}
+
+/// Imported memory of a peer. A name: it stays valid until it is [released](Node::release), or its
+/// peer is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    id: RemoteId,
+}
+
+impl Memory {
+    /// The place `offset` bytes from the start.
+    #[inline(always)]
+    pub fn at(self, offset: u64) -> LocalAddr {
+        self.id.at(offset)
+    }
+
+    /// A range, in bytes from the start. One that goes beyond the end is refused when it is used.
+    #[inline(always)]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Slice {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len,
+        };
+        Slice { at: self.id.at(start as u64), len: end.saturating_sub(start) }
+    }
+
+    /// Size in bytes.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Remote {
+    /// The place `offset` bytes from the start.
+    #[inline(always)]
+    pub fn at(self, offset: u64) -> RemoteAddr {
+        self.id.at(offset)
+    }
+}
+
+impl Node {
+    /// Takes `len` bytes of zeroed memory that peers of this host can map and NICs can reach. Slow
+    /// path: allocates, makes system calls.
+    ///
+    /// # Errors
+    /// There is no memory, or there are as many regions as may be.
+    pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
+        let segment = Segment::create(len).map_err(AttachError::from)?;
+        // SAFETY: the segment is kept in `segments` until the region is deregistered, or for ever
+        // where a provider keeps it. The node lends no reference into it.
+        let region = unsafe { segment.region(0, len) }.map_err(AttachError::from)?;
+        let id = self.home.engine.register(region)?;
+        self.segments.push((id, segment));
+        Ok(Memory { id, len })
+    }
+
+    /// Registers memory that the program owns. Peers of this host reach it through the kernel,
+    /// which is slower than memory from [`alloc`](Self::alloc). Slow path.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); or the memory is not aligned to 8 bytes.
+    ///
+    /// # Safety
+    /// As for [`Region::new`], until the memory was [freed](Self::free) without an error, or the
+    /// node was dropped.
+    pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
+        // SAFETY: handed on to our caller.
+        let region = unsafe { Region::new(start, len, RegionKind::Private) };
+        Ok(Memory { id: self.home.engine.register(region)?, len })
+    }
+
+    /// Takes memory back. Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::InUse`] says which operation still uses it: the memory stays.
+    /// [`AttachError::Kept`]: a provider still holds it; memory of [`register`](Self::register)
+    /// must then never be reused.
+    pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
+        let freed = self.home.engine.deregister(memory.id);
+        let at = self.segments.iter().position(|(id, _)| *id == memory.id);
+        match freed {
+            Err(AttachError::InUse(_) | AttachError::UnknownRegion) => {}
+            Err(AttachError::Kept(_)) => {
+                if let Some(at) = at {
+                    std::mem::forget(self.segments.swap_remove(at));
+                }
+            }
+            _ => {
+                if let Some(at) = at {
+                    self.segments.swap_remove(at);
+                }
+            }
+        }
+        Ok(freed?)
+    }
+
+    /// The handle by which peers [import](Self::import) the memory: at most 512 bytes.
+    ///
+    /// # Errors
+    /// The memory was freed.
+    pub fn handle(&self, memory: Memory) -> Result<Vec<u8>, Error> {
+        let mut bytes = [0; HANDLE_MAX];
+        let len = self.home.engine.export(memory.id, &mut bytes)?;
+        Ok(bytes[..len].to_vec())
+    }
+
+    /// Makes memory of a peer reachable by the handle that the peer exported. Waits until the peer
+    /// is connected, as long as [`Builder::connect_timeout`](super::Builder::connect_timeout) says.
+    /// Slow path.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`]; what is wrong with the handle; or the table of imports is full.
+    pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
+        self.connected(peer)?;
+        Ok(Remote { id: self.home.engine.import(peer, handle.as_ref())? })
+    }
+
+    /// Gives imported memory up. Slow path.
+    ///
+    /// # Errors
+    /// Operations in flight still use it, or it was released before.
+    pub fn release(&mut self, memory: Remote) -> Result<(), Error> {
+        Ok(self.home.engine.release(memory.id)?)
+    }
+
+    /// Copies bytes into memory of this node. Peers that read it meanwhile may see a part.
+    ///
+    /// # Errors
+    /// The range does not lie in its region, or that was freed.
+    pub fn write(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
+        let place = self.place(at, bytes.len())?;
+        // SAFETY: `place` is valid for as many bytes, which are not a Rust reference anywhere.
+        unsafe { copy_bytes(bytes.as_ptr(), place.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of memory of this node. Bytes that peers write meanwhile may come as a mix.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn read(&self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
+        let place = self.place(at, into.len())?;
+        // SAFETY: as in `write`; `into` is the caller's alone.
+        unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// The 64-bit word at a multiple of 8 bytes, with acquire ordering: what was sent before the
+    /// signal that wrote it is visible.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), or the place is misaligned.
+    pub fn load(&self, at: LocalAddr) -> Result<u64, Error> {
+        // Acquire: pairs with the release store of whoever applies a signal.
+        Ok(self.word(at)?.load(Ordering::Acquire))
+    }
+
+    /// Stores the 64-bit word at a multiple of 8 bytes, with release ordering.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn store(&mut self, at: LocalAddr, value: u64) -> Result<(), Error> {
+        // Release: pairs with the acquire load of a peer that maps this memory.
+        self.word(at)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn word(&self, at: LocalAddr) -> Result<&AtomicU64, Error> {
+        if !at.offset.is_multiple_of(8) {
+            return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
+        }
+        let place = self.place(at, 8)?;
+        // SAFETY: eight bytes of a region that stays while `self` is borrowed, aligned because
+        // regions begin at a multiple of 8; they are only accessed by atomics and raw copies.
+        Ok(unsafe { place.cast::<AtomicU64>().as_ref() })
+    }
+
+    pub(super) fn place(&self, at: LocalAddr, len: usize) -> Result<NonNull<u8>, OpError> {
+        let size = || self.segments.iter().find(|(id, _)| *id == at.region).map(|(_, s)| s.len() as u64);
+        self.home.engine.local_ptr(at, len).ok_or_else(|| match size() {
+            Some(size) => OpError::OutOfBounds { offset: at.offset, len: len as u64, size },
+            None => OpError::UnknownRegion,
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! One-sided operations: put, get, put-signal, signals, atomics, fence, quiet, and waiting for a
+//! signal. Their order and completion are the engine's: see the contract of `fishplate-core`.
+//!
+//! An operation that finds no room makes progress until there is, as long as [`Builder::patience`]
+//! says. Nothing else here waits, unless it takes a timeout.
+//!
+//! [`Builder::patience`]: super::Builder::patience
+
+use std::hint;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fishplate_core::engine::{ContextId, Issued, Notice, Signal};
+use fishplate_core::error::{OpError, WaitError};
+use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
+use fishplate_core::op::{Amo, AmoOp, Cmp, Completion, Outcome, Token};
+use fishplate_core::sync::host::Host;
+
+use super::home::{NodeEngine, NodeWaiter};
+use super::memory::Slice;
+use super::{Error, Node};
+
+/// The context of a node's operations.
+pub(super) const CONTEXT: ContextId = ContextId(0);
+
+/// Issues an operation of a node's engine; makes progress while there is no room for it. The first
+/// attempt is inlined where it stands.
+macro_rules! issue {
+    ($node:expr, $engine:ident => $call:expr) => {
+        match {
+            let $engine = &mut $node.home.engine;
+            $call
+        } {
+            Ok(issued) => Ok(issued),
+            Err(error) => $node.issue_later(error, move |$engine| $call),
+        }
+    };
+}
+pub(super) use issue;
+
+/// Longest slice of a wait, in nanoseconds: its first one and any while some peer is to be met, and
+/// all others.
+const AWAKE: u64 = 2_000_000;
+const ASLEEP: u64 = 20_000_000;
+
+/// Looks at a signal word before the clock is read.
+const LOOKS: u32 = 256;
+
+/// What operations carry whose completion the node itself takes. Programs use smaller words.
+pub(super) const INTERNAL: u64 = u64::MAX;
+
+/// What a put or a send takes its payload from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Bytes that may be reused when the call returns.
+    Bytes(&'a [u8]),
+    /// Registered memory, which stays as it is until the operation is done.
+    Memory(Slice),
+}
+
+impl<'a> From<&'a [u8]> for Source<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Source::Bytes(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Source<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Source::Bytes(bytes)
+    }
+}
+
+impl From<Slice> for Source<'_> {
+    #[inline(always)]
+    fn from(slice: Slice) -> Self {
+        Source::Memory(slice)
+    }
+}
+
+impl Node {
+    /// Writes to memory of a peer. Bytes travel in pieces that rails copy at once.
+    ///
+    /// # Errors
+    /// [`Error::Op`] says what was wrong; nothing of a slice of memory was written then. Bytes
+    /// cannot be [reported](Notice::Report): [`OpError::Unreported`].
+    #[doc(alias = "shmem_put_nbi")]
+    #[inline(always)]
+    pub fn put<'a>(
+        &mut self,
+        from: impl Into<Source<'a>>,
+        to: RemoteAddr,
+        notice: Notice,
+    ) -> Result<Issued, Error> {
+        match from.into() {
+            Source::Memory(Slice { at, len }) => {
+                issue!(self, engine => engine.put(CONTEXT, at, len, to, notice))
+            }
+            Source::Bytes(_) if notice != Notice::Silent => Err(OpError::Unreported.into()),
+            Source::Bytes(bytes) => self.inject(bytes, to).map(|()| Issued::Pending(Token::NONE)),
+        }
+    }
+
+    /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was
+    /// sent to the peer before, has landed.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); but bytes may be reported: the completion is the signal's.
+    #[doc(alias = "shmem_put_signal_nbi")]
+    #[inline(always)]
+    pub fn put_signal<'a>(
+        &mut self,
+        from: impl Into<Source<'a>>,
+        to: RemoteAddr,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, Error> {
+        match from.into() {
+            Source::Memory(Slice { at, len }) => {
+                issue!(self, engine => engine.put_signal(CONTEXT, at, len, to, signal, notice))
+            }
+            Source::Bytes(bytes) => self.put_signal_bytes(bytes, to, signal, notice),
+        }
+    }
+
+    #[inline(never)]
+    fn put_signal_bytes(
+        &mut self,
+        bytes: &[u8],
+        to: RemoteAddr,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, Error> {
+        self.inject(bytes, to)?;
+        self.signal(signal, notice)
+    }
+
+    /// Applies a signal after everything that was sent to its peer before has landed.
+    ///
+    /// # Errors
+    /// [`Error::Op`]: nothing was done.
+    #[inline(always)]
+    pub fn signal(&mut self, signal: Signal, notice: Notice) -> Result<Issued, Error> {
+        issue!(self, engine => engine.signal(CONTEXT, signal, notice))
+    }
+
+    /// Reads memory of a peer into memory of this node. It is there after [`quiet`](Self::quiet),
+    /// or when its completion says so.
+    ///
+    /// # Errors
+    /// [`Error::Op`]: nothing was done.
+    #[doc(alias = "shmem_get_nbi")]
+    #[inline(always)]
+    pub fn get(&mut self, into: Slice, from: RemoteAddr, notice: Notice) -> Result<Issued, Error> {
+        issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
+    }
+
+    /// Executes an atomic at a peer, in the order of operations, without fetching.
+    ///
+    /// # Errors
+    /// [`Error::Op`]: nothing was done.
+    #[inline(always)]
+    pub fn amo(&mut self, at: RemoteAddr, amo: Amo, notice: Notice) -> Result<Issued, Error> {
+        issue!(self, engine => engine.amo(CONTEXT, at, amo, notice))
+    }
+
+    /// Executes an atomic at a peer, in the order of operations, and waits for the value from
+    /// before.
+    ///
+    /// # Errors
+    /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
+    /// [`Error::Failed`]: it has failed.
+    pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
+        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, INTERNAL))? {
+            Issued::Done { value } => Ok(value),
+            Issued::Pending(token) => self.finish(token, timeout).map(|end| end.value),
+        }
+    }
+
+    /// Adds to a 64-bit word of a peer, and waits for the value from before.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    #[doc(alias = "shmem_atomic_fetch_add")]
+    pub fn fetch_add(&mut self, at: RemoteAddr, value: u64, timeout: Duration) -> Result<u64, Error> {
+        self.fetch(at, Amo { op: AmoOp::Add, width: 8, operand: value, compare: 0 }, timeout)
+    }
+
+    /// Orders: writes to the peer issued after it land after everything issued before it.
+    ///
+    /// # Errors
+    /// [`Error::Op`]: the peer is not known or has failed.
+    #[doc(alias = "shmem_fence")]
+    #[inline]
+    pub fn fence(&mut self, peer: PeerId) -> Result<(), Error> {
+        Ok(self.home.engine.fence(CONTEXT, peer)?)
+    }
+
+    /// Waits until everything sent to the peer is applied there, and everything asked of it is
+    /// here.
+    ///
+    /// # Errors
+    /// [`Error::Wait`] says what is missing, or how many silent operations have failed.
+    #[doc(alias = "shmem_quiet")]
+    pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
+        self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
+    }
+
+    /// [`quiet`](Self::quiet) for every peer.
+    ///
+    /// # Errors
+    /// As there, of the first peer with one.
+    #[doc(alias = "shmem_quiet")]
+    pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.wait_with(timeout, |engine, waiter, until| engine.quiet_all(CONTEXT, waiter, until))
+    }
+
+    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that its
+    /// sender sent before the signal is visible then. `from`, if given, is the peer that sends the
+    /// signal: the wait ends when that fails.
+    ///
+    /// # Errors
+    /// [`Error::Wait`] says what is missing, or that the peer has failed.
+    #[doc(alias = "shmem_signal_wait_until")]
+    #[inline]
+    pub fn wait(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        timeout: Duration,
+    ) -> Result<u64, Error> {
+        let word = self.word(at)?;
+        for _ in 0..LOOKS {
+            // Acquire: pairs with the release store of whoever applies the signal.
+            let now = word.load(Ordering::Acquire);
+            if cmp.holds(now, value) {
+                return Ok(now);
+            }
+            hint::spin_loop();
+        }
+        self.wait_later(at, cmp, value, from, timeout)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_later(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        timeout: Duration,
+    ) -> Result<u64, Error> {
+        self.wait_with(timeout, |engine, waiter, until| {
+            engine.wait_signal(at, cmp, value, from, waiter, until)
+        })
+    }
+
+    /// The completion of an operation that was issued with [`Notice::Report`], if it has ended.
+    /// Makes no progress.
+    ///
+    /// # Errors
+    /// The token was taken before, or never given.
+    pub fn test(&mut self, token: Token) -> Result<Option<Completion>, Error> {
+        Ok(self.home.engine.test(token)?)
+    }
+
+    /// The next completion that was not taken, in the order of completion. Makes no progress.
+    pub fn next_completion(&mut self) -> Option<Completion> {
+        loop {
+            let end = self.home.engine.next_completion()?;
+            if end.tag != INTERNAL {
+                return Some(end);
+            }
+            self.sent(end.token);
+        }
+    }
+
+    /// Waits for an operation.
+    pub(super) fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
+        let end = self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until))?;
+        match end.outcome {
+            Outcome::Done => Ok(end),
+            outcome => Err(Error::Failed(outcome)),
+        }
+    }
+
+    /// Writes bytes that may be reused on return: in one piece, or as many as it takes.
+    fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), Error> {
+        match issue!(self, engine => engine.inject(CONTEXT, bytes, to)) {
+            Err(Error::Op(OpError::TooLong { max, .. })) if max != 0 => {
+                let mut at = to;
+                for piece in bytes.chunks(max) {
+                    issue!(self, engine => engine.inject(CONTEXT, piece, at))?;
+                    at.offset = at.offset.saturating_add(piece.len() as u64);
+                }
+                Ok(())
+            }
+            injected => injected,
+        }
+    }
+
+    /// After a refusal: makes progress while there is no room, and tries again.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn issue_later<T>(
+        &mut self,
+        mut error: OpError,
+        mut issue: impl FnMut(&mut NodeEngine) -> Result<T, OpError>,
+    ) -> Result<T, Error> {
+        let deadline_ns = self.deadline_ns(self.builder.patience);
+        while error == OpError::Again && self.home.host().now_ns() < deadline_ns {
+            if self.progress() == 0 {
+                self.home.host().yield_now();
+            }
+            match issue(&mut self.home.engine) {
+                Ok(issued) => return Ok(issued),
+                Err(other) => error = other,
+            }
+        }
+        Err(error.into())
+    }
+
+    /// Waits in slices, and meets peers in between.
+    #[inline(always)]
+    pub(super) fn wait_with<T>(
+        &mut self,
+        timeout: Duration,
+        mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
+    ) -> Result<T, Error> {
+        let deadline_ns = self.deadline_ns(timeout);
+        let mut until = self.slice_ns(deadline_ns, AWAKE);
+        let mut result = wait(&mut self.home.engine, &mut self.home.waiter, until);
+        while matches!(result, Err(WaitError::Deadline(_))) && until < deadline_ns {
+            self.chores();
+            until = self.slice_ns(deadline_ns, if self.is_meeting() { AWAKE } else { ASLEEP });
+            result = wait(&mut self.home.engine, &mut self.home.sleeper, until);
+        }
+        Ok(result?)
+    }
+}
