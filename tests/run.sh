@@ -55,6 +55,7 @@ part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "CUDA over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
+part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "instruction budgets" benches/budgets.sh
 
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"

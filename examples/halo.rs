@@ -1,0 +1,51 @@
+//! A ring of any number of processes that exchange the edges of their part of a field, step by
+//! step: put-signal to both neighbours, then wait for both. Start it SIZE times:
+//! `cargo run --example halo -- SIZE [HOST:PORT]`.
+
+use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+use std::{env::args, error::Error, time::Duration};
+
+const STEPS: u64 = 100;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let timeout = Duration::from_secs(20);
+    let size: usize = args().nth(1).ok_or("say how many processes there are")?.parse()?;
+    let mut job = Rendezvous::join(args().nth(2).unwrap_or("127.0.0.1:7119".into()), size, timeout)?;
+    let mut node = Node::builder().open()?;
+    let addresses = job.allgather(node.address())?;
+    let rank = job.rank();
+    let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
+    let peers = [node.connect(&addresses[left])?, node.connect(&addresses[right])?];
+
+    // Words 0 and 1: steps that the left and the right neighbour have sent. Words 2 and 3: theirs.
+    let field = node.alloc(64)?;
+    let handles = job.allgather(node.handle(field)?)?;
+    let there = [node.import(peers[0], &handles[left])?, node.import(peers[1], &handles[right])?];
+
+    let mut value = rank as u64;
+    for step in 1..=STEPS {
+        for (side, there) in there.iter().enumerate() {
+            // To the left neighbour this process is the right one, and the other way round.
+            let mine = 1 - side as u64;
+            // Two places in turn: a neighbour may be one step behind.
+            let edge = there.at(16 + 16 * mine + 8 * (step % 2));
+            node.put_signal(
+                &value.to_le_bytes(),
+                edge,
+                Signal::set(there.at(8 * mine), step),
+                Notice::Silent,
+            )?;
+        }
+        let mut edges = 0;
+        for side in 0..2 {
+            node.wait(field.at(8 * side), Cmp::Ge, step, Some(peers[side as usize]), timeout)?;
+            edges += node.load(field.at(16 + 16 * side + 8 * (step % 2)))?;
+        }
+        value += edges;
+        value %= 1_000_003;
+    }
+    println!("rank {rank} of {size}: {value} after {STEPS} steps");
+    node.quiet_all(timeout)?;
+    job.barrier_with(|| _ = node.progress())?;
+    Ok(node.close(timeout)?)
+}

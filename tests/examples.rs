@@ -1,0 +1,89 @@
+//! Runs the examples as a user does: as real processes, whose output is checked.
+//!
+//! `cargo test` builds the examples; `cargo test --test examples` alone does not.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// Starts an example.
+fn start(name: &str, arguments: &[String]) -> Child {
+    let tests = std::env::current_exe().unwrap();
+    let program: PathBuf = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
+    let mut command = Command::new(&program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap_or_else(|error| {
+        panic!("{}: {error}; build it with `cargo build --examples`", program.display())
+    })
+}
+
+/// What an example printed, line by line. It must have ended well.
+fn output(child: Child) -> Vec<String> {
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said.lines().map(str::to_owned).collect()
+}
+
+/// An address where nobody listens.
+fn address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// What `size` processes of an example printed, in alphabetical order.
+fn job(name: &str, size: usize, arguments: &[String]) -> Vec<String> {
+    let children: Vec<Child> = (0..size).map(|_| start(name, arguments)).collect();
+    let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn put_signal() {
+    let lines = job("put_signal", 2, &[address()]);
+    assert_eq!(
+        lines,
+        [
+            "rank 0 read \"hello from rank 1\"; the counter was 0",
+            "rank 1 read \"hello from rank 0\"; the counter was 0",
+        ]
+    );
+}
+
+#[test]
+fn tagged() {
+    let lines = job("tagged", 2, &[address()]);
+    assert_eq!(lines, ["tag 1: first", "tag 2: second", "tag 3: 1048576 bytes, the last is 7"]);
+}
+
+#[test]
+fn halo_with_one_to_five_processes() {
+    for size in 1..=5 {
+        let lines = job("halo", size, &[size.to_string(), address()]);
+        let mut values: Vec<u64> = (0..size as u64).collect();
+        for _ in 0..100 {
+            let at = |rank: usize| values[rank % size];
+            let next = |rank: usize| (at(rank) + at(rank + size - 1) + at(rank + 1)) % 1_000_003;
+            values = (0..size).map(next).collect();
+        }
+        let expected: Vec<String> = values
+            .iter()
+            .enumerate()
+            .map(|(rank, value)| format!("rank {rank} of {size}: {value} after 100 steps"))
+            .collect();
+        assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn ring() {
+    assert_eq!(output(start("ring", &[])), ["1000000 numbers in order, their sum is 499999500000"]);
+}
+
+#[test]
+fn matcher() {
+    let lines = output(start("matcher", &[]));
+    let expected = ["0x10 from 4 goes to receive 2", "0x10 from 3 goes to receive 1", "0x200 from 5 waits"];
+    assert_eq!(lines[..3], expected);
+    assert_eq!(lines[3..], ["receive 3 finds 0x200 from 5"]);
+}

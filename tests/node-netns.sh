@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Four processes on two "hosts": two network namespaces joined by four veth pairs. Every process writes, signals, adds and
+# sends to every other one (examples/all_to_all.rs): over shared memory where both are on one host, and over libfabric's tcp
+# on 1, 2 or 4 rails where they are not; the two hosts may have different numbers of rails. All data is checked.
+#
+#   tests/node-netns.sh [EXAMPLE]
+#
+# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric; says SKIPPED and ends
+# with 77 where namespaces are not permitted. Takes everything down again, whatever happens.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+skip() {
+    echo "SKIPPED node-netns: $*"
+    exit 77
+}
+
+[ "$(id -u)" = 0 ] || skip "namespaces need root"
+need ip iproute2 || skip "no ip, and iproute2 could not be installed"
+need fi_info libfabric-bin || skip "no libfabric, and it could not be installed"
+
+program=${1:-}
+if [ -z "$program" ]; then
+    cargo build --release --locked --package fishplate --example all_to_all >&2 || exit 1
+    program=${CARGO_TARGET_DIR:-target}/release/examples/all_to_all
+fi
+program=$(readlink -f "$program")
+[ -x "$program" ] || { echo "no such program: $program"; exit 1; }
+
+here=fpc$$ there=fpd$$
+work=$(mktemp -d)
+# shellcheck disable=SC2317  # called by trap
+down() {
+    local pids
+    pids=$(jobs -p)
+    # shellcheck disable=SC2086  # several words
+    [ -z "$pids" ] || kill -9 $pids 2>/dev/null
+    wait 2>/dev/null
+    ip netns del "$here" 2>/dev/null
+    ip netns del "$there" 2>/dev/null
+    rm -rf "$work"
+}
+trap down EXIT
+trap 'exit 130' INT TERM
+
+for name in "$here" "$there"; do
+    ip netns add "$name" 2>"$work/why" || skip "$(cat "$work/why")"
+    ip -n "$name" link set lo up
+done
+for rail in 0 1 2 3; do
+    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
+        skip "$(cat "$work/why")"
+    ip -n "$here" addr add "10.98.$rail.1/24" dev "rail$rail"
+    ip -n "$there" addr add "10.98.$rail.2/24" dev "rail$rail"
+    for end in "$here" "$there"; do ip -n "$end" link set "rail$rail" up; done
+done
+for end in "$here" "$there"; do
+    for rail in 0 1 2 3; do
+        for _ in {1..100}; do
+            ip -n "$end" link show "rail$rail" | grep -q 'state UP' && break
+            sleep 0.05
+        done
+    done
+done
+
+port=7200 failed=0
+
+# job OURS THEIRS JOINED: two processes on each side, with these interfaces; each must reach the other side by JOINED rails
+job() {
+    local pids=() pid status=0 side
+    port=$((port + 1))
+    rm -f "$work"/out.*
+    for side in 0 1 2 3; do
+        local netns=$here interfaces=$1
+        [ $((side % 2)) = 0 ] || netns=$there interfaces=$2
+        timeout --kill-after=5 120 ip netns exec "$netns" "$program" 4 "10.98.0.1:$port" 100 "$interfaces" \
+            >"$work/out.$side" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    # Near: itself, and the other process of its host. Far: two processes, each by as many rails.
+    if [ $status = 0 ] && [ "$(grep -c "2 near, $((2 * $3)) rails to others" "$work"/out.* | grep -c ':1$')" = 4 ] &&
+        [ "$(cat "$work"/out.* | grep -c 'counted 400')" = 1 ]; then
+        echo "ok      $1 to $2: $3 rails joined"
+    else
+        echo "FAILED  $1 to $2 (status $status)"
+        sed 's/^/        | /' "$work"/out.*
+        failed=1
+    fi
+}
+
+job rail0 rail0 1
+job rail0,rail1 rail0,rail1 2
+job rail0 rail0,rail1 1
+job rail1,rail0 rail0,rail1,rail2,rail3 2
+job rail0,rail1,rail2,rail3 rail3,rail2,rail1,rail0 4
+job rail0,rail1,rail2,rail3 rail0 1
+exit $failed

@@ -1,0 +1,115 @@
+//! What a program does wrong is an error that says what, never undefined behaviour.
+
+use std::time::{Duration, Instant};
+
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::{AttachError, OpError};
+use fishplate::node::{ADDRESS_MAX, Error, Fabric};
+use fishplate::{Cmp, Node, Notice, Signal};
+
+use super::{SOON, Way, two};
+use fishplate::config::Settings;
+
+fn alone() -> Node {
+    Node::builder().fabric(Fabric::Off).connect_timeout(Duration::from_millis(50)).open().unwrap()
+}
+
+#[test]
+fn addresses_that_are_none_are_refused() {
+    let mut node = alone();
+    let good = node.address().to_vec();
+    assert!(good.len() <= ADDRESS_MAX);
+    for bad in [&[][..], b"x", &good[..good.len() - 1], &[0; 2000]] {
+        assert_eq!(node.connect(bad), Err(Error::BadAddress));
+    }
+    let settings = Settings { window: 64, ..Settings::DEFAULT };
+    let other = Node::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
+    let differs = Error::Differs { what: "window", theirs: 64, ours: 128 };
+    assert_eq!(node.connect(other.address()), Err(differs));
+    // Another host, and no rail leads there.
+    let mut elsewhere = alone().address().to_vec();
+    elsewhere[14] ^= 1;
+    assert_eq!(node.connect(&elsewhere), Err(Error::NoRail));
+    // Nothing of all this took a place.
+    assert!(node.connect(&good).is_ok());
+}
+
+#[test]
+fn a_peer_that_never_connects_is_named_at_the_deadline() {
+    let mut node = alone();
+    let other = alone();
+    let peer = node.connect(other.address()).unwrap();
+    let memory = node.alloc(64).unwrap();
+    let begun = Instant::now();
+    assert_eq!(node.import(peer, [0; 64]), Err(Error::NotConnected(peer)));
+    assert_eq!(node.send(peer, 1, b"x", Notice::Silent), Err(Error::NotConnected(peer)));
+    assert!(begun.elapsed() >= Duration::from_millis(100));
+    assert_eq!(node.peer_error(peer), Ok(None));
+    // A peer that was never known is told apart from one that is still to be met.
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    node.disconnect(me).unwrap();
+    assert_eq!(node.send(me, 1, b"x", Notice::Silent), Err(OpError::UnknownPeer.into()));
+    assert_eq!(node.post_recv(Some(me), 1, Tag::ZERO, memory.slice(..), 0), Err(OpError::UnknownPeer.into()));
+    node.disconnect(peer).unwrap();
+    assert!(node.peer_error(peer).is_err() && node.disconnect(peer).is_err());
+}
+
+#[test]
+fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
+    let mut node = alone();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    let memory = node.alloc(4096).unwrap();
+    let there = node.import(me, node.handle(memory).unwrap()).unwrap();
+    let mut bytes = [0; 16];
+    assert!(node.read(memory.at(4081), &mut bytes).is_err());
+    assert!(node.write(memory.at(u64::MAX), &bytes).is_err());
+    assert_eq!(node.load(memory.at(4)), Err(OpError::Misaligned { offset: 4, width: 8 }.into()));
+    assert!(node.put(memory.slice(..5000), there.at(0), Notice::Silent).is_err());
+    assert!(node.put(&bytes, there.at(4090), Notice::Silent).is_err());
+    assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported.into()));
+    assert!(node.signal(Signal::set(there.at(3), 1), Notice::Silent).is_err());
+    assert!(node.wait(memory.at(8192), Cmp::Eq, 1, None, SOON).is_err());
+    // It is imported by this very process.
+    assert!(matches!(node.free(memory), Err(Error::Attach(AttachError::InUse(_)))));
+    node.release(there).unwrap();
+    assert!(node.release(there).is_err());
+    node.free(memory).unwrap();
+    assert_eq!(node.free(memory), Err(AttachError::UnknownRegion.into()));
+    assert!(node.read(memory.at(0), &mut bytes).is_err() && node.handle(memory).is_err());
+    assert!(node.put(&bytes, there.at(0), Notice::Silent).is_err());
+    assert!(node.post_recv(None, 1, Tag::ZERO, memory.slice(..), 0).is_err());
+    assert!(node.alloc(0).is_err());
+}
+
+#[test]
+fn a_node_can_be_dropped_with_everything_in_flight() {
+    for drop_first in [0, 1] {
+        two(
+            Way::SharedMemory,
+            |builder| builder.patience(Duration::ZERO),
+            |mut side| {
+                let memory = side.node.alloc(1 << 20).unwrap();
+                let handle = side.node.handle(memory).unwrap();
+                let handle = side.exchange(&handle);
+                let there = side.node.import(side.peer, handle).unwrap();
+                for tag in 0..2000 {
+                    let sent = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
+                    if sent.is_err() {
+                        assert_eq!(sent, Err(OpError::Again.into()));
+                        break;
+                    }
+                    side.node.put(memory.slice(..), there.at(0), Notice::Silent).unwrap();
+                }
+                side.node.post_recv(None, 7, Tag::ALL, memory.slice(..), 0).unwrap();
+                if side.rank != drop_first {
+                    // The other side goes without a word.
+                    let waited = side.node.wait(memory.at(0), Cmp::Eq, 99, Some(side.peer), SOON);
+                    assert!(matches!(waited, Err(Error::Wait(_))), "{waited:?}");
+                    assert!(side.node.peer_error(side.peer).unwrap().is_some());
+                }
+            },
+        );
+    }
+}
