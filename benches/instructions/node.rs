@@ -1,0 +1,143 @@
+//! What users of a [`Node`] call, over its mixed rails: to itself, in memory that is mapped. Beside
+//! each path that has one, the engine's own is `..._mapped` in `engine.rs`.
+
+// The macros name the crate by the name it goes by now.
+extern crate iai_callgrind as gungraun;
+
+use std::hint::black_box;
+
+use fishplate::core::engine::{Config, ContextId, Engine, HANDLE_MAX};
+use fishplate::core::mem::{LocalId, RailId, RemoteId};
+use fishplate::node::{Fabric, Memory, Remote};
+use fishplate::shm::{Segment, ShmConfig, ShmRail};
+use fishplate::sys::LinuxHost;
+use fishplate::{Cmp, Issued, Limits, Node, Notice, Signal, Storage};
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+
+use fishplate_benches::REPEATS;
+
+mod budget;
+use budget::budget;
+
+/// A node that is its own peer.
+struct Side {
+    node: Node,
+    ours: Memory,
+    theirs: Remote,
+}
+
+fn side() -> &'static mut Side {
+    let mut node = Node::builder().fabric(Fabric::Off).open().unwrap();
+    let me = node.connect(node.address().to_vec()).unwrap();
+    let ours = node.alloc(4096).unwrap();
+    let theirs = node.import(me, node.handle(ours).unwrap()).unwrap();
+    Box::leak(Box::new(Side { node, ours, theirs }))
+}
+
+/// The engine over shared memory alone, with itself as peer.
+struct Bare {
+    engine: Engine<'static, ShmRail<LinuxHost>, 1>,
+    ours: LocalId,
+    theirs: RemoteId,
+}
+
+fn bare() -> &'static mut Bare {
+    let config = Config::DEFAULT;
+    let storage = Box::leak(Box::new(Storage::<1>::new(&config, Limits::DEFAULT)));
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let shm = ShmConfig { membarrier: host.sleeper_uses_membarrier(), ..ShmConfig::default() };
+    let mut engine = storage.engine(config, [ShmRail::new(host, shm).unwrap()]).unwrap();
+    let me = engine.reserve_peer().unwrap();
+    engine.rail_mut(RailId(0)).unwrap().attach_self(me.peer()).unwrap();
+    engine.connect_peer(me, 1).unwrap();
+    let segment = Box::leak(Box::new(Segment::create(4096).unwrap()));
+    // SAFETY: the segment is never given back, and only the engine touches it.
+    let ours = engine.register(unsafe { segment.region(0, 4096) }.unwrap()).unwrap();
+    let mut handle = [0; HANDLE_MAX];
+    let len = engine.export(ours, &mut handle).unwrap();
+    let theirs = engine.import(me, &handle[..len]).unwrap();
+    Box::leak(Box::new(Bare { engine, ours, theirs }))
+}
+
+#[library_benchmark(config = budget("shm_put_signal"))]
+#[bench::run(bare())]
+fn shm_put_signal(side: &'static mut Bare) {
+    for _ in 0..REPEATS {
+        let Bare { engine, ours, theirs } = black_box(&mut *side);
+        let signal = Signal::add(theirs.at(0), 1);
+        let issued =
+            engine.put_signal(ContextId(0), ours.at(64), 8, theirs.at(128), signal, Notice::Silent);
+        assert_eq!(issued, Ok(Issued::Done { value: 0 }));
+    }
+}
+
+#[library_benchmark(config = budget("shm_signal"))]
+#[bench::run(bare())]
+fn shm_signal(side: &'static mut Bare) {
+    for _ in 0..REPEATS {
+        let Bare { engine, theirs, .. } = black_box(&mut *side);
+        engine.signal(ContextId(0), Signal::add(theirs.at(0), 1), Notice::Silent).unwrap();
+    }
+}
+
+#[library_benchmark(config = budget("shm_progress_idle"))]
+#[bench::run(bare())]
+fn shm_progress_idle(side: &'static mut Bare) {
+    for _ in 0..REPEATS {
+        black_box(side.engine.progress());
+    }
+}
+
+#[library_benchmark(config = budget("node_put_signal"))]
+#[bench::run(side())]
+fn node_put_signal(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        let Side { node, ours, theirs } = black_box(&mut *side);
+        let signal = Signal::add(theirs.at(0), 1);
+        let issued = node.put_signal(ours.slice(64..72), theirs.at(128), signal, Notice::Silent);
+        assert_eq!(issued, Ok(Issued::Done { value: 0 }));
+    }
+}
+
+#[library_benchmark(config = budget("node_put_signal_bytes"))]
+#[bench::run(side())]
+fn node_put_signal_bytes(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        let Side { node, theirs, .. } = black_box(&mut *side);
+        let signal = Signal::add(theirs.at(0), 1);
+        let issued = node.put_signal(b"8 bytes.", theirs.at(128), signal, Notice::Silent);
+        assert_eq!(issued, Ok(Issued::Done { value: 0 }));
+    }
+}
+
+#[library_benchmark(config = budget("node_signal"))]
+#[bench::run(side())]
+fn node_signal(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        let Side { node, theirs, .. } = black_box(&mut *side);
+        node.signal(Signal::add(theirs.at(0), 1), Notice::Silent).unwrap();
+    }
+}
+
+#[library_benchmark(config = budget("node_wait_arrived"))]
+#[bench::run(side())]
+fn node_wait_arrived(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        let Side { node, ours, .. } = black_box(&mut *side);
+        black_box(node.wait(ours.at(0), Cmp::Ge, 0, None, std::time::Duration::from_secs(1)).unwrap());
+    }
+}
+
+#[library_benchmark(config = budget("node_progress_idle"))]
+#[bench::run(side())]
+fn node_progress_idle(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        black_box(side.node.progress());
+    }
+}
+
+library_benchmark_group!(
+    name = node;
+    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_progress_idle
+);
+main!(library_benchmark_groups = node);
