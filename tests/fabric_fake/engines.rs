@@ -51,7 +51,7 @@ pub fn join<const RAILS: usize>(
             }
         }
     }
-    fleet::join(rails, engines, size, 0)
+    fleet::join(rails, engines, size, fleet::alike, |_| None)
 }
 
 fn streams(name: &str, persona: Persona) {

@@ -17,6 +17,7 @@ mod epoch;
 mod failure;
 mod fence_quiet;
 mod hostile;
+mod joints;
 mod long_messages;
 mod mapped;
 mod oracle;

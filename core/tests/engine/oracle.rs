@@ -13,6 +13,20 @@ fn run<const RAILS: usize>(seed: u64) {
 }
 
 #[test]
+fn streams_between_ends_that_differ_are_what_the_model_says() {
+    for seed in seeds(200) {
+        match seed % 2 {
+            0 => oracle::run(seed, 100_000, |nodes, config, size| {
+                fleet::mixed::<4>(nodes, config, size, seed, |_| None)
+            }),
+            _ => oracle::run(seed, 100_000, |nodes, config, size| {
+                fleet::mixed::<16>(nodes, config, size, seed, |_| None)
+            }),
+        }
+    }
+}
+
+#[test]
 fn streams_of_engines_with_fewer_rails_than_they_have_room_for_are_what_the_model_says() {
     for seed in seeds(90) {
         let count = 1 + (seed % 3) as u16;

@@ -1,11 +1,13 @@
 //! Several engines on one simulated fabric, each connected to every other (and to itself), driven in turn by one thread.
 
+use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::engine::{Config, Engine, Joint};
 use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
-use fishplate_core::rail::{Rail, Rails};
+use fishplate_core::rail::{Caps, Order, Rail, Rails};
 
-use super::{memory, region};
+use super::tap::{Tap, Verb, shared};
+use super::{Random, memory, region};
 
 /// A node's end of a rail of a fabric that is never freed.
 pub type End = SimRail<'static, 'static>;
@@ -37,7 +39,7 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     let rails = |node| -> [R; RAILS] {
         std::array::from_fn(|rail| wrap(node, rail as u16, attached(sim, node, rail as u16, nodes)))
     };
-    join((0..nodes).map(rails).collect(), config, size, 0)
+    join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
 }
 
 /// The end of a node on a rail of the fabric, attached to those of all nodes.
@@ -66,7 +68,7 @@ pub fn few<const RAILS: usize>(
         }
         rails
     };
-    join((0..nodes).map(rails).collect(), config, size, 0)
+    join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
 }
 
 /// Engines on plain ends that count the rails of the fabric from different ones on: node `n` from rail `n`.
@@ -81,16 +83,31 @@ pub fn crossed<const RAILS: usize>(
     let rails = |node| -> [End; RAILS] {
         std::array::from_fn(|rail| attached(sim, node, (rail as u16 + node) % RAILS as u16, nodes))
     };
-    join((0..nodes).map(rails).collect(), config, size, 1)
+    let joints = |node: usize, other: usize, rails: &[End]| {
+        let theirs = |rail| (rail + node + (RAILS - 1) * other) % RAILS;
+        (0..rails.len()).map(|rail| joint(rail, theirs(rail), usize::MAX)).collect()
+    };
+    join((0..nodes).map(rails).collect(), config, size, joints, |_| None)
 }
 
-/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included. Node `n`
-/// counts rails from `n * shift` on. All have met when it returns.
+/// Our rail that leads to their rail.
+pub fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
+    Joint { ours: RailId(ours as u8), theirs: theirs as u8, max_message }
+}
+
+/// Each rail leads to the one with its number.
+pub fn alike<R>(_: usize, _: usize, rails: &[R]) -> Vec<Joint> {
+    (0..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
+}
+
+/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included.
+/// `joints` says how a node's rails lead to another's, `takes` what a node takes of tagged messages. All have met when it returns.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
     size: usize,
-    shift: usize,
+    joints: impl Fn(usize, usize, &[R]) -> Vec<Joint>,
+    takes: impl Fn(usize) -> Option<MatchLimits>,
 ) -> Vec<Node<R, RAILS>> {
     let nodes = rails.len();
     let mut fleet: Vec<Node<R, RAILS>> = rails
@@ -99,17 +116,11 @@ pub fn join<R: Rail, const RAILS: usize>(
         .map(|(node, rails)| {
             let config = Config { seed: node as u64, ..config };
             let rails = rails.into();
-            let count = rails.len();
+            let joints: Vec<_> = (0..nodes).map(|other| joints(node, other, &rails)).collect();
             let mut engine = Engine::new(config, rails, memory(&config, nodes, 64)).unwrap();
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
-            for (other, &peer) in peers.iter().enumerate() {
-                let theirs = |rail: usize| (rail + (node + (count - 1) * other) * shift) % count;
-                let joint = |rail| Joint {
-                    ours: RailId(rail as u8),
-                    theirs: theirs(rail) as u8,
-                    max_message: usize::MAX,
-                };
-                engine.join_peer(peer, &(0..count).map(joint).collect::<Vec<_>>(), None).unwrap();
+            for (other, (&peer, joints)) in peers.iter().zip(&joints).enumerate() {
+                engine.join_peer(peer, joints, takes(other)).unwrap();
             }
             let source = engine.register(region(size)).unwrap();
             let target = engine.register(region(size)).unwrap();
@@ -141,6 +152,94 @@ pub fn plain<const RAILS: usize>(
     let sim = fabric(nodes, RAILS as u16, 64, dials, seed);
     (sim, fleet(sim, nodes, config, size, |_, _, end| end))
 }
+
+/// What rails of a [`mixed`] fleet say of themselves, each something else.
+pub const KINDS: [fn(Caps) -> Caps; 4] = [
+    |caps| caps,
+    |caps| Caps { max_message: 128, inject: 0, ..caps },
+    |caps| Caps { max_message: 160, max_rma: 24, inject: 8, ..caps },
+    |caps| Caps { max_message: 200, max_rma: 1000, inject: 32, ..caps },
+];
+
+/// Engines that differ: each has some of the rails of one fabric, at least one of them in common with every other, in an order of
+/// its own, and its end of a rail takes other lengths than the others' ends. Some rails keep order. A post that is longer than
+/// either end takes is the end of the test.
+pub fn mixed<const RAILS: usize>(
+    nodes: u16,
+    config: Config,
+    size: usize,
+    seed: u64,
+    takes: impl Fn(usize) -> Option<MatchLimits>,
+) -> Vec<Node<Tap<End>, RAILS>> {
+    const FABRIC: u16 = 4;
+    let mut random = Random(!seed);
+    let sim = fabric(nodes, FABRIC, 64, Dials::WILD, seed);
+    let common = random.below(FABRIC.into()) as u16;
+    for rail in 0..FABRIC {
+        if random.below(2) == 0 {
+            sim.set_dials(rail, Dials { ordered: true, ..Dials::CALM });
+        }
+    }
+    // By node: the rails of the fabric that it has, and what kind its end of each is.
+    let plan: Vec<Vec<(u16, usize)>> = (0..nodes)
+        .map(|_| {
+            let mut rails: Vec<u16> = (0..FABRIC).filter(|&rail| rail == common).collect();
+            for rail in (0..FABRIC).filter(|&rail| rail != common) {
+                if random.below(2) == 0 {
+                    rails.insert(random.below(rails.len() as u64 + 1) as usize, rail);
+                }
+            }
+            rails.into_iter().map(|rail| (rail, random.below(4) as usize)).collect()
+        })
+        .collect();
+    let most = |node: usize, at: usize| KINDS[plan[node][at].1](END).max_message;
+    let joints = |node: usize, other: usize| -> Vec<Joint> {
+        let there = |rail| plan[other].iter().position(|&(theirs, _)| theirs == rail);
+        let ours = plan[node].iter().enumerate();
+        ours.filter_map(|(at, &(rail, _))| there(rail).map(|there| joint(at, there, most(other, there))))
+            .collect()
+    };
+    let rails = |node: u16| {
+        let mut rails = Rails::<_, RAILS>::new();
+        for (at, &(rail, kind)) in plan[node as usize].iter().enumerate() {
+            let control = shared();
+            let takes: Vec<_> = (0..nodes).map(|other| joints(node as usize, other as usize)).collect();
+            let takes: Vec<_> = takes
+                .iter()
+                .map(|joints| {
+                    joints.iter().find(|joint| joint.ours.0 == at as u8).map_or(0, |j| j.max_message)
+                })
+                .collect();
+            let caps = KINDS[kind](END);
+            control.borrow_mut().caps = Some(KINDS[kind]);
+            control.borrow_mut().refuse = Some(Box::new(move |post| {
+                let most = match post.verb {
+                    Verb::Message => caps.max_message.min(takes[post.peer.0 as usize]),
+                    _ if takes[post.peer.0 as usize] == 0 => 0,
+                    _ => caps.max_rma,
+                };
+                assert!(post.len <= most, "seed {seed}: {:?} of {} bytes, {most} fit", post.verb, post.len);
+                None
+            }));
+            assert!(rails.push(Tap::new(attached(sim, node, rail, nodes), at, &control)).is_ok());
+        }
+        rails
+    };
+    let joints = |node: usize, other: usize, _: &[Tap<End>]| joints(node, other);
+    join((0..nodes).map(rails).collect(), config, size, joints, takes)
+}
+
+/// What a plain end says of itself.
+const END: Caps = Caps {
+    max_message: 256,
+    max_rma: 1 << 16,
+    inject: 64,
+    data_bytes: 4,
+    order: Order::None,
+    native_atomics: false,
+    depth: 64,
+    fresh: false,
+};
 
 /// One pass of every node.
 pub fn turn<R: Rail, const RAILS: usize>(fleet: &mut [Node<R, RAILS>]) {

@@ -11,6 +11,7 @@ mod epoch;
 mod flood;
 mod hostile;
 mod in_use;
+mod joints;
 mod lost;
 mod order;
 mod posting;

@@ -4,6 +4,7 @@ use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;
 use fishplate_core::op::Outcome;
+use fishplate_core::rail::Rail;
 use fishplate_core::rail::sim::Dials;
 
 use super::rig::*;
@@ -43,6 +44,14 @@ impl Posted {
 
 /// Everybody sends to everybody over `RAILS` wild rails.
 fn traffic<const RAILS: usize>(seed: u64) {
+    run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
+}
+
+/// Everybody sends to everybody over what `make` makes, whose nodes take as much as the configuration says, or less.
+fn run<R: Rail, const RAILS: usize>(
+    seed: u64,
+    make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,
+) {
     let mut random = Random(seed);
     let policies = [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed];
     let config = Config {
@@ -60,7 +69,7 @@ fn traffic<const RAILS: usize>(seed: u64) {
         ..SMALL
     };
     let nodes = 2 + random.below(2) as usize;
-    let mut fleet = tagged_fleet::<RAILS>(nodes as u16, Dials::WILD, config, matching, seed);
+    let mut fleet = make(nodes as u16, config, matching);
     let mut plans: Vec<Vec<Sent>> = vec![];
     for _ in 0..nodes {
         plans.push(
@@ -190,7 +199,7 @@ fn traffic<const RAILS: usize>(seed: u64) {
     }
 }
 
-fn post<const RAILS: usize>(node: &mut Node<fleet::End, RAILS>, message: Sent, number: u64) -> bool {
+fn post<R: Rail, const RAILS: usize>(node: &mut Node<R, RAILS>, message: Sent, number: u64) -> bool {
     let at = number * ROOM;
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.extend(&pattern(at + 8, message.len)[..message.len - 8]);
@@ -229,6 +238,30 @@ fn messages_match_in_the_order_sent_over_one_two_and_three_wild_rails() {
         traffic::<1>(seed);
         traffic::<2>(seed);
         traffic::<3>(seed);
+    }
+}
+
+#[test]
+fn messages_match_in_the_order_sent_between_ends_that_differ() {
+    for seed in seeds(if cfg!(debug_assertions) { 60 } else { 1000 }) {
+        run(seed, |nodes, config, matching| {
+            let takes = |node: usize| {
+                let mut random = Random(seed ^ node as u64);
+                MatchConfig {
+                    eager: 24 + random.below(matching.eager as u64) as u32,
+                    credits: random.below(matching.credits as u64 + 1) as u32,
+                    headers: 1 + random.below(matching.headers as u64) as u32,
+                    ..matching
+                }
+            };
+            let limits: Vec<_> = (0..nodes as usize).map(|node| takes(node).limits()).collect();
+            let mut fleet = fleet::mixed::<4>(nodes, config, SIZE, seed, |node| Some(limits[node]));
+            for (node, matching) in fleet.iter_mut().zip((0..).map(takes)) {
+                let streams = nodes as usize * config.contexts as usize;
+                node.engine.attach_matching(matching, match_memory(matching, streams, 4)).unwrap();
+            }
+            fleet
+        });
     }
 }
 

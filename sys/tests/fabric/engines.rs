@@ -39,7 +39,7 @@ fn join<const RAILS: usize>(
             }
         }
     }
-    fleet::join(rails, engines, size, 0)
+    fleet::join(rails, engines, size, fleet::alike, |_| None)
 }
 
 fn streams(name: &str, ask: Ask<'_>, config: FabricConfig, runs: u64) {
