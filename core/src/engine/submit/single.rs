@@ -118,11 +118,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<Issued> {
         let state = &mut self.state;
         let bytes = len as u64;
-        if bytes.wrapping_sub(1) >= state.single_max {
-            let single = state.pairings.get(to.peer as usize)?.single;
-            if bytes == 0 || bytes > single as u64 {
-                return None;
-            }
+        if bytes.wrapping_sub(1) >= state.single_max && !state.is_single(to.peer, bytes) {
+            return None;
         }
         let way = state.way(stream, bytes, notice, WRITES, exclude)?;
         let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
@@ -166,6 +163,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Whether all rails to a peer take so many bytes in one post, which not all rails of this engine do.
+    #[cold]
+    #[inline(never)]
+    fn is_single(&self, peer: u16, bytes: u64) -> bool {
+        bytes != 0 && self.pairings.get(peer as usize).is_some_and(|pairing| bytes <= pairing.single as u64)
+    }
+
     /// Where the next number of a stream can go now, with about so many bytes and such data, if one
     /// post is all that stands before it. On none of the rails in `exclude`.
     #[inline(always)]
