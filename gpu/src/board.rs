@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
+use fishplate_shm::HandshakeError;
+use fishplate_shm::extension::{Batch, Extension, Reader};
+
 use super::MAX_SEGMENTS;
 use super::export::{AllocId, MAX_EXPORTS};
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
-use fishplate_shm::HandshakeError;
-use fishplate_shm::extension::{Batch, Extension, Reader};
 
 /// Handles kept that nobody has opened yet.
 pub(crate) const MAX_OFFERS: usize = 64;

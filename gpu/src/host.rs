@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fishplate_core::mem::copy_bytes;
+use fishplate_shm::SegmentError;
+use fishplate_shm::extension::{self, Access, Mapping, PAGE};
 
 use super::done::tell;
 use super::export::is_used_at_home;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
-use fishplate_shm::SegmentError;
-use fishplate_shm::extension::{self, Access, Mapping, PAGE};
 
 /// Names the memory of the processors of this machine: no handle of another gets here.
 const UUID: Uuid = *b"processor memory";

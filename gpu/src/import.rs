@@ -17,11 +17,11 @@ mod fault;
 use std::collections::BTreeMap;
 
 use fishplate_core::mem::Peer;
+use fishplate_shm::Nonce;
 
 use super::export::{AllocId, enter_home, leave_home};
 use super::wire::Offer;
 use super::{Device, DeviceError, DevicePtr, Handle};
-use fishplate_shm::Nonce;
 
 pub use fault::{Fault, ImportError};
 

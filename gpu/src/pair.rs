@@ -23,12 +23,12 @@ use std::time::Instant;
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::sync::primitive::AtomicU64;
+use fishplate_shm::extension::PAGE;
+use fishplate_shm::{HandshakeError, Link, Segment, SegmentError};
 
 use super::done::Line;
 use super::relay::Descriptor;
 use super::share::prepare;
-use fishplate_shm::extension::PAGE;
-use fishplate_shm::{HandshakeError, Link, Segment, SegmentError};
 
 /// Layout of blobs and segments.
 const VERSION: u32 = 1;

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::export::{AllocId, Registration};
 use fishplate_shm::Nonce;
+
+use super::export::{AllocId, Registration};
 
 /// Versions of a buffer that are remembered.
 pub const VERSIONS_KEPT: usize = 4;

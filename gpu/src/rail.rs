@@ -1,13 +1,15 @@
 //! The rail between processes of one machine that have devices: host memory and messages as over [`ShmRail`], which is inside, and
 //! device memory beside it. What is hot and what is slow is said at [`GpuRail`].
 //!
-//! `config` has the sizes, `link` what both ends agree on, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
-//! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the
-//! owner sleeps on.
+//! `contract` says what goes to [`ShmRail`] and what to the device, `config` has the sizes, `link` what both ends agree
+//! on, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
+//! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once,
+//! `bell` is what the owner sleeps on.
 
 mod bell;
 mod bounce;
 mod config;
+mod contract;
 mod link;
 mod memory;
 mod post;
@@ -17,14 +19,15 @@ mod setup;
 mod stage;
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
-use fishplate_core::mem::{Peer, Region, Untrusted};
-use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::error::{AttachError, CompleteError, PostError};
+use fishplate_core::mem::Peer;
+use fishplate_core::rail::{Caps, Order, Rail};
 use fishplate_core::sync::host::{Host, SpinHost};
+use fishplate_shm::extension::FOREVER;
+use fishplate_shm::{HandshakeError, Segment, ShmConfig, ShmRail};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
@@ -34,10 +37,6 @@ use super::{
 };
 use bell::Pace;
 use bounce::Relay;
-use fishplate_shm::HandshakeError;
-use fishplate_shm::Segment;
-use fishplate_shm::extension::FOREVER;
-use fishplate_shm::{ShmConfig, ShmRail};
 use memory::{Imported, Registered};
 use queue::{Ops, Streams};
 use stage::Stage;
@@ -359,234 +358,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             });
         self.silent = told.count() as u32;
         self.pace.expect(self.silent + u32::from(!self.ops.is_empty()));
-    }
-}
-
-/// Hands everything on, and notes who is down.
-struct Watch<'a, S> {
-    sink: &'a mut S,
-    fallen: &'a mut Vec<Peer>,
-}
-
-#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
-impl<S: Sink> Sink for Watch<'_, S> {
-    #[inline(always)]
-    fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
-        self.sink.done(cx, result);
-    }
-
-    #[inline(always)]
-    fn done_alike(&mut self, cx: u64, count: u32) {
-        self.sink.done_alike(cx, count);
-    }
-
-    #[inline(always)]
-    fn landed(&mut self, peer: Peer, data: u32) {
-        self.sink.landed(peer, data);
-    }
-
-    #[inline(always)]
-    fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
-        self.sink.message(peer, bytes);
-    }
-
-    fn peer_down(&mut self, peer: Peer, why: PeerError) {
-        self.fallen.push(peer);
-        self.sink.peer_down(peer, why);
-    }
-}
-
-// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a
-// pending transfer ends when the device has finished with it. `GpuSetup` gives away neither the
-// inner rail nor the device.
-unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
-    type Setup<'a>
-        = GpuSetup<'a, D, H>
-    where
-        Self: 'a;
-
-    const COPIES: bool = true;
-
-    fn setup(&mut self) -> GpuSetup<'_, D, H> {
-        GpuSetup(self)
-    }
-
-    #[inline]
-    fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        self.register_region(region)
-    }
-
-    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        self.deregister_key(key)
-    }
-
-    fn touches(&self, memory: Local) -> bool {
-        self.touches_memory(memory)
-    }
-
-    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        if memory::is_device(key) {
-            let deadline = Instant::now() + self.config.timeout;
-            return self.import_device(peer, key, len, Some(deadline)).map(|()| None);
-        }
-        self.inner.import(peer, key, len)
-    }
-
-    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        if memory::is_device(key) {
-            return self.import_device(peer, key, len, None).map(|()| None);
-        }
-        self.inner.try_import(peer, key, len)
-    }
-
-    fn release(&mut self, peer: Peer, key: RailKey) {
-        if memory::is_device(key) {
-            return self.release_device(peer, key);
-        }
-        self.inner.release(peer, key);
-    }
-
-    fn detach(&mut self, peer: Peer) {
-        self.detach_peer(peer);
-    }
-
-    #[inline]
-    unsafe fn post_write(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        data: Option<u32>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
-            return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
-        }
-        // SAFETY: handed on to our caller.
-        unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
-    }
-
-    #[inline]
-    unsafe fn post_read(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
-            return unsafe { self.inner.post_read(peer, local, remote, cx) };
-        }
-        // SAFETY: handed on to our caller.
-        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
-    }
-
-    unsafe fn post_fetch(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
-            return unsafe { self.inner.post_fetch(peer, local, remote, cx) };
-        }
-        // SAFETY: handed on to our caller.
-        unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
-    }
-
-    #[inline]
-    fn post_message(
-        &mut self,
-        peer: Peer,
-        head: &[u8],
-        body: Untrusted<'_>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        self.inner.post_message(peer, head, body, cx)
-    }
-
-    #[inline]
-    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // Whoever comes second gets what is left: they take turns.
-        self.device_first = !self.device_first;
-        let mut count = 0;
-        if self.device_first {
-            count += self.poll_device(budget, sink);
-        }
-        let mut watch = Watch { sink, fallen: &mut self.fallen };
-        count += self.inner.poll(budget - count, &mut watch);
-        if !self.device_first {
-            count += self.poll_device(budget - count, sink);
-        }
-        if !self.fallen.is_empty() {
-            self.take_down();
-        }
-        if count > 0 {
-            self.pace.found();
-        }
-        count
-    }
-
-    #[inline]
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        if !memory::is_host(&local, &remote) {
-            return None;
-        }
-        // SAFETY: handed on to our caller.
-        unsafe { self.inner.copy_to(peer, local, remote) }
-    }
-
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
-        if !memory::is_host(&local, &remote) {
-            return None;
-        }
-        // SAFETY: handed on to our caller.
-        unsafe { self.inner.copy_from(peer, local, remote) }
-    }
-
-    #[cold]
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
-        unsafe { self.place_bytes(to, from) }
-    }
-
-    #[cold]
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
-        unsafe { self.fetch_bytes(from, into) }
-    }
-
-    #[inline]
-    fn notify(&mut self, peer: Peer) {
-        self.inner.notify(peer);
-    }
-
-    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        // What a peer has still told, before it is told that the peer is gone.
-        self.poll_device(self.caps.depth, sink);
-        let mut watch = Watch { sink, fallen: &mut self.fallen };
-        self.inner.check_peers(&mut watch);
-        if !self.fallen.is_empty() {
-            self.take_down();
-        }
-        self.sharing.turn(&mut self.inner);
     }
 }
 

@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use fishplate_core::mem::Peer;
+use fishplate_shm::Nonce;
 
 use super::export::{AllocId, ExportError};
-use fishplate_shm::Nonce;
 
 /// Why memory may not be freed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,8 @@ use std::time::Instant;
 
 use fishplate_core::mem::Peer;
 use fishplate_core::sync::host::Host;
+use fishplate_shm::extension::Line;
+use fishplate_shm::{Link, Nonce, ShmRail};
 use static_assertions::assert_impl_all;
 
 use super::board::Board;
@@ -25,8 +27,6 @@ use super::publish::Publications;
 use super::revoke::Revocations;
 use super::wire::{self, Ask};
 use super::{Device, HostDevice};
-use fishplate_shm::extension::Line;
-use fishplate_shm::{Link, Nonce, ShmRail};
 
 pub use exporting::{Published, TellError};
 

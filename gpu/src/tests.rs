@@ -13,13 +13,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use fishplate_core::mem::Peer;
+use fishplate_shm::extension::Line;
+use fishplate_shm::{Link, ShmConfig};
 
 use super::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
 use super::share::board;
 use super::*;
 use crate::testing::{Random, met, soon};
-use fishplate_shm::extension::Line;
-use fishplate_shm::{Link, ShmConfig};
 
 /// Short enough to wait for in vain.
 fn at_once() -> Instant {

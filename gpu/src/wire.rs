@@ -23,11 +23,12 @@
 
 use std::ops::RangeInclusive;
 
+use fishplate_shm::HandshakeError;
+use fishplate_shm::extension::{Batch, EXTENSIONS, Foreign, Reader, Writer};
+
 use super::export::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
-use fishplate_shm::HandshakeError;
-use fishplate_shm::extension::{Batch, EXTENSIONS, Foreign, Reader, Writer};
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::{DeviceError, Uuid};
 use fishplate_shm::extension::{self, Access, Mapping, PAGE};
+
+use crate::{DeviceError, Uuid};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fakevram");
 

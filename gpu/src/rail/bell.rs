@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::{Host, Woken};
-
 use fishplate_shm::Bell;
 
 /// The first nap, in nanoseconds.

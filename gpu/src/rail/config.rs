@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use fishplate_core::error::AttachError;
+use fishplate_shm::extension::PAGE;
 
 use crate::ImportLimits;
 use crate::pair::Layout;
-use fishplate_shm::extension::PAGE;
 
 /// How a [`GpuRail`](crate::GpuRail) is made. What is marked * should be the same at both ends of a link; where it is not, writes
 /// are told by records through the lane, and nothing is relayed.

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use crate::pair::{self, Agreed, Layout};
 use fishplate_shm::{HandshakeError, Link, Profile};
+
+use crate::pair::{self, Agreed, Layout};
 
 /// A link whose ends have agreed on what they use for device memory.
 #[derive(Debug)]

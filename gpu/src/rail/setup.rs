@@ -5,10 +5,10 @@ use std::time::Instant;
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::Peer;
 use fishplate_core::sync::host::Host;
+use fishplate_shm::HandshakeError;
 
 use super::{GpuLink, GpuRail};
 use crate::{Device, DeviceError, DevicePtr, RevokeError};
-use fishplate_shm::HandshakeError;
 
 /// What the owner of an engine may do with a [`GpuRail`] in it.
 #[derive(Debug)]

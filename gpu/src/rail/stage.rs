@@ -8,11 +8,11 @@ use fishplate_core::error::PostError;
 use fishplate_core::mem::{Untrusted, copy_bytes, copy_to_window};
 use fishplate_core::rail::Local;
 use fishplate_core::sync::host::Host;
+use fishplate_shm::Segment;
+use fishplate_shm::extension::PAGE;
 
 use super::{GpuRail, post_error};
 use crate::{Device, DeviceError, DevicePtr, Mark};
-use fishplate_shm::Segment;
-use fishplate_shm::extension::PAGE;
 
 /// Bytes that go at once.
 const LEN: usize = 16 * PAGE;

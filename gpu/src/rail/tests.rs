@@ -7,16 +7,19 @@ mod endings;
 mod hostile;
 mod told;
 
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use fishplate_core::mem::RegionKind;
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::{Region, RegionKind, Untrusted};
+use fishplate_core::rail::{Local, Posted, RailKey, Remote};
 use fishplate_core::sync::host::SpinHost;
+use fishplate_shm::{Link, Role, socket_pair};
 
 use super::*;
 use crate::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
 use crate::share::board;
 use crate::testing::{Random, Seen, soon};
-use fishplate_shm::{Link, Role, socket_pair};
 
 type FakeRail = GpuRail<FakeDevice, SpinHost>;
 

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use fishplate_core::mem::Peer;
+use fishplate_shm::extension::Line;
 
 use super::importing::fault;
-use fishplate_shm::extension::Line;
 
 use super::{Links, Sharing, board};
 use crate::export::{AllocId, ExportError, Exports, Registration};

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use fishplate_shm::extension::{Batch, Extension, Reader};
+
 use super::*;
 use crate::board::Board;
-use fishplate_shm::extension::{Batch, Extension, Reader};
 
 fn id(key: u64) -> AllocId {
     AllocId::from_key(key).unwrap()

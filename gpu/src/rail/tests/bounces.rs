@@ -1,7 +1,8 @@
 //! What goes through bounce slots.
 
-use super::*;
 use fishplate_shm::Segment;
+
+use super::*;
 
 #[test]
 fn row_15_without_peer_access_or_by_force_everything_is_relayed_and_whole() {
