@@ -30,8 +30,8 @@
 //! | all others                 | no                           | yes             |
 //!
 //! What waits spins for some microseconds, then sleeps until a peer of this host rings. While there
-//! are network rails, it looks at them every 100 microseconds, and every 2 milliseconds in a long
-//! wait: they cannot wake it.
+//! are network rails, which cannot wake it, it looks at them every 100 microseconds, and every
+//! millisecond once it has waited for 50 milliseconds.
 
 mod address;
 mod builder;
@@ -64,6 +64,10 @@ use messages::Copies;
 
 /// Passes between two looks for peers that want to meet us.
 const CHORES: u32 = 1024;
+
+/// Longest slice of a wait, in nanoseconds: while some peer is to be met, and otherwise.
+const MEETING_SLICE: u64 = 2_000_000;
+const SLICE: u64 = 20_000_000;
 
 /// The assembled transport of one process. See the module's documentation.
 pub struct Node {
@@ -153,9 +157,10 @@ impl Node {
         self.home.host().now_ns().saturating_add(timeout)
     }
 
-    /// The end of a slice of a wait that ends at `deadline_ns`.
+    /// The end of the next slice of a wait that ends at `deadline_ns`.
     #[inline]
-    fn slice_ns(&self, deadline_ns: u64, longest_ns: u64) -> u64 {
-        deadline_ns.min(self.home.host().now_ns().saturating_add(longest_ns))
+    fn slice_ns(&self, deadline_ns: u64) -> u64 {
+        let longest = if self.is_meeting() { MEETING_SLICE } else { SLICE };
+        deadline_ns.min(self.home.host().now_ns().saturating_add(longest))
     }
 }

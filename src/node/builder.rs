@@ -30,11 +30,11 @@ pub enum Fabric {
     Off,
 }
 
-/// Longest sleep of a wait without network rails, in nanoseconds.
-const PARK_NS: u64 = 10_000_000;
+/// Longest sleep without network rails, in nanoseconds: early in a wait, and later.
+const PARKS_NS: [u64; 2] = [10_000_000, 10_000_000];
 
-/// Longest sleep with network rails, which must be polled: early in a wait, and later.
-const NAPS_NS: [u64; 2] = [100_000, 2_000_000];
+/// Longest sleep with network rails, which must be polled.
+const NAPS_NS: [u64; 2] = [100_000, 1_000_000];
 
 /// Settings of a [`Node`] that is yet to be opened. Every setting has a default.
 #[derive(Clone, Debug)]
@@ -182,7 +182,7 @@ impl Builder {
             // There is room: the network rails were cut to one less than the limit.
             drop(rails.push(rail));
         }
-        let parks = if network { NAPS_NS } else { [PARK_NS; 2] };
+        let parks = if network { NAPS_NS } else { PARKS_NS };
         let early = Policy { park_ns: self.policy.park_ns.min(parks[0]), ..self.policy };
         let later = match self.policy.parks {
             true => Policy { park_ns: self.policy.park_ns.min(parks[1]), ..Policy::EFFICIENT },

@@ -46,7 +46,7 @@ pub(super) struct Sizes {
 /// The engine and the waiter of a node, and what they borrow.
 pub(super) struct Home {
     pub engine: ManuallyDrop<NodeEngine>,
-    /// For the first milliseconds of a wait.
+    /// For the beginning of a wait.
     pub waiter: ManuallyDrop<NodeWaiter>,
     /// For the rest of a long one.
     pub sleeper: ManuallyDrop<NodeWaiter>,
@@ -92,7 +92,8 @@ impl Home {
         };
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(matching, memory)?;
-        let (waiter, sleeper) = (Waiter::new(host, &**bell, policy), Waiter::new(host, &**bell, later));
+        let waiter = Waiter::new(host, &**bell, policy);
+        let sleeper = Waiter::new(host, &**bell, later).napping();
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {

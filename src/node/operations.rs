@@ -38,10 +38,8 @@ macro_rules! issue {
 }
 pub(super) use issue;
 
-/// Longest slice of a wait, in nanoseconds: its first one and any while some peer is to be met, and
-/// all others.
-const AWAKE: u64 = 2_000_000;
-const ASLEEP: u64 = 20_000_000;
+/// How long a wait is early, in nanoseconds.
+const EARLY: u64 = 50_000_000;
 
 /// Looks at a signal word before the clock is read.
 const LOOKS: u32 = 256;
@@ -330,12 +328,15 @@ impl Node {
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
         let deadline_ns = self.deadline_ns(timeout);
-        let mut until = self.slice_ns(deadline_ns, AWAKE);
+        let late_ns = self.home.host().now_ns().saturating_add(EARLY);
+        let mut until = self.slice_ns(deadline_ns);
         let mut result = wait(&mut self.home.engine, &mut self.home.waiter, until);
         while matches!(result, Err(WaitError::Deadline(_))) && until < deadline_ns {
             self.chores();
-            until = self.slice_ns(deadline_ns, if self.is_meeting() { AWAKE } else { ASLEEP });
-            result = wait(&mut self.home.engine, &mut self.home.sleeper, until);
+            let early = until < late_ns;
+            until = self.slice_ns(deadline_ns);
+            let waiter = if early { &mut self.home.waiter } else { &mut self.home.sleeper };
+            result = wait(&mut self.home.engine, waiter, until);
         }
         Ok(result?)
     }

@@ -21,6 +21,7 @@ pub struct Waiter<'w, H: Host, P: Park = Asleep> {
     host: &'w H,
     event: &'w P,
     wakes: bool,
+    naps: bool,
     idle: Idle,
     pulse: Pulse,
 }
@@ -67,7 +68,13 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
     /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of
     /// [`Rail`].
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
-        Waiter { host, event, wakes: true, idle: Idle::new(policy), pulse: Pulse::default() }
+        Waiter { host, event, wakes: true, naps: false, idle: Idle::new(policy), pulse: Pulse::default() }
+    }
+
+    /// Sleeps also while something is left to do that no event announces, such as a post that a
+    /// rail refuses: for a policy whose sleeps are short.
+    pub fn napping(self) -> Self {
+        Waiter { naps: true, ..self }
     }
 
     /// What was counted so far.
@@ -157,7 +164,7 @@ pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     deadline_ns: u64,
     mut ready: impl FnMut(&mut D) -> Option<T>,
 ) -> Option<T> {
-    let Waiter { host, event, wakes, idle, pulse } = waiter;
+    let Waiter { host, event, wakes, naps, idle, pulse } = waiter;
     let slept = Cell::new(false);
     let mut found = None;
     let turn = || {
@@ -173,7 +180,7 @@ pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
                 return Turn::Ready;
             }
         }
-        match events != 0 || driven.is_due() {
+        match events != 0 || (driven.is_due() && !*naps) {
             true => Turn::Busy,
             false if *wakes => Turn::Nothing,
             false => Turn::Unnotified,
