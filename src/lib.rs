@@ -90,3 +90,8 @@ pub use fishplate_core::op::Cmp;
 pub use node::Node;
 pub use rendezvous::Rendezvous;
 pub use storage::{Limits, MatchStorage, Storage};
+
+/// The examples of the documentation, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/first-program.md")]
+mod first_program {}
