@@ -15,13 +15,14 @@
 //! # Files
 //!
 //! `peers`, `joint` and `regions` set up what operations name; `epoch` tells attachments of a peer
-//! apart.
+//! apart, `close` ends them in good order.
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles
 //! what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks;
 //! `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the
 //! lists through it. `protocol` sends and receives messages, `tag` matches them. `worker` drives an
 //! engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
+mod close;
 pub mod command;
 mod epoch;
 mod finish;
@@ -58,6 +59,8 @@ pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, han
 pub use tables::Tables;
 pub use wait::{Asleep, Waiter};
 pub use window::{Parked, bitmap_words};
+
+use core::mem::MaybeUninit;
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -149,9 +152,9 @@ pub struct Memory<'m, const RAILS: usize> {
     pub pairings: &'m mut [Pairing],
     /// One per peer and context.
     pub streams: &'m mut [Stream],
-    /// Messages that arrived before their turn.
-    pub parked: &'m mut [Parked],
-    /// Which numbers have arrived.
+    /// Messages that arrived before their turn. Never read before it is written.
+    pub parked: &'m mut [MaybeUninit<Parked>],
+    /// Which numbers have arrived. Zeros are not written again.
     pub bitmap: &'m mut [u64],
     /// One per registered region.
     pub locals: &'m mut [LocalSlot<RAILS>],
@@ -194,7 +197,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
     pub streams: &'m mut [Stream],
-    pub parked: &'m mut [Parked],
+    pub parked: &'m mut [MaybeUninit<Parked>],
     pub bitmap: &'m mut [u64],
     pub locals: &'m mut [LocalSlot<RAILS>],
     pub remotes: &'m mut [RemoteSlot<RAILS>],
@@ -206,6 +209,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub troubles: u32,
     /// Memory of a peer was written directly since the last quiet.
     pub direct: bool,
+    /// Peers that are being closed.
+    pub closing: u32,
     /// The epoch of the last attachment, and the Hellos that wait to be sent.
     pub epoch: u32,
     pub hellos: u32,
@@ -290,7 +295,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 *stream = Stream::new(context as u8, peer as u16, Seq(config.first_sequence));
             }
         }
-        bitmap.fill(0);
+        bitmap.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);
         locals.fill(LocalSlot::EMPTY);
         remotes.fill(RemoteSlot::EMPTY);
         Ok(Engine {
@@ -311,6 +316,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 open: 0,
                 troubles: 0,
                 direct: false,
+                closing: 0,
                 epoch: mix(config.seed) as u32,
                 hellos: 0,
                 loads: Loads::new(count),

@@ -51,7 +51,7 @@ pub enum CompleteError {
 pub enum PeerError {
     /// The process at the other end is gone.
     Died,
-    /// It closed the connection in good order.
+    /// The connection was closed in good order, or is being closed, by either end.
     Closed,
     /// It sent, or wrote into shared memory, something that the protocol forbids: it is quarantined.
     Protocol(Violation),
@@ -248,6 +248,28 @@ impl From<Short> for AttachError {
     fn from(_: Short) -> Self {
         AttachError::BadHandle
     }
+}
+
+/// What a shutdown has not finished before its deadline. Everything else is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The first peer that has not left.
+    pub peer: PeerId,
+    /// How many peers have not.
+    pub peers: u16,
+    /// What is missing of the first.
+    pub missing: Missing,
+}
+
+/// What keeps a connection from being closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// Operations to the peer have not ended: it has not applied them, not received a message, or
+    /// never answered. Or a message of it has matched here and its payload is still on its way.
+    Operations,
+    /// All of that is done, and the peer has not said goodbye.
+    Answer,
 }
 
 impl From<OpError> for WaitError {

@@ -10,6 +10,13 @@ pub use copy::{copy_bytes, copy_message, copy_to_window};
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
+/// Slots of a table whose memory may come as zeros from the allocator, which does not touch it before
+/// it is used.
+///
+/// # Safety
+/// A value all of whose bytes are zero is valid.
+pub unsafe trait Zeroable: Copy {}
+
 /// One rail of an engine, by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RailId(pub u8);

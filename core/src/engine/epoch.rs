@@ -39,6 +39,7 @@ use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
 use crate::rail::Rail;
 
+use super::close::Bye;
 use super::post::Blocked;
 use super::table::PeerState;
 use super::wire::{Bond, GENERATION_MASK, Hello, Owner, stamp};
@@ -172,11 +173,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
         *meeting = Meeting::NONE;
     }
 
+    /// Whether a peer is connected here and has not answered.
+    #[cold]
+    pub(super) fn is_meeting(&self, peer: u16) -> bool {
+        match self.peers[peer as usize].state {
+            PeerState::Meeting => true,
+            PeerState::Closing => !self.streams[self.stream_of(0, peer) as usize].live,
+            _ => false,
+        }
+    }
+
     /// Both ends know each other's epoch.
     fn establish(&mut self, peer: u16) {
         let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
-        let waited = self.peers[peer as usize].state == PeerState::Meeting;
-        self.peers[peer as usize].state = PeerState::Connected;
+        let waited = self.is_meeting(peer);
+        let state = &mut self.peers[peer as usize].state;
+        if *state != PeerState::Closing {
+            *state = PeerState::Connected;
+        }
         for context in 0..self.config.contexts {
             let (index, context) = (self.stream_of(context as u8, peer), context as u8);
             let (sends, takes) = (stamp(context, theirs, self.mask), stamp(context, mine, self.mask));
@@ -194,13 +208,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A message that is none of those with a context: a Hello, or not to be understood.
+    /// A message that is none of the usual ones: a Hello, a Bye, or not to be understood.
     #[cold]
     pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
         let heard = match Hello::decode(bytes) {
             Some(Ok(hello)) => self.greeted(peer.0, hello),
             Some(Err(violation)) => Err(violation),
-            None => Err(violation),
+            None => match Bye::decode(bytes) {
+                Some(bye) => bye.and_then(|bye| self.bye_heard(peer, bye)),
+                None => Err(violation),
+            },
         };
         if let Err(violation) = heard {
             self.quarantine(peer.0, violation);
@@ -210,10 +227,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// A peer has said hello.
     fn greeted(&mut self, peer: u16, hello: Hello) -> Result<(), Violation> {
         let Some(slot) = self.peers.get(peer as usize) else { return Ok(()) };
-        let waiting = slot.state == PeerState::Meeting;
-        if !waiting && slot.state != PeerState::Connected {
+        if !slot.state.is_up() {
             return Ok(());
         }
+        let waiting = self.is_meeting(peer);
         let meeting = &mut self.pairings[peer as usize].meeting;
         if hello.mine == 0 || meeting.mine == 0 {
             return Err(Violation::Kind);
@@ -249,10 +266,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         word: u32,
     ) -> Result<Option<u32>, Violation> {
         let Some(slot) = self.peers.get(peer.0 as usize) else { return Ok(None) };
-        let waiting = slot.state == PeerState::Meeting;
-        if !waiting && slot.state != PeerState::Connected {
+        if !slot.state.is_up() {
             return Ok(None);
         }
+        let waiting = self.is_meeting(peer.0);
         let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
         let right = word & !self.mask == stamp(context, mine, self.mask);
         // Nothing is left over where rails keep attachments apart: what is not right there is

@@ -208,17 +208,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Gives a peer up: every operation to it fails, at once or when its last post is reported. Slow path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
-        let slot = &mut self.peers[peer as usize];
-        if !matches!(slot.state, PeerState::Connected | PeerState::Meeting | PeerState::Reserved) {
+        let before = self.peers[peer as usize].state;
+        if !before.is_up() && before != PeerState::Reserved {
             return;
         }
-        slot.state = PeerState::Failed(why);
+        let gone = why.is_gone();
+        let why = self.after_bye(peer, why);
+        self.closing -= (before == PeerState::Closing) as u32;
+        self.peers[peer as usize].state = PeerState::Failed(why);
         self.part(peer);
         self.troubles += 1;
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
             remote.mapped = core::ptr::null_mut();
         }
-        let gone = why.is_gone();
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
             let s = &mut self.streams[stream];

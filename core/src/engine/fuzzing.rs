@@ -1,6 +1,7 @@
 //! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer
 //! makes. No part of the interface; the tests in `tests/fuzz` use it.
 
+use super::close::Bye;
 use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
 use super::table::{HANDLE_MAX, Handle};
@@ -26,6 +27,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "message", sample: sample_message, read: read_message },
     Target { name: "hello", sample: sample_hello, read: read_hello },
+    Target { name: "bye", sample: sample_bye, read: read_bye },
     Target { name: "tagged", sample: sample_tagged, read: read_tagged },
     Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
     Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
@@ -106,6 +108,17 @@ fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
 fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let hello = Hello::decode(Untrusted::from_slice(input))?.ok()?;
     Some(put(again, &hello.encode()))
+}
+
+fn sample_bye(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let (word, ack, freed, fins) = (a as u32, b as u32, (b >> 32) as u32, (a >> 40) as u32);
+    put(into, &Bye { context: (a >> 32) as u8 & 3, word, ack, freed, end: Seq(c), fins }.encode())
+}
+
+fn read_bye(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let bye = Bye::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &bye.encode()))
 }
 
 fn head(seed: u64) -> Head {

@@ -5,6 +5,7 @@ use crate::error::AttachError;
 use crate::mem::RailId;
 use crate::rail::RailKey;
 
+use super::close::Parting;
 use super::epoch::Meeting;
 use super::protocol::MatchLimits;
 
@@ -39,6 +40,7 @@ pub struct Pairing {
     /// What the peer takes of tagged messages.
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
+    pub(crate) parting: Parting,
     /// The epoch of the last attachment of this slot that needed one: see `epoch`. It outlives
     /// the attachment.
     pub(crate) last: u32,
@@ -53,6 +55,7 @@ impl Pairing {
         single: 0,
         matching: MatchLimits::ALIKE,
         meeting: Meeting::NONE,
+        parting: Parting::NONE,
         last: 0,
     };
 

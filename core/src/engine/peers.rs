@@ -146,16 +146,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// `false` also if it has failed.
     pub fn has_answered(&self, peer: PeerId) -> Result<bool, AttachError> {
         self.peer_error(peer)?;
-        Ok(self.state.peers[peer.index as usize].state == PeerState::Connected)
+        Ok(self.state.streams[self.state.stream_of(0, peer.index) as usize].live)
     }
 
     /// Whether the peer is known and has not failed; if it has, why.
     pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
         let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
         match slot.state {
-            PeerState::Connected | PeerState::Meeting if slot.generation == peer.generation => Ok(None),
-            PeerState::Failed(why) if slot.generation == peer.generation => Ok(Some(why)),
-            _ => Err(AttachError::UnknownPeer),
+            _ if slot.generation != peer.generation => Err(AttachError::UnknownPeer),
+            PeerState::Connected | PeerState::Meeting => Ok(None),
+            PeerState::Closing => Ok(self.state.has_said_bye(peer.index).then_some(PeerError::Closed)),
+            PeerState::Failed(why) => Ok(Some(why)),
+            PeerState::Free | PeerState::Reserved => Err(AttachError::UnknownPeer),
         }
     }
 }

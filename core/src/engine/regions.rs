@@ -7,7 +7,7 @@ use crate::error::{AttachError, Use};
 use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
 use crate::rail::{Local, Rail, RailKey};
 
-use super::table::{self, Handle, LocalSlot, PeerState, RemoteSlot};
+use super::table::{self, Handle, LocalSlot, RemoteSlot};
 use super::{Engine, State};
 
 /// [`Rail::import`] or [`Rail::try_import`].
@@ -108,7 +108,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
     /// being read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
-        let rails = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?.rails;
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        slot.usable().map_err(|_| AttachError::UnknownPeer)?;
+        let rails = slot.rails;
         let handle = Handle::<RAILS>::decode(handle, &self.state.pairings[peer.index as usize], rails)?;
         self.import_evicting(peer, handle, R::import)
     }
@@ -138,7 +140,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         import: Import<R>,
     ) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        if !matches!(slot.state, PeerState::Connected | PeerState::Meeting) {
+        if !slot.state.is_up() {
             return Err(AttachError::UnknownPeer);
         }
         let rails = slot.rails;

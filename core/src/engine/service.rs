@@ -37,6 +37,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let peer = self.state.streams[stream as usize].peer;
         match self.state.peers[peer as usize].state {
             PeerState::Connected => {}
+            PeerState::Closing => {
+                if !self.close_step(stream) {
+                    return;
+                }
+            }
             PeerState::Meeting => {
                 self.greet(peer);
                 return;

@@ -35,7 +35,17 @@ pub(crate) enum PeerState {
     /// Connected, and nothing is sent until the other end has answered.
     Meeting,
     Connected,
+    /// Nothing new goes out to it: see `close`. It may still be waited for, as in `Meeting`.
+    Closing,
     Failed(PeerError),
+}
+
+impl PeerState {
+    /// It was connected, and has not failed.
+    #[inline]
+    pub(crate) fn is_up(self) -> bool {
+        matches!(self, PeerState::Connected | PeerState::Meeting | PeerState::Closing)
+    }
 }
 
 /// One peer.
@@ -57,6 +67,7 @@ impl PeerSlot {
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), OpError> {
         match self.state {
+            PeerState::Closing => Err(OpError::PeerFailed(PeerError::Closed)),
             PeerState::Connected | PeerState::Meeting => Ok(()),
             PeerState::Failed(why) => Err(OpError::PeerFailed(why)),
             PeerState::Free | PeerState::Reserved => Err(OpError::UnknownPeer),
@@ -166,6 +177,10 @@ pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
 fn untouchable(offset: u64, len: u64, size: u64, device: u64) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
         return OpError::DeviceMemory;
+    }
+    if size == 0 && device == 0 {
+        // No region has no bytes, but one whose peer is being closed.
+        return OpError::PeerFailed(PeerError::Closed);
     }
     OpError::OutOfBounds { offset, len, size: size.max(device) }
 }

@@ -1,5 +1,7 @@
 //! The memory of a small engine with one context, all in one value: for a static, the stack, or a test. Nothing allocates.
 
+use core::mem::MaybeUninit;
+
 use super::{LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
 
 /// Words of bitmap per stream: enough for windows up to 512.
@@ -18,7 +20,7 @@ pub struct Tables<
     peers: [PeerSlot; PEERS],
     pairings: [Pairing; PEERS],
     streams: [Stream; PEERS],
-    parked: [[Parked; WINDOW]; PEERS],
+    parked: [[MaybeUninit<Parked>; WINDOW]; PEERS],
     bitmap: [[u64; WORDS]; PEERS],
     locals: [LocalSlot<RAILS>; REGIONS],
     remotes: [RemoteSlot<RAILS>; REGIONS],

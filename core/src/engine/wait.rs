@@ -5,7 +5,7 @@ mod waiter;
 
 use core::hint;
 
-use crate::error::{OpError, Stuck, WaitError};
+use crate::error::{OpError, PeerError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RailId};
 use crate::op::{Cmp, Completion, Token, look_at_signal};
 use crate::rail::Rail;
@@ -87,9 +87,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         for peer in 0..self.state.peers.len() as u16 {
             let stream = self.state.stream_of(context.0, peer);
             match self.state.peers[peer as usize].state {
-                PeerState::Connected | PeerState::Meeting => {
-                    self.quiet_stream(stream, waiter, deadline_ns)?
-                }
+                state if state.is_up() => self.quiet_stream(stream, waiter, deadline_ns)?,
                 PeerState::Failed(_) if self.state.streams[stream as usize].lost != 0 => {
                     self.verdict(stream)?
                 }
@@ -114,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// What was written directly into mapped memory is visible everywhere after this.
     #[inline(always)]
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if self.state.direct {
             self.state.direct = false;
             // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer; whatever this thread
@@ -128,11 +126,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::UnknownContext);
         }
         match self.state.peers.get(peer.index as usize) {
-            Some(PeerSlot {
-                state: PeerState::Connected | PeerState::Meeting | PeerState::Failed(_),
-                generation,
-                ..
-            }) if *generation == peer.generation => Ok(self.state.stream_of(context.0, peer.index)),
+            Some(slot)
+                if slot.generation == peer.generation
+                    && !matches!(slot.state, PeerState::Free | PeerState::Reserved) =>
+            {
+                Ok(self.state.stream_of(context.0, peer.index))
+            }
             _ => Err(OpError::UnknownPeer),
         }
     }
@@ -172,6 +171,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let lost = self.state.take_lost(stream);
         let peer = self.state.streams[stream as usize].peer;
         match self.state.peers[peer as usize].state {
+            // It left in good order, once all that was sent to it had been applied.
+            PeerState::Failed(PeerError::Closed) if lost == 0 => Ok(()),
             PeerState::Failed(why) => Err(WaitError::PeerFailed(self.state.peer_id(peer), why)),
             _ if lost != 0 => Err(WaitError::Failed(lost)),
             _ => Ok(()),
@@ -256,7 +257,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// by if only one reaches the peer.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
-        let open = |slot: &PeerSlot| matches!(slot.state, PeerState::Connected | PeerState::Meeting);
+        let open = |slot: &PeerSlot| slot.state.is_up();
         // Nobody else can be meant where there is only one.
         let only = || {
             let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
@@ -314,7 +315,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match self.state.peers.get(from.index as usize) {
             Some(slot) if slot.generation == from.generation => match slot.state {
                 PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
-                PeerState::Connected | PeerState::Meeting | PeerState::Reserved => None,
+                PeerState::Closing if self.state.has_said_bye(from.index) => {
+                    Some(WaitError::PeerFailed(from, PeerError::Closed))
+                }
+                PeerState::Connected | PeerState::Meeting | PeerState::Closing | PeerState::Reserved => None,
                 PeerState::Free => Some(OpError::UnknownPeer.into()),
             },
             _ => Some(OpError::UnknownPeer.into()),
@@ -358,10 +362,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> super::State<'_, RAILS> {
     /// A peer is connected here and has not said so much of itself.
     fn is_unanswered(&self, peer: u16) -> bool {
-        self.peers.get(peer as usize).is_some_and(|slot| slot.state == PeerState::Meeting)
+        (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }
 
-    fn peer_id(&self, peer: u16) -> PeerId {
+    pub(super) fn peer_id(&self, peer: u16) -> PeerId {
         PeerId { index: peer, generation: self.peers[peer as usize].generation }
     }
 }

@@ -7,6 +7,8 @@
 //! Numbers below [`Window::expected`] are applied; the sender keeps what it has in flight within `W` numbers from there,
 //! and what lies outside is refused.
 
+use core::mem::MaybeUninit;
+
 use crate::error::Violation;
 use crate::op::{Amo, SignalOp};
 use crate::sync::seq::Seq;
@@ -34,11 +36,8 @@ pub(crate) enum Parcel {
 }
 
 impl Parked {
-    /// What fills slots that were never used.
-    pub const EMPTY: Parked = Parked {
-        at: Place { region: 0, generation: 0, offset: 0 },
-        what: Parcel::Reply { token: 0, value: 0 },
-    };
+    /// A slot that was never used: its memory is not touched before a message waits there.
+    pub const EMPTY: MaybeUninit<Parked> = MaybeUninit::uninit();
 }
 
 /// What an arrival did.
@@ -74,11 +73,12 @@ pub struct Window {
 }
 
 /// The memory of one window: arrived bits, which of them are messages, and the messages; and the
-/// bits of a word that are its number.
+/// bits of a word that are its number. A slot is written where both bits are set: the bits begin as
+/// zeros, and only [`Window`] sets any.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
-    pub parked: &'a mut [Parked],
+    pub parked: &'a mut [MaybeUninit<Parked>],
     pub mask: u32,
 }
 
@@ -88,6 +88,14 @@ impl Cells<'_> {
     fn index(&self, seq: Seq) -> u32 {
         // As many slots as the window has numbers, a power of two.
         seq.0 as u32 & (self.parked.len() as u32).wrapping_sub(1)
+    }
+
+    /// The message in a slot, if one waits there.
+    pub(crate) fn waiting(&self, index: u32) -> Option<Parked> {
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        let waits = self.arrived[word] & self.message[word] & bit != 0;
+        // SAFETY: `hold` writes the slot whenever it sets the two bits.
+        waits.then(|| unsafe { self.parked[index as usize].assume_init() })
     }
 }
 
@@ -197,7 +205,7 @@ impl Window {
         match parked {
             Some(parked) => {
                 cells.message[word] |= bit;
-                cells.parked[index as usize] = parked;
+                cells.parked[index as usize].write(parked);
             }
             None => cells.message[word] &= !bit,
         }
@@ -214,7 +222,8 @@ impl Window {
             return Next::Hole;
         }
         if cells.message[word] & bit != 0 {
-            return Next::Message(cells.parked[index as usize]);
+            // SAFETY: as in `waiting`.
+            return Next::Message(unsafe { cells.parked[index as usize].assume_init() });
         }
         self.consume(cells);
         Next::Write
@@ -223,7 +232,7 @@ impl Window {
     /// Puts something else in the place of the message that is next.
     #[inline]
     pub(crate) fn replace(&mut self, parked: Parked, cells: &mut Cells<'_>) {
-        cells.parked[cells.index(self.expected) as usize] = parked;
+        cells.parked[cells.index(self.expected) as usize].write(parked);
     }
 
     /// The one that is next has been applied.
@@ -252,7 +261,7 @@ mod tests {
         window: Window,
         arrived: Vec<u64>,
         message: Vec<u64>,
-        parked: Vec<Parked>,
+        parked: Vec<MaybeUninit<Parked>>,
     }
 
     impl Model {

@@ -12,6 +12,7 @@
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
 //! Reply       32 bytes: head, token u64, value u64
 //! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | 0 u8 | mine u32 | yours u32 | version u32; no context, see `epoch`
+//! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64, fins u32: see `close`
 //! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
 //!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
 //!             wanted u64, the number up to which an acknowledgement is asked for
@@ -43,6 +44,7 @@ const KIND_REPLY: u8 = 4;
 const KIND_ACK: u8 = 5;
 const KIND_DATA: u8 = 6;
 const KIND_HELLO: u8 = 7;
+pub(super) const KIND_BYE: u8 = 8;
 
 /// The bits of a word that are its sequence, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
@@ -270,19 +272,19 @@ impl Hello {
 }
 
 #[inline(always)]
-fn put64(out: &mut [u8; HEAD_MAX], at: usize, value: u64) {
+pub(super) fn put64(out: &mut [u8; HEAD_MAX], at: usize, value: u64) {
     out[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
 #[inline(always)]
-fn get64(head: &[u8; HEAD_MAX], at: usize) -> u64 {
+pub(super) fn get64(head: &[u8; HEAD_MAX], at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&head[at..at + 8]);
     u64::from_le_bytes(bytes)
 }
 
 #[inline(always)]
-fn get32(head: &[u8; HEAD_MAX], at: usize) -> u32 {
+pub(super) fn get32(head: &[u8; HEAD_MAX], at: usize) -> u32 {
     let mut bytes = [0; 4];
     bytes.copy_from_slice(&head[at..at + 4]);
     u32::from_le_bytes(bytes)

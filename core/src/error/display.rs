@@ -3,7 +3,10 @@
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
 
-use super::{AttachError, CompleteError, OpError, PeerError, PostError, Stuck, Use, Violation, WaitError};
+use super::{
+    AttachError, CompleteError, Missing, OpError, PeerError, PostError, Stuck, Unfinished, Use, Violation,
+    WaitError,
+};
 
 impl Display for PostError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -36,7 +39,7 @@ impl Display for PeerError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             PeerError::Died => f.write_str("its process is gone"),
-            PeerError::Closed => f.write_str("it closed the connection"),
+            PeerError::Closed => f.write_str("the connection is closed"),
             PeerError::Protocol(violation) => write!(f, "it broke the protocol: {violation}"),
             PeerError::Rail(rail) => write!(f, "rail {} failed and left a hole in its stream", rail.0),
             PeerError::Lost => f.write_str("it does not answer any more"),
@@ -163,6 +166,18 @@ impl Display for Stuck {
     }
 }
 
+impl Display for Unfinished {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let Unfinished { peer, peers, missing } = self;
+        let missing = match missing {
+            Missing::Operations => "operations have not ended",
+            Missing::Answer => "no goodbye has come",
+        };
+        write!(f, "{peers} peers have not left; of the first, peer {}, {missing}", peer.peer().0)
+    }
+}
+
+impl Error for Unfinished {}
 impl Error for PostError {}
 impl Error for CompleteError {}
 impl Error for PeerError {}

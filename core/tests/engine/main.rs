@@ -11,6 +11,7 @@ mod acks;
 mod atomics;
 mod bad_input;
 mod bounds;
+mod close;
 mod completion;
 mod device;
 mod epoch;

@@ -6,6 +6,7 @@ mod support;
 mod basics;
 mod carried;
 mod churn;
+mod close;
 mod device;
 mod epoch;
 mod flood;

@@ -117,7 +117,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 self.park_kept(stream, head.word, tag, kept)
             }
             (head::FIN, 0 | 1) if rest.is_empty() => {
-                self.finned(peer.0, head.words[0], head.words[1], head.op == 0)
+                self.finned(stream, peer.0, head.words[0], head.words[1], head.op == 0)
             }
             (head::PULL, 0) => {
                 let (len, rest) = trailing(rest)?;
@@ -330,8 +330,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// A send of ours has matched, and the receiver has all it wants of it; or could not take it.
-    fn finned(&mut self, peer: u16, token: u64, delivered: u64, well: bool) -> Result<(), Violation> {
+    fn finned(
+        &mut self,
+        stream: u32,
+        peer: u16,
+        token: u64,
+        delivered: u64,
+        well: bool,
+    ) -> Result<(), Violation> {
         let index = self.answered(peer, token)?;
+        if let Some(protocol) = &mut self.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.fins_heard = account.fins_heard.wrapping_add(1);
+        }
         let slot = &mut self.pending.slots[index as usize];
         if slot.pulled || delivered > slot.left {
             return Err(Violation::Reply);

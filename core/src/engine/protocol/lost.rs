@@ -6,7 +6,7 @@ use crate::op::Fault;
 
 use super::super::State;
 use super::super::list::NONE;
-use super::super::window::Parcel;
+use super::super::window::{Parcel, Parked};
 use super::Protocol;
 use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
@@ -67,9 +67,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {
                 let (_, cells) = self.window(stream);
-                let (word, bit) = (place as usize / 64, 1u64 << (place % 64));
-                let Parcel::Tagged { kept, .. } = cells.parked[place as usize].what else { continue };
-                if cells.arrived[word] & cells.message[word] & bit != 0 {
+                if let Some(Parked { what: Parcel::Tagged { kept, .. }, .. }) = cells.waiting(place) {
                     self.give_back(Kept::unpack(kept), false);
                 }
             }
@@ -85,12 +83,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let peers = self.peers.len() as u32;
         let theirs = |stream: u32| stream != NONE && stream % peers == peer as u32;
-        for index in 0..protocol.blocks.slots.len() as u32 {
+        for index in 0..protocol.blocks.used {
             if theirs(protocol.blocks.slots[index as usize].stream) {
                 protocol.blocks.free(index);
             }
         }
-        for index in 0..protocol.headers.slots.len() as u32 {
+        for index in 0..protocol.headers.used {
             if theirs(protocol.headers.slots[index as usize].stream) {
                 protocol.headers.free(index);
             }

@@ -1,6 +1,6 @@
 //! Receiving: what users call. Nothing here blocks but the wait; an error means that nothing was done.
 
-use crate::error::{OpError, WaitError};
+use crate::error::{OpError, PeerError, WaitError};
 use crate::mem::{LocalAddr, PeerId};
 use crate::rail::Rail;
 use crate::sync::event::Park;
@@ -207,11 +207,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Whether a message has matched and its payload is still on its way. Slow path: looks at every receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
-        self.state.protocol.as_ref().is_some_and(|protocol| {
-            let moving =
-                |slot: &super::RecvSlot| !matches!(slot.stage, Stage::Free | Stage::Posted | Stage::Ended);
-            protocol.requests.slots.iter().any(moving)
-        })
+        let protocol = self.state.protocol.as_ref();
+        protocol.is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
     }
 
     /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status is to be taken. Neither blocks nor
@@ -377,7 +374,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {
             Some(slot) if slot.generation == source.generation => match slot.state {
-                PeerState::Connected | PeerState::Meeting => Ok(()),
+                PeerState::Closing if self.has_said_bye(source.index) => {
+                    let closed = OpError::PeerFailed(PeerError::Closed);
+                    self.left_behind(source, tag, ignore).ok_or(closed)
+                }
+                PeerState::Connected | PeerState::Meeting | PeerState::Closing => Ok(()),
                 PeerState::Failed(why) => {
                     self.left_behind(source, tag, ignore).ok_or(OpError::PeerFailed(why))
                 }

@@ -189,15 +189,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut protocol.requests.slots[index as usize];
         let (stream, words) = (slot.stream, [slot.token, slot.delivered]);
         let failed = slot.has_failed();
-        let told = lost
-            || self
+        let answered = !lost
+            && self
                 .post_answer(stream, head::FIN, failed as u8, words, None, Untrusted::from_slice(&[]))
-                .is_some()
-            || self.sender_lost(index).is_some();
-        if !told {
+                .is_some();
+        if !answered && self.sender_lost(index).is_none() {
             return self.later(index, Stage::Tell);
         }
         let Some(protocol) = &mut self.state.protocol else { return };
+        let account = &mut protocol.accounts[stream as usize];
+        account.fins_sent = account.fins_sent.wrapping_add(answered as u32);
         let header = core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
         protocol.requests.end(index, &mut self.state.pending.ends);
         if header != NONE {
@@ -344,7 +345,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {
-                PeerState::Connected | PeerState::Meeting => None,
+                // It has been told that nothing of it is read any more.
+                PeerState::Closing if self.has_parted(peer.index) => {
+                    Some(Fault::Peer(crate::error::PeerError::Closed))
+                }
+                PeerState::Connected | PeerState::Meeting | PeerState::Closing => None,
                 PeerState::Failed(why) => Some(Fault::Peer(why)),
                 _ => Some(Fault::Peer(crate::error::PeerError::Removed)),
             },

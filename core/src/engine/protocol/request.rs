@@ -220,6 +220,11 @@ impl RecvSlot {
         !over && self.capacity != 0 && self.region == region
     }
 
+    /// Whether a message has matched and its payload is still on its way.
+    pub(crate) fn is_moving(&self) -> bool {
+        !matches!(self.stage, Stage::Free | Stage::Posted | Stage::Ended)
+    }
+
     /// How a message of `len` bytes fits.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {

@@ -2,7 +2,7 @@
 //! account per stream that says how many of them each side may still use. Fixed at setup; nothing here allocates or posts.
 
 use crate::error::Violation;
-use crate::mem::PeerId;
+use crate::mem::{PeerId, Zeroable};
 
 use super::super::list::NONE;
 use super::MatchLimits;
@@ -48,6 +48,9 @@ pub struct BlockSlot {
     pub(crate) token: u64,
 }
 
+// SAFETY: numbers alone.
+unsafe impl Zeroable for BlockSlot {}
+
 impl BlockSlot {
     /// A block that nobody uses.
     pub const EMPTY: BlockSlot =
@@ -60,19 +63,14 @@ pub(crate) struct Blocks<'m> {
     pub slots: &'m mut [BlockSlot],
     size: usize,
     free: u32,
+    /// Slots that were ever taken. The others are neither read nor written, nor are their bytes.
+    pub used: u32,
 }
 
 impl<'m> Blocks<'m> {
     /// Blocks of `size` bytes, as many as there are slots.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
-        let count = slots.len() as u32;
-        for (i, slot) in slots.iter_mut().enumerate() {
-            *slot = BlockSlot {
-                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
-                ..BlockSlot::EMPTY
-            };
-        }
-        Blocks { bytes, slots, size, free: if count == 0 { NONE } else { 0 } }
+        Blocks { bytes, slots, size, free: NONE, used: 0 }
     }
 
     /// Bytes that a block holds.
@@ -85,15 +83,30 @@ impl<'m> Blocks<'m> {
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
         let index = self.free;
-        let slot = self.slots.get_mut(index as usize)?;
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return self.take_fresh(BlockSlot { next: NONE, stream, len, source, token });
+        };
         self.free = slot.next;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
         Some(index)
     }
 
+    /// Takes one that was never used.
+    #[cold]
+    fn take_fresh(&mut self, block: BlockSlot) -> Option<u32> {
+        let index = self.used;
+        *self.slots.get_mut(index as usize)? = block;
+        self.used += 1;
+        Some(index)
+    }
+
     /// Whether the next one taken is the last.
     pub(crate) fn is_last(&self) -> bool {
-        self.slots.get(self.free as usize).is_none_or(|slot| slot.next == NONE)
+        let fresh = self.slots.len() - self.used as usize;
+        match self.slots.get(self.free as usize) {
+            Some(slot) => slot.next == NONE && fresh == 0,
+            None => fresh <= 1,
+        }
     }
 
     /// Gives a block back.
@@ -123,6 +136,9 @@ pub struct HeaderSlot<const RAILS: usize> {
     pub(crate) offer: Offer<RAILS>,
 }
 
+// SAFETY: numbers alone.
+unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
+
 impl<const RAILS: usize> HeaderSlot<RAILS> {
     /// A header that nobody uses.
     pub const EMPTY: Self = HeaderSlot {
@@ -137,25 +153,22 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
     free: u32,
+    /// Slots that were ever taken. The others are neither read nor written.
+    pub used: u32,
 }
 
 impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     pub(crate) fn new(slots: &'m mut [HeaderSlot<RAILS>]) -> Self {
-        let count = slots.len() as u32;
-        for (i, slot) in slots.iter_mut().enumerate() {
-            *slot = HeaderSlot {
-                next: if i as u32 + 1 < count { i as u32 + 1 } else { NONE },
-                ..HeaderSlot::EMPTY
-            };
-        }
-        Headers { slots, free: if count == 0 { NONE } else { 0 } }
+        Headers { slots, free: NONE, used: 0 }
     }
 
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
-        let index = self.free;
-        let slot = self.slots.get_mut(index as usize)?;
-        self.free = slot.next;
-        (slot.stream, slot.source, slot.offer) = (stream, source, offer);
+        let index = match self.slots.get(self.free as usize) {
+            Some(slot) => core::mem::replace(&mut self.free, slot.next),
+            None => self.used,
+        };
+        *self.slots.get_mut(index as usize)? = HeaderSlot { next: NONE, stream, source, offer };
+        self.used = self.used.max(index + 1);
         Some(index)
     }
 
@@ -189,6 +202,10 @@ pub struct Account {
     pub(crate) told: u32,
     /// Longest payload that travels in its message to this peer, in bytes; how many payloads, and how many headers, it keeps of ours.
     pub(crate) takes: MatchLimits,
+    /// Fins sent; Fins that came; and how many the peer says it has sent, in its Bye.
+    pub(crate) fins_sent: u32,
+    pub(crate) fins_heard: u32,
+    pub(crate) fins_said: u32,
     /// Messages that were sent at once, since the peer was connected: a counter of the engine's, kept beside what such a message
     /// stores anyway.
     pub(crate) at_once: u64,
@@ -205,6 +222,9 @@ impl Account {
         returned: 0,
         told: 0,
         takes: MatchLimits { eager: 0, credits: 0, headers: 0 },
+        fins_sent: 0,
+        fins_heard: 0,
+        fins_said: 0,
         at_once: 0,
     };
 

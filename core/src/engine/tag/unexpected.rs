@@ -3,6 +3,8 @@
 //!
 //! How they are found is in `index`.
 
+use crate::mem::Zeroable;
+
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
 use super::index::Index;
@@ -13,10 +15,14 @@ use super::words::{Arrived, UnexpectedId};
 /// Indexes at most: a slot has links for so many.
 pub(super) const MOST_INDEXES: usize = 4;
 
+/// Slots that are taken into use at a time: what a page holds.
+const WIDER: usize = 32;
+
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum State {
-    Free,
+    Free = 0,
     /// A message that any receive or probe may find.
     Stored,
     /// A message that a matched probe took out.
@@ -43,6 +49,9 @@ pub struct UnexpectedSlot {
 }
 
 const _: () = assert!(size_of::<UnexpectedSlot>() == 128);
+
+// SAFETY: numbers, and a state of which 0 is free.
+unsafe impl Zeroable for UnexpectedSlot {}
 
 impl UnexpectedSlot {
     /// A slot without a message.
@@ -92,6 +101,8 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub len: u32,
     pub claimed: u32,
     pub free: u32,
+    /// Slots that are or were in use, or on the list of free ones. The others are not written.
+    pub used: u32,
     next_seq: u64,
     /// Among so many, no index is thought of.
     pub walked: u32,
@@ -111,18 +122,16 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         first_seq: u64,
         walked: u32,
     ) -> Self {
-        slots.fill(UnexpectedSlot::EMPTY);
-        let count = slots.len();
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
-        }
+        // What another matcher left here has no name any more. Memory that nobody used stays untouched.
+        slots.iter_mut().filter(|slot| slot.state != State::Free).for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
             buckets: Buckets::new(heads),
             order: Fifo::EMPTY,
             len: 0,
             claimed: 0,
-            free: if count == 0 { NONE } else { 0 },
+            free: NONE,
+            used: 0,
             next_seq: first_seq,
             walked,
             indexes: [Index::NONE; INDEXES],
@@ -137,7 +146,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Adds the youngest message. None when no slot is free.
+    /// Adds the youngest message. None when no slot is free: see [`widen`](Self::widen).
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
         let index = self.free;
@@ -158,6 +167,20 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
             self.wake_indexes(index);
         }
         Some(UnexpectedId { index, generation: seq as u32 })
+    }
+
+    /// Frees a few slots that were never used, when no other is free. `false`: there are none.
+    #[cold]
+    pub(super) fn widen(&mut self) -> bool {
+        let from = self.used as usize;
+        let end = self.slots.len().min(from + WIDER);
+        for (slot, next) in self.slots[from..end].iter_mut().zip(from as u32 + 1..) {
+            slot.order.next = next;
+        }
+        let Some(last) = self.slots[from..end].last_mut() else { return false };
+        last.order.next = NONE;
+        (self.free, self.used) = (from as u32, end as u32);
+        true
     }
 
     /// Takes out the oldest message and returns it, if it agrees with a key in the bits of `mask` and no index knows it.

@@ -201,7 +201,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         let free =
             self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
         let here = (free + len + messages.claimed) as usize;
-        if grouped != linked || here != messages.slots.len() {
+        if grouped != linked || here != messages.used as usize {
             return Err("messages that are lost");
         }
         Ok(())

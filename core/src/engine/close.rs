@@ -1,0 +1,396 @@
+//! Closing a connection in good order, so that no end takes the other's exit for a failure.
+//!
+//! # The exchange
+//!
+//! Either end begins, or both at once. An end that closes refuses new operations to the peer as
+//! [`PeerError::Closed`]. What it has accepted goes on. It sends a Bye on each of its streams once
+//!
+//! - every operation of its own to the peer has ended: it is applied there, and no post of it is
+//!   outstanding;
+//! - every receive that has matched a message of the peer has ended. From then on it reads no
+//!   payload of the peer and answers no send.
+//!
+//! An end that hears a Bye closes as well, in its passes, so its own Byes are the answer. A peer is
+//! [`PeerError::Closed`] once all Byes are here and the rails have reported ours as sent. A Bye
+//! carries the cursor and the credits of its stream, so no acknowledgement is lost with its sender.
+//!
+//! # What is in flight when a Bye arrives
+//!
+//! The end that said it still makes progress until it is answered, and the answer comes only when
+//! nothing is in flight towards it. So writes, signals, atomics, reads and messages end as usual.
+//! One thing can no longer happen: a send that waits for a receive to match. It fails with
+//! `Closed`, after the Fins that the peer has sent, which a Bye may overtake, are here. The Bye
+//! says how many these are.
+//!
+//! # What arrives twice, late, or from nobody
+//!
+//! A rail delivers once or reports the peer as down, so a Bye is sent once. A repeated one changes
+//! nothing. One of an earlier attachment is dropped and counted like any message. Once a Bye is
+//! here, whatever a rail reports of the peer counts as `Closed`.
+
+use crate::error::{AttachError, Missing, OpError, PeerError, Unfinished, Violation};
+use crate::mem::{Peer, PeerId, Untrusted};
+use crate::op::Fault;
+use crate::rail::{Posted, Rail};
+use crate::sync::event::Park;
+use crate::sync::host::Host;
+use crate::sync::seq::{Seq, truncate};
+
+use super::list::NONE;
+use super::pending::{Kind, PendingSlot};
+use super::post::Blocked;
+use super::table::PeerState;
+use super::wait::Waiter;
+use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
+use super::{Engine, State};
+
+/// Bytes of a Bye.
+const LEN: usize = 28;
+
+/// How far the closing of a peer has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parting {
+    /// Our Byes may go out.
+    due: bool,
+    /// Contexts whose Byes went out: those below this.
+    sent: u16,
+    /// Contexts whose Byes are here, by bit.
+    heard: [u64; 4],
+}
+
+impl Parting {
+    /// Nobody has said anything.
+    pub(crate) const NONE: Parting = Parting { due: false, sent: 0, heard: [0; 4] };
+
+    fn has_heard(&self, context: u8) -> bool {
+        self.heard[context as usize / 64] & 1 << (context % 64) != 0
+    }
+
+    fn count_heard(&self) -> u32 {
+        self.heard.iter().map(|bits| bits.count_ones()).sum()
+    }
+}
+
+/// The last message of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bye {
+    pub context: u8,
+    /// The word, with a sequence of 0.
+    pub word: u32,
+    /// Low 32 bits of the reverse stream's cursor.
+    pub ack: u32,
+    /// Credits of the reverse stream that came back.
+    pub freed: u32,
+    /// The number after the last of this stream.
+    pub end: Seq,
+    /// Fins sent on this stream.
+    pub fins: u32,
+}
+
+impl Bye {
+    pub(crate) fn encode(&self) -> [u8; LEN] {
+        let mut out = [0; HEAD_MAX];
+        out[..4].copy_from_slice(&[KIND_BYE, self.context, 0, 0]);
+        out[4..8].copy_from_slice(&self.word.to_le_bytes());
+        out[8..12].copy_from_slice(&self.ack.to_le_bytes());
+        out[12..16].copy_from_slice(&self.freed.to_le_bytes());
+        put64(&mut out, 16, self.end.0);
+        out[24..LEN].copy_from_slice(&self.fins.to_le_bytes());
+        core::array::from_fn(|at| out[at])
+    }
+
+    /// Copies a Bye out and checks its form. `None`: it is another message.
+    pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Bye, Violation>> {
+        let mut head = [0; HEAD_MAX];
+        let len = bytes.copy_out(&mut head);
+        if head[0] != KIND_BYE {
+            return None;
+        }
+        if head[2..4] != [0, 0] {
+            return Some(Err(Violation::Kind));
+        }
+        if len != LEN || bytes.len() != LEN {
+            return Some(Err(Violation::Length));
+        }
+        Some(Ok(Bye {
+            context: head[1],
+            word: get32(&head, 4),
+            ack: get32(&head, 8),
+            freed: get32(&head, 12),
+            end: Seq(get64(&head, 16)),
+            fins: get32(&head, 24),
+        }))
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Begins to close the connection to a peer. New operations to it are refused as
+    /// [`PeerError::Closed`], those that were accepted end as usual, and then the peer is told. Make
+    /// progress until [`has_left`](Self::has_left). Does not block. Closing twice changes nothing.
+    ///
+    /// The other end answers in its passes, without a call of its user, and closes as well. What it
+    /// has in flight is applied here first. Its sends that no receive has matched fail.
+    ///
+    /// # Errors
+    /// [`OpError::UnknownPeer`], also of a peer that is not connected yet;
+    /// [`OpError::PeerFailed`] of one that has failed or left.
+    #[doc(alias = "ucp_ep_close_nbx")]
+    #[doc(alias = "psm2_ep_disconnect")]
+    pub fn close_peer(&mut self, peer: PeerId) -> Result<(), OpError> {
+        let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
+        if slot.state != PeerState::Closing {
+            slot.usable()?;
+            self.state.begin_closing(peer.index);
+        }
+        Ok(())
+    }
+
+    /// Whether the connection to a peer is closed, or has failed: nothing is in flight either way.
+    /// [`peer_error`](Self::peer_error) says which. Does not make progress.
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`].
+    pub fn has_left(&self, peer: PeerId) -> Result<bool, AttachError> {
+        self.peer_error(peer)?;
+        Ok(!self.state.peers[peer.index as usize].state.is_up())
+    }
+
+    /// [Closes](Self::close_peer) the connections to all peers and makes progress until they have
+    /// left. Peers that have failed hold up nothing. Blocks until then, or until `deadline_ns`.
+    ///
+    /// On return without an error nothing is in flight and no peer waits for this engine: it may be
+    /// dropped, its memory released, the process may exit.
+    ///
+    /// # Errors
+    /// [`Unfinished`] says which peer has not left when the deadline expired. It may be called
+    /// again.
+    #[doc(alias = "shmem_finalize")]
+    pub fn shutdown<H: Host, P: Park>(
+        &mut self,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<(), Unfinished> {
+        for peer in 0..self.state.peers.len() as u16 {
+            if self.state.peers[peer as usize].usable().is_ok() {
+                self.state.begin_closing(peer);
+            }
+        }
+        let left = self.block(waiter, deadline_ns, |e| (e.state.closing == 0).then_some(()));
+        left.ok_or(()).or_else(|()| self.state.unfinished())
+    }
+
+    /// Goes on with the closing of a stream's peer. `false`: the stream is not to be served.
+    #[cold]
+    pub(super) fn close_step(&mut self, stream: u32) -> bool {
+        let peer = self.state.streams[stream as usize].peer;
+        if self.state.is_meeting(peer) {
+            self.greet(peer);
+            return false;
+        }
+        let first = self.state.stream_of(0, peer);
+        if stream != first {
+            return true;
+        }
+        if !self.state.has_parted(peer) {
+            self.state.fail_unmatched(peer);
+            if self.state.is_busy(peer) {
+                // Nothing announces the end of the last operation.
+                self.state.due.push(self.state.streams, first);
+                return true;
+            }
+            // What was written directly is visible before the peer can hear of it.
+            self.settle();
+            self.state.pairings[peer as usize].parting.due = true;
+        }
+        let (contexts, batch) = (self.state.config.contexts, self.state.config.batch);
+        let unsent = self.state.pairings[peer as usize].parting.sent..contexts;
+        for context in unsent.take(batch as usize) {
+            if !self.post_bye(self.state.stream_of(context as u8, peer)) {
+                let state = &mut self.state;
+                let lost = state.peers[peer as usize].state != PeerState::Closing;
+                if !lost {
+                    state.due.push(state.streams, first);
+                }
+                return !lost;
+            }
+            self.state.pairings[peer as usize].parting.sent += 1;
+        }
+        let parting = &self.state.pairings[peer as usize].parting;
+        let all_sent = parting.sent == contexts;
+        if all_sent && parting.count_heard() < contexts.into() {
+            return true;
+        }
+        if !all_sent || self.state.has_posts(peer) {
+            self.state.due.push(self.state.streams, first);
+            return true;
+        }
+        self.state.fail_peer(peer, PeerError::Closed);
+        false
+    }
+
+    /// Sends the Bye of a stream. `false`: no rail has room, or the peer is lost.
+    fn post_bye(&mut self, stream: u32) -> bool {
+        let s = &self.state.streams[stream as usize];
+        let (peer, cursor) = (s.peer, s.window.expected());
+        let account = self.state.protocol.as_ref().map(|protocol| &protocol.accounts[stream as usize]);
+        let bye = Bye {
+            context: s.context,
+            word: s.stamp,
+            ack: truncate::<32>(cursor.0),
+            freed: self.state.returned(stream),
+            end: s.next,
+            fins: account.map_or(0, |account| account.fins_sent),
+        };
+        // Counted by the stream: the end of this post is waited for.
+        let owner = Owner::Stream(stream, s.generation & GENERATION_MASK);
+        let nothing = Untrusted::from_slice(&[]);
+        match self.post_bytes(stream, peer, &bye.encode(), nothing, owner, cursor) {
+            Ok(posted) => {
+                self.state.told(stream);
+                let s = &mut self.state.streams[stream as usize];
+                s.silent_posts += (posted == Posted::Pending) as u32;
+                true
+            }
+            Err(Blocked::Refused(rail, _)) => {
+                self.state.fail_peer(peer, PeerError::Rail(rail));
+                false
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// From now on nothing new goes out to a peer that is up.
+    #[cold]
+    fn begin_closing(&mut self, peer: u16) {
+        self.peers[peer as usize].state = PeerState::Closing;
+        self.closing += 1;
+        // No operation finds a region of the peer. What was accepted goes by the keys alone.
+        for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer && !remote.auto) {
+            (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
+        }
+        for context in 0..self.config.contexts {
+            self.ask(self.stream_of(context as u8, peer));
+        }
+    }
+
+    /// Whether a peer has said goodbye. It has applied nothing since, but what was in flight, and
+    /// all that it has sent is here.
+    #[cold]
+    pub(super) fn has_said_bye(&self, peer: u16) -> bool {
+        self.pairings[peer as usize].parting.count_heard() != 0
+    }
+
+    /// Whether a peer has been told, or will be, that nothing of it is read or answered any more.
+    #[cold]
+    pub(super) fn has_parted(&self, peer: u16) -> bool {
+        self.pairings[peer as usize].parting.due
+    }
+
+    /// Why a peer is given up, if not for its goodbye.
+    #[cold]
+    pub(super) fn after_bye(&self, peer: u16, why: PeerError) -> PeerError {
+        match why {
+            PeerError::Protocol(_) | PeerError::Removed => why,
+            _ if self.has_said_bye(peer) => PeerError::Closed,
+            _ => why,
+        }
+    }
+
+    fn contexts_of(&self, peer: u16) -> impl Iterator<Item = usize> + '_ {
+        (0..self.config.contexts).map(move |context| self.stream_of(context as u8, peer) as usize)
+    }
+
+    fn has_posts(&self, peer: u16) -> bool {
+        self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
+    }
+
+    /// Whether an operation to a peer is open, or a payload of it on its way. Slow path: looks at
+    /// every receive.
+    #[cold]
+    fn is_busy(&self, peer: u16) -> bool {
+        self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
+            || self.protocol.as_ref().is_some_and(|protocol| {
+                let slots = protocol.requests.slots.iter();
+                let mut moving = slots.filter(|slot| slot.is_moving());
+                moving.any(|slot| slot.source.get().is_some_and(|source| source.index == peer))
+            })
+    }
+
+    /// A Bye has arrived.
+    #[cold]
+    pub(super) fn bye_heard(&mut self, peer: Peer, bye: Bye) -> Result<(), Violation> {
+        let Some(stream) = self.arrival_stream(peer, bye.context, bye.word)? else { return Ok(()) };
+        // Its sender has heard that all of it is applied.
+        if self.streams[stream as usize].window.expected() != bye.end {
+            return Err(Violation::Sequence);
+        }
+        let waiting = self.unmatched(stream).count() as u32;
+        let mut account = self.protocol.as_mut().map(|protocol| &mut protocol.accounts[stream as usize]);
+        let heard = account.as_ref().map_or(0, |account| account.fins_heard);
+        if bye.fins.wrapping_sub(heard) > waiting {
+            return Err(Violation::Reply);
+        }
+        if let Some(account) = &mut account {
+            account.fins_said = bye.fins;
+        }
+        self.credits_freed(stream, bye.freed)?;
+        self.acknowledged(stream, bye.ack)?;
+        self.pairings[peer.0 as usize].parting.heard[bye.context as usize / 64] |= 1 << (bye.context % 64);
+        if self.peers[peer.0 as usize].state == PeerState::Connected {
+            self.begin_closing(peer.0);
+        }
+        self.due.push(self.streams, self.stream_of(0, peer.0));
+        Ok(())
+    }
+
+    /// The sends of a stream that wait for a receive.
+    fn unmatched(&self, stream: u32) -> impl Iterator<Item = (u32, &PendingSlot)> {
+        let s = &self.streams[stream as usize];
+        let slot = |index: u32| Some((index, self.pending.slots.get(index as usize)?));
+        let list = move |head| core::iter::successors(slot(head), move |(_, at)| slot(at.links.next));
+        let waits = |(_, slot): &(u32, &PendingSlot)| slot.kind == Kind::Send && slot.fetch && !slot.pulled;
+        list(s.ops.head).chain(list(s.closing.head)).filter(waits)
+    }
+
+    /// Fails the sends to a peer that has said goodbye which no receive will match.
+    fn fail_unmatched(&mut self, peer: u16) {
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer);
+            let Some(protocol) = &self.protocol else { return };
+            let account = &protocol.accounts[stream as usize];
+            let s = &self.streams[stream as usize];
+            // A Fin that is on its way ends one of them well.
+            let heard = self.pairings[peer as usize].parting.has_heard(context as u8);
+            if !heard || account.fins_said != account.fins_heard {
+                continue;
+            }
+            // Those that are acknowledged: the others will be.
+            let mut index = s.closing.head;
+            while index != NONE {
+                let slot = &mut self.pending.slots[index as usize];
+                let next = slot.links.next;
+                if slot.kind == Kind::Send && slot.fetch && !slot.pulled {
+                    slot.fail(Fault::Peer(PeerError::Closed), true);
+                    slot.fetch = false;
+                    self.end_if_over(index);
+                }
+                index = next;
+            }
+        }
+    }
+
+    /// Which peers have not left, if there are any.
+    #[cold]
+    fn unfinished(&self) -> Result<(), Unfinished> {
+        let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;
+        let mut peers = (0..self.peers.len() as u16).filter(closing);
+        let Some(first) = peers.next() else { return Ok(()) };
+        let missing = match self.is_meeting(first) || self.is_busy(first) {
+            true => Missing::Operations,
+            false => Missing::Answer,
+        };
+        Err(Unfinished { peer: self.peer_id(first), peers: 1 + peers.count() as u16, missing })
+    }
+}
