@@ -1,4 +1,8 @@
-//! The memory of an engine, taken from the heap once.
+//! The memory of an engine, taken from the heap once. What is kept for the messages of a peer is not touched before it sends
+//! some: a peer that never did costs what its state takes, and no memory for its windows.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
@@ -6,6 +10,7 @@ use fishplate_core::engine::{
     Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::AttachError;
+use fishplate_core::mem::Zeroable;
 use fishplate_core::rail::{Rail, Rails};
 
 /// How much of everything an engine has room for.
@@ -37,7 +42,7 @@ pub struct Storage<const RAILS: usize> {
     peers: Vec<PeerSlot>,
     pairings: Vec<Pairing>,
     streams: Vec<Stream>,
-    parked: Vec<Parked>,
+    parked: Box<[MaybeUninit<Parked>]>,
     bitmap: Vec<u64>,
     locals: Vec<LocalSlot<RAILS>>,
     remotes: Vec<RemoteSlot<RAILS>>,
@@ -52,7 +57,7 @@ impl<const RAILS: usize> Storage<RAILS> {
             peers: vec![PeerSlot::EMPTY; limits.peers.into()],
             pairings: vec![Pairing::ALIKE; limits.peers.into()],
             streams: vec![Stream::EMPTY; streams],
-            parked: vec![Parked::EMPTY; streams * config.window as usize],
+            parked: Box::new_uninit_slice(streams * config.window as usize),
             bitmap: vec![0; config.bitmap_words(streams)],
             locals: vec![LocalSlot::EMPTY; limits.locals.into()],
             remotes: vec![RemoteSlot::EMPTY; limits.remotes.into()],
@@ -83,18 +88,42 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
+/// Messages that wait and are found at a cost that does not depend on their number: the memory for that is touched at once. Of
+/// more, a search passes over as many times more.
+const HASHED: usize = 1 << 14;
+
+/// Slots of zeros that are not touched. Asked for by their own alignment, the allocator would write them.
+struct Zeros<T> {
+    bytes: Vec<u8>,
+    count: usize,
+    slots: PhantomData<T>,
+}
+
+impl<T: Zeroable> Zeros<T> {
+    fn new(count: usize) -> Self {
+        let len = count.saturating_mul(size_of::<T>()).saturating_add(align_of::<T>());
+        Zeros { bytes: vec![0; len], count, slots: PhantomData }
+    }
+
+    fn slots(&mut self) -> &mut [T] {
+        // SAFETY: the bytes are zeros, a valid slot each, or what was stored in these same slots.
+        let (_, slots, _) = unsafe { self.bytes.align_to_mut() };
+        &mut slots[..self.count]
+    }
+}
+
 /// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never again; payloads' memory is not
 /// touched before it is used.
 pub struct MatchStorage<const RAILS: usize> {
     posted: Vec<PostedSlot>,
-    unexpected: Vec<UnexpectedSlot>,
+    unexpected: Zeros<UnexpectedSlot>,
     buckets: Vec<u32>,
     receives: Vec<RecvSlot>,
     accounts: Vec<Account>,
-    blocks: Vec<BlockSlot>,
+    blocks: Zeros<BlockSlot>,
     block_bytes: Vec<u8>,
-    headers: Vec<HeaderSlot<RAILS>>,
-    outgoing: Vec<BlockSlot>,
+    headers: Zeros<HeaderSlot<RAILS>>,
+    outgoing: Zeros<BlockSlot>,
     outgoing_bytes: Vec<u8>,
 }
 
@@ -106,14 +135,14 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
         let blocks = streams * config.credits as usize;
         MatchStorage {
             posted: vec![PostedSlot::EMPTY; receives],
-            unexpected: vec![UnexpectedSlot::EMPTY; unexpected],
-            buckets: vec![0; MatcherMemory::buckets(receives, unexpected)],
+            unexpected: Zeros::new(unexpected),
+            buckets: vec![0; MatcherMemory::buckets(receives, unexpected.min(HASHED))],
             receives: vec![RecvSlot::EMPTY; receives],
             accounts: vec![Account::EMPTY; streams],
-            blocks: vec![BlockSlot::EMPTY; blocks],
+            blocks: Zeros::new(blocks),
             block_bytes: vec![0; blocks * config.block()],
-            headers: vec![HeaderSlot::EMPTY; streams * config.headers as usize],
-            outgoing: vec![BlockSlot::EMPTY; outgoing],
+            headers: Zeros::new(streams * config.headers as usize),
+            outgoing: Zeros::new(outgoing),
             outgoing_bytes: vec![0; outgoing * config.block()],
         }
     }
@@ -123,15 +152,15 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
         MatchMemory {
             matcher: MatcherMemory {
                 posted: &mut self.posted,
-                unexpected: &mut self.unexpected,
+                unexpected: self.unexpected.slots(),
                 buckets: &mut self.buckets,
             },
             receives: &mut self.receives,
             accounts: &mut self.accounts,
-            blocks: &mut self.blocks,
+            blocks: self.blocks.slots(),
             block_bytes: &mut self.block_bytes,
-            headers: &mut self.headers,
-            outgoing: &mut self.outgoing,
+            headers: self.headers.slots(),
+            outgoing: self.outgoing.slots(),
             outgoing_bytes: &mut self.outgoing_bytes,
         }
     }
