@@ -45,7 +45,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         value %= 1_000_003;
     }
     println!("rank {rank} of {size}: {value} after {STEPS} steps");
-    node.quiet_all(timeout)?;
     job.barrier_with(|| _ = node.progress())?;
     Ok(node.close(timeout)?)
 }

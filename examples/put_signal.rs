@@ -20,5 +20,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut said = vec![0; hello.len()];
     node.read(inbox.at(64), &mut said)?;
     println!("rank {} read {:?}; the counter was {before}", job.rank(), String::from_utf8_lossy(&said));
+    job.barrier_with(|| _ = node.progress())?;
     Ok(node.close(timeout)?)
 }

@@ -17,7 +17,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         node.send(peer, 1, b"first", Notice::Silent)?;
         node.send(peer, 2, b"second", Notice::Silent)?;
         node.send(peer, 3, long.slice(..), Notice::Silent)?;
-        node.quiet(peer, timeout)?;
     } else {
         let mut text = [0; 16];
         for tag in [2, 1] {
@@ -31,5 +30,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         node.read(long.at(long.len() as u64 - 1), &mut last)?;
         println!("tag 3: {} bytes, the last is {}", status.delivered, last[0]);
     }
+    job.barrier_with(|| _ = node.progress())?;
     Ok(node.close(timeout)?)
 }

@@ -61,6 +61,7 @@ use address::Address;
 use connect::Contact;
 use home::Home;
 use messages::Copies;
+use operations::{CONTEXT, EARLY};
 
 /// Passes between two looks for peers that want to meet us.
 const CHORES: u32 = 1024;
@@ -141,13 +142,38 @@ impl Node {
         self.home.engine.stats()
     }
 
-    /// Ends the node in good order: waits until everything sent is applied, and until the peers
-    /// know that this node leaves.
+    /// Ends the node in good order: everything sent is applied, and every peer knows that this node
+    /// leaves, so that none takes it for dead. A peer answers in its own calls, without one of its
+    /// program for this. From then on its operations to this node fail as closed: processes that may
+    /// still want something of each other agree on the end first, with a barrier.
     ///
     /// # Errors
-    /// What could not be finished before the deadline. The node is gone all the same.
+    /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::Wait`]: silent
+    /// operations have failed. The node is gone all the same.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
-        self.quiet_all(timeout)
+        let deadline_ns = self.deadline_ns(timeout);
+        let late_ns = self.home.host().now_ns().saturating_add(EARLY);
+        for contact in &self.contacts {
+            let engine = &mut self.home.engine;
+            // Nothing was ever sent to it, and it has not connected: nobody waits for a word.
+            if engine.has_answered(contact.peer) == Ok(false)
+                && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
+            {
+                engine.remove_peer(contact.peer)?;
+            }
+        }
+        loop {
+            let now_ns = self.home.host().now_ns();
+            let waiter = if now_ns < late_ns { &mut self.home.waiter } else { &mut self.home.sleeper };
+            let until = deadline_ns.min(now_ns.saturating_add(SLICE));
+            match self.home.engine.shutdown(waiter, until) {
+                Ok(()) => break,
+                Err(unfinished) if until >= deadline_ns => return Err(Error::Unfinished(unfinished)),
+                Err(_) => {}
+            }
+        }
+        // Says whether operations were lost with peers that had failed.
+        self.quiet_all(Duration::ZERO)
     }
 
     /// The host's clock at the end of a timeout that begins now.

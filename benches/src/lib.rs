@@ -82,7 +82,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("shm_progress_idle",            140.7,    134.0),
     ours("node_put_signal",               86.1,     82.0),
     ours("node_put_signal_bytes",        194.2,    185.0),
-    ours("node_signal",                   55.7,     53.0),
+    ours("node_signal",                   55.6,     53.0),
     ours("node_wait_arrived",             26.0,     24.0),
     ours("node_progress_idle",           222.6,    212.0),
     ours("notify_awake",                   10.1,      8.1),

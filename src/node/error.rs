@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fishplate_core::error::{AttachError, OpError, WaitError};
+use fishplate_core::error::{AttachError, OpError, Unfinished, WaitError};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::Outcome;
 use fishplate_shm::HandshakeError;
@@ -80,6 +80,8 @@ pub enum Error {
     Wait(WaitError),
     /// An operation that was waited for has failed.
     Failed(Outcome),
+    /// The node has closed with something left to do.
+    Unfinished(Unfinished),
 }
 
 impl fmt::Display for Error {
@@ -105,6 +107,7 @@ impl fmt::Display for Error {
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
             Error::Failed(outcome) => write!(f, "an operation has {outcome}"),
+            Error::Unfinished(unfinished) => write!(f, "closed before everything was done: {unfinished}"),
         }
     }
 }

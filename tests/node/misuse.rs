@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use fishplate::core::engine::tag::Tag;
-use fishplate::core::error::{AttachError, OpError};
+use fishplate::core::error::{AttachError, OpError, PeerError};
 use fishplate::node::{ADDRESS_MAX, Error, Fabric};
 use fishplate::{Cmp, Node, Notice, Signal};
 
-use super::{SOON, Way, two};
+use super::{SOON, Side, Way, two};
 use fishplate::config::Settings;
 
 fn alone() -> Node {
@@ -81,6 +81,81 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     assert!(node.put(&bytes, there.at(0), Notice::Silent).is_err());
     assert!(node.post_recv(None, 1, Tag::ZERO, memory.slice(..), 0).is_err());
     assert!(node.alloc(0).is_err());
+}
+
+#[test]
+fn a_node_that_closes_is_never_taken_for_dead_and_its_last_words_arrive() {
+    for way in super::ways() {
+        for first in [0, 1] {
+            two(
+                way,
+                |builder| builder,
+                |mut side| {
+                    let memory = side.node.alloc(1 << 20).unwrap();
+                    let handle = side.node.handle(memory).unwrap();
+                    let handle = side.exchange(&handle);
+                    let there = side.node.import(side.peer, handle).unwrap();
+                    if side.rank == first {
+                        // Without a quiet, and the last word right before the end.
+                        for _ in 0..10 {
+                            side.node.put(memory.slice(64..90_000), there.at(64), Notice::Silent).unwrap();
+                        }
+                        side.node.signal(Signal::set(there.at(0), 9), Notice::Silent).unwrap();
+                        side.node.close(SOON).unwrap();
+                    } else {
+                        side.node.wait(memory.at(0), Cmp::Eq, 9, Some(side.peer), SOON).unwrap();
+                        let closed = |node: &mut Node| loop {
+                            node.progress();
+                            if let Some(why) = node.peer_error(side.peer).unwrap() {
+                                break why;
+                            }
+                        };
+                        assert_eq!(closed(&mut side.node), PeerError::Closed, "{way:?}");
+                        assert!(side.node.signal(Signal::set(there.at(0), 1), Notice::Silent).is_err());
+                        side.node.close(SOON).unwrap();
+                    }
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not_wait() {
+    for way in super::ways() {
+        two(
+            way,
+            |builder| builder,
+            |mut side| {
+                let memory = side.node.alloc(64).unwrap();
+                let handle = side.node.handle(memory).unwrap();
+                let handle = side.exchange(&handle);
+                let there = side.node.import(side.peer, handle).unwrap();
+                side.node.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+                side.node.wait(memory.at(0), Cmp::Eq, 1, Some(side.peer), SOON).unwrap();
+                side.node.quiet(side.peer, SOON).unwrap();
+                side.exchange(&[]);
+                let Side { node, peer, rank, send, receive } = side;
+                if rank == 0 {
+                    let closed = node.close(Duration::from_millis(100));
+                    assert!(
+                        matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
+                        "{way:?}: {closed:?}"
+                    );
+                    send.send(vec![]).unwrap();
+                } else {
+                    // Makes no progress meanwhile.
+                    receive.recv().unwrap();
+                }
+            },
+        );
+    }
+    let mut node = alone();
+    let other = alone();
+    node.connect(other.address()).unwrap();
+    let begun = Instant::now();
+    node.close(SOON).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
