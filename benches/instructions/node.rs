@@ -28,7 +28,8 @@ struct Side {
 
 fn side() -> &'static mut Side {
     let mut node = Node::builder().fabric(Fabric::Off).open().unwrap();
-    let me = node.connect(node.address().to_vec()).unwrap();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
     let ours = node.alloc(4096).unwrap();
     let theirs = node.import(me, node.handle(ours).unwrap()).unwrap();
     Box::leak(Box::new(Side { node, ours, theirs }))
@@ -65,8 +66,7 @@ fn shm_put_signal(side: &'static mut Bare) {
     for _ in 0..REPEATS {
         let Bare { engine, ours, theirs } = black_box(&mut *side);
         let signal = Signal::add(theirs.at(0), 1);
-        let issued =
-            engine.put_signal(ContextId(0), ours.at(64), 8, theirs.at(128), signal, Notice::Silent);
+        let issued = engine.put_signal(ContextId(0), ours.at(64), 8, theirs.at(128), signal, Notice::Silent);
         assert_eq!(issued, Ok(Issued::Done { value: 0 }));
     }
 }

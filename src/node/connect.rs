@@ -136,7 +136,8 @@ impl Node {
         }
     }
 
-    /// Waits until a peer is attached here, for as long as [`Builder::connect_timeout`] says.
+    /// Waits until a peer is attached here, for as long as
+    /// [`Builder::connect_timeout`](super::Builder::connect_timeout) says.
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
         let deadline = Instant::now() + self.builder.connect_timeout;
