@@ -76,6 +76,26 @@ fn halo_with_one_to_five_processes() {
 }
 
 #[test]
+fn all_to_all_with_three_processes() {
+    let lines = job("all_to_all", 3, &["3".into(), address(), "20".into()]);
+    let line = |rank: u64, count: u64| format!("rank {rank}: 3 near, 0 rails to others, counted {count}");
+    assert_eq!(lines, [line(0, 60), line(1, 0), line(2, 0)]);
+}
+
+#[test]
+fn worker() {
+    let lines = output(start("worker", &[]));
+    let expected = ["thread 0 sees 300", "thread 1 sees 300", "thread 2 sees 300"];
+    assert_eq!(lines[..3], expected);
+    assert_eq!(lines[3..], ["the worker did all of it: true"]);
+}
+
+#[test]
+fn device() {
+    assert_eq!(output(start("device", &[])), ["524288 of 1048576 bytes came back"]);
+}
+
+#[test]
 fn ring() {
     assert_eq!(output(start("ring", &[])), ["1000000 numbers in order, their sum is 499999500000"]);
 }
