@@ -13,12 +13,10 @@ fn bytes(from: usize, to: usize, round: u64, len: usize) -> Vec<u8> {
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(60);
     let given: Vec<String> = args().skip(1).collect();
-    let [size, address, rounds, names @ ..] = &given[..] else {
-        return Err("say SIZE HOST:PORT ROUNDS".into());
-    };
+    let [size, to, rounds, nics @ ..] = &given[..] else { return Err("say SIZE HOST:PORT ROUNDS".into()) };
     let (size, rounds): (usize, u64) = (size.parse()?, rounds.parse()?);
-    let interfaces = names.iter().flat_map(|names| names.split(',')).map(String::from).collect();
-    let mut job = Rendezvous::join(address, size, timeout)?;
+    let interfaces = nics.iter().flat_map(|names| names.split(',')).map(String::from).collect();
+    let mut job = Rendezvous::join(to, size, timeout)?;
     let mut node = Node::builder().settings(Settings { interfaces, ..Settings::DEFAULT }).open()?;
     let me = job.rank();
     let addresses = job.allgather(node.address())?;
