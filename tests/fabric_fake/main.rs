@@ -9,6 +9,7 @@ mod edges;
 mod engines;
 mod failures;
 mod fixture;
+mod goodbye;
 mod guard;
 mod reattach;
 mod rows;

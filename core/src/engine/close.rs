@@ -11,8 +11,9 @@
 //!   payload of the peer and answers no send.
 //!
 //! An end that hears a Bye closes as well, in its passes, so its own Byes are the answer. A peer is
-//! [`PeerError::Closed`] once all Byes are here and the rails have reported ours as sent. A Bye
-//! carries the cursor and the credits of its stream, so no acknowledgement is lost with its sender.
+//! [`PeerError::Closed`] once all Byes are here and the rails have reported ours as sent, and some
+//! passes later, since not every rail reports that. A Bye carries the cursor and the credits of its
+//! stream, so no acknowledgement is lost with its sender.
 //!
 //! # What is in flight when a Bye arrives
 //!
@@ -44,6 +45,10 @@ use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
 use super::{Engine, State};
 
+/// Passes that an end makes after it is done. Of a message that a rail copies nobody says when it
+/// has left, and a provider may move it only while it is polled.
+const LINGER: u16 = 1024;
+
 /// Bytes of a Bye.
 const LEN: usize = 28;
 
@@ -54,13 +59,15 @@ pub(crate) struct Parting {
     due: bool,
     /// Contexts whose Byes went out: those below this.
     sent: u16,
+    /// Passes made since nothing was missing.
+    lingered: u16,
     /// Contexts whose Byes are here, by bit.
     heard: [u64; 4],
 }
 
 impl Parting {
     /// Nobody has said anything.
-    pub(crate) const NONE: Parting = Parting { due: false, sent: 0, heard: [0; 4] };
+    pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
     fn has_heard(&self, context: u8) -> bool {
         self.heard[context as usize / 64] & 1 << (context % 64) != 0
@@ -215,12 +222,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.pairings[peer as usize].parting.sent += 1;
         }
-        let parting = &self.state.pairings[peer as usize].parting;
+        let parting = self.state.pairings[peer as usize].parting;
         let all_sent = parting.sent == contexts;
         if all_sent && parting.count_heard() < contexts.into() {
             return true;
         }
-        if !all_sent || self.state.has_posts(peer) {
+        if !all_sent || self.state.has_posts(peer) || parting.lingered < LINGER {
+            let lingered = parting.lingered.saturating_add(all_sent as u16);
+            self.state.pairings[peer as usize].parting.lingered = lingered;
             self.state.due.push(self.state.streams, first);
             return true;
         }
