@@ -61,7 +61,7 @@ use address::Address;
 use connect::Contact;
 use home::Home;
 use messages::Copies;
-use operations::{CONTEXT, EARLY};
+use operations::CONTEXT;
 
 /// Passes between two looks for peers that want to meet us.
 const CHORES: u32 = 1024;
@@ -152,7 +152,6 @@ impl Node {
     /// operations have failed. The node is gone all the same.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
         let deadline_ns = self.deadline_ns(timeout);
-        let late_ns = self.home.host().now_ns().saturating_add(EARLY);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
             // Nothing was ever sent to it, and it has not connected: nobody waits for a word.
@@ -162,16 +161,8 @@ impl Node {
                 engine.remove_peer(contact.peer)?;
             }
         }
-        loop {
-            let now_ns = self.home.host().now_ns();
-            let waiter = if now_ns < late_ns { &mut self.home.waiter } else { &mut self.home.sleeper };
-            let until = deadline_ns.min(now_ns.saturating_add(SLICE));
-            match self.home.engine.shutdown(waiter, until) {
-                Ok(()) => break,
-                Err(unfinished) if until >= deadline_ns => return Err(Error::Unfinished(unfinished)),
-                Err(_) => {}
-            }
-        }
+        // Without naps: an end that has nothing to wait for still makes some passes.
+        self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
         // Says whether operations were lost with peers that had failed.
         self.quiet_all(Duration::ZERO)
     }

@@ -39,7 +39,7 @@ macro_rules! issue {
 pub(super) use issue;
 
 /// How long a wait is early, in nanoseconds.
-pub(super) const EARLY: u64 = 50_000_000;
+const EARLY: u64 = 50_000_000;
 
 /// Looks at a signal word before the clock is read.
 const LOOKS: u32 = 256;

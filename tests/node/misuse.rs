@@ -137,6 +137,8 @@ fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not
                 side.exchange(&[]);
                 let Side { node, peer, rank, send, receive } = side;
                 if rank == 0 {
+                    // The other side has ended its exchange, and makes no progress.
+                    receive.recv().unwrap();
                     let closed = node.close(Duration::from_millis(100));
                     assert!(
                         matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
@@ -144,7 +146,7 @@ fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not
                     );
                     send.send(vec![]).unwrap();
                 } else {
-                    // Makes no progress meanwhile.
+                    send.send(vec![]).unwrap();
                     receive.recv().unwrap();
                 }
             },
