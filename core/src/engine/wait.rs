@@ -171,8 +171,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let lost = self.state.take_lost(stream);
         let peer = self.state.streams[stream as usize].peer;
         match self.state.peers[peer as usize].state {
-            // It left in good order, once all that was sent to it had been applied.
-            PeerState::Failed(PeerError::Closed) if lost == 0 => Ok(()),
             PeerState::Failed(why) => Err(WaitError::PeerFailed(self.state.peer_id(peer), why)),
             _ if lost != 0 => Err(WaitError::Failed(lost)),
             _ => Ok(()),
