@@ -24,7 +24,9 @@
 //!
 //! | call                       | waits                        | allocates       |
 //! |----------------------------|------------------------------|-----------------|
-//! | verbs, `fence`, `progress` | for room, up to the patience | no              |
+//! | verbs                      | for room, up to the patience | no              |
+//! | `fence`                    | no                           | no              |
+//! | `progress`                 | no                           | to meet a peer  |
 //! | `wait`, `quiet`, `recv`    | up to their timeout          | `recv` may      |
 //! | `import`, first `send`     | until the peer is connected  | yes             |
 //! | all others                 | no                           | yes             |
@@ -48,8 +50,6 @@ use fishplate_core::engine::Stats;
 use fishplate_core::sync::host::Host;
 use fishplate_shm::{Link, Listener, Profile, Segment};
 
-use crate::storage::Limits;
-
 pub use address::ADDRESS_MAX;
 pub use builder::{Builder, Fabric};
 pub use connect::Reach;
@@ -60,11 +60,11 @@ pub use operations::Source;
 use address::Address;
 use connect::Contact;
 use home::Home;
-use messages::Copies;
+use messages::Own;
 use operations::CONTEXT;
 
-/// Passes between two looks for peers that want to meet us.
-const CHORES: u32 = 1024;
+/// Calls of `progress` between two looks for peers that are to be met.
+const MEETING_PASSES: u32 = 1024;
 
 /// Longest slice of a wait, in nanoseconds: while some peer is to be met, and otherwise.
 const MEETING_SLICE: u64 = 2_000_000;
@@ -75,15 +75,16 @@ pub struct Node {
     /// Declared first: the rails go before the memory that is registered with them.
     home: Home,
     segments: Vec<(fishplate_core::mem::LocalId, Segment)>,
-    own: Address,
-    address: Vec<u8>,
+    address: Address,
+    encoded: Vec<u8>,
     listener: Listener,
     profile: Profile,
     contacts: Vec<Contact>,
     /// Peers that dialled before the program told us of them.
     early: Vec<Link>,
-    copies: Copies,
-    limits: Limits,
+    /// Some peer is still to be met.
+    meeting: bool,
+    own: Own,
     builder: Builder,
     passes: u32,
 }
@@ -99,8 +100,8 @@ impl Node {
 
     fn new(
         home: Home,
-        own: Address,
-        address: Vec<u8>,
+        address: Address,
+        encoded: Vec<u8>,
         listener: Listener,
         profile: Profile,
         builder: Builder,
@@ -108,14 +109,14 @@ impl Node {
         Node {
             home,
             segments: vec![],
-            own,
             address,
+            encoded,
             listener,
             profile,
             contacts: vec![],
             early: vec![],
-            copies: Copies::default(),
-            limits: builder.limits_of(),
+            meeting: false,
+            own: Own::default(),
             builder,
             passes: 0,
         }
@@ -123,16 +124,16 @@ impl Node {
 
     /// What peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`] bytes.
     pub fn address(&self) -> &[u8] {
-        &self.address
+        &self.encoded
     }
 
-    /// Does what is due, without waiting: sends, applies what has arrived, meets peers. Returns how
-    /// many events the rails reported. Hot path.
+    /// Does what is due, without waiting: sends, applies what has arrived. Returns how many events
+    /// the rails reported. Hot path. While a peer of this host is to be met, every 1024th call makes
+    /// system calls for that.
     #[inline]
     pub fn progress(&mut self) -> u32 {
-        self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(CHORES) {
-            self.chores();
+        if self.meeting {
+            self.meet_now_and_then();
         }
         self.home.engine.progress()
     }
@@ -155,7 +156,8 @@ impl Node {
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
             // Nothing was ever sent to it, and it has not connected: nobody waits for a word.
-            if engine.has_answered(contact.peer) == Ok(false)
+            if engine.peer_error(contact.peer) == Ok(None)
+                && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
             {
                 engine.remove_peer(contact.peer)?;
@@ -177,7 +179,7 @@ impl Node {
     /// The end of the next slice of a wait that ends at `deadline_ns`.
     #[inline]
     fn slice_ns(&self, deadline_ns: u64) -> u64 {
-        let longest = if self.is_meeting() { MEETING_SLICE } else { SLICE };
+        let longest = if self.meeting { MEETING_SLICE } else { SLICE };
         deadline_ns.min(self.home.host().now_ns().saturating_add(longest))
     }
 }

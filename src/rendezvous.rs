@@ -41,14 +41,15 @@ impl Rendezvous {
     /// Waits until all are there.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] says how many are there. [`ErrorKind::InvalidInput`]: a size of 0 or
-    /// beyond [`SIZE_MAX`]. [`ErrorKind::InvalidData`]: another program, or another size, is there.
+    /// At the deadline: [`ErrorKind::TimedOut`] says how many are there; [`ErrorKind::UnexpectedEof`]:
+    /// rank 0 was given another size. At once: [`ErrorKind::InvalidInput`]: a size of 0 or beyond
+    /// [`SIZE_MAX`]; [`ErrorKind::InvalidData`]: another program listens there.
     pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Rendezvous> {
         if size == 0 || size > SIZE_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a job has 1 to 1024 processes"));
         }
         let address: Vec<_> = address.to_socket_addrs()?.collect();
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             if let Ok(listener) = TcpListener::bind(&address[..]) {
                 let peers = lead(&listener, size, deadline)?;
@@ -87,7 +88,7 @@ impl Rendezvous {
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a contribution has at most 64 KiB"));
         }
-        let deadline = Instant::now() + self.timeout;
+        let deadline = deadline(self.timeout);
         let mut all = vec![];
         if self.rank == 0 {
             all.push(bytes.to_vec());
@@ -137,6 +138,11 @@ impl Rendezvous {
     pub fn barrier_with(&mut self, meanwhile: impl FnMut()) -> io::Result<()> {
         self.allgather_with(&[], meanwhile).map(drop)
     }
+}
+
+/// The end of a timeout that begins now. One of more than a century is cut.
+fn deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
 
 /// Waits for ranks 1 and up: whoever says hello, in that order.

@@ -7,7 +7,7 @@ extern crate iai_callgrind as gungraun;
 use std::hint::black_box;
 
 use fishplate::core::engine::{Config, ContextId, Engine, HANDLE_MAX};
-use fishplate::core::mem::{LocalId, RailId, RemoteId};
+use fishplate::core::mem::{LocalId, PeerId, RailId, RemoteId};
 use fishplate::node::{Fabric, Memory, Remote};
 use fishplate::shm::{Segment, ShmConfig, ShmRail};
 use fishplate::sys::LinuxHost;
@@ -22,6 +22,7 @@ use budget::budget;
 /// A node that is its own peer.
 struct Side {
     node: Node,
+    me: PeerId,
     ours: Memory,
     theirs: Remote,
 }
@@ -32,7 +33,7 @@ fn side() -> &'static mut Side {
     let me = node.connect(&own).unwrap();
     let ours = node.alloc(4096).unwrap();
     let theirs = node.import(me, node.handle(ours).unwrap()).unwrap();
-    Box::leak(Box::new(Side { node, ours, theirs }))
+    Box::leak(Box::new(Side { node, me, ours, theirs }))
 }
 
 /// The engine over shared memory alone, with itself as peer.
@@ -92,7 +93,7 @@ fn shm_progress_idle(side: &'static mut Bare) {
 #[bench::run(side())]
 fn node_put_signal(side: &'static mut Side) {
     for _ in 0..REPEATS {
-        let Side { node, ours, theirs } = black_box(&mut *side);
+        let Side { node, ours, theirs, .. } = black_box(&mut *side);
         let signal = Signal::add(theirs.at(0), 1);
         let issued = node.put_signal(ours.slice(64..72), theirs.at(128), signal, Notice::Silent);
         assert_eq!(issued, Ok(Issued::Done { value: 0 }));
@@ -128,6 +129,15 @@ fn node_wait_arrived(side: &'static mut Side) {
     }
 }
 
+#[library_benchmark(config = budget("node_quiet_idle"))]
+#[bench::run(side())]
+fn node_quiet_idle(side: &'static mut Side) {
+    for _ in 0..REPEATS {
+        let Side { node, me, .. } = black_box(&mut *side);
+        node.quiet(*me, std::time::Duration::from_secs(1)).unwrap();
+    }
+}
+
 #[library_benchmark(config = budget("node_progress_idle"))]
 #[bench::run(side())]
 fn node_progress_idle(side: &'static mut Side) {
@@ -138,6 +148,6 @@ fn node_progress_idle(side: &'static mut Side) {
 
 library_benchmark_group!(
     name = node;
-    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_progress_idle
+    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle
 );
 main!(library_benchmark_groups = node);

@@ -15,10 +15,12 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::fs::MetadataExt;
 
+use fishplate_core::bytes::{Put, Reader, Short};
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 
 use super::Error;
+use crate::config::RAILS_LIMIT;
 use crate::topology::FabricEnd;
 
 /// Longest address, in bytes.
@@ -70,30 +72,16 @@ impl Address {
         }
     }
 
-    /// Where the node listens for peers of its host: an abstract socket.
-    pub fn socket(&self) -> String {
-        format!("@fishplate-{:016x}", self.id)
-    }
-
     /// The address as bytes. `None`: longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
-        out.extend(MAGIC);
-        out.extend(VERSION.to_le_bytes());
-        out.extend(self.id.to_le_bytes());
-        out.extend(self.host.to_le_bytes());
-        out.extend(self.window.to_le_bytes());
-        out.extend(self.contexts.to_le_bytes());
-        for limit in [self.eager, self.credits, self.headers] {
-            out.extend(limit.to_le_bytes());
-        }
-        out.push(self.rails.len() as u8);
-        for rail in &self.rails {
-            for word in [rail.end.mbit, rail.end.provider, rail.end.fabric, rail.max_message] {
-                out.extend(word.to_le_bytes());
-            }
-            out.extend((rail.address.len() as u16).to_le_bytes());
-            out.extend(&rail.address);
+        out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.host);
+        out.put_u32(self.window).put_u16(self.contexts);
+        out.put_u32(self.eager).put_u32(self.credits).put_u32(self.headers);
+        out.put_u8(self.rails.len() as u8);
+        for RailAddress { end, max_message, address } in &self.rails {
+            out.put_u32(end.mbit).put_u32(end.provider).put_u32(end.fabric).put_u32(*max_message);
+            out.put_u16(address.len() as u16).put(address);
         }
         (out.len() <= ADDRESS_MAX).then_some(out)
     }
@@ -103,56 +91,49 @@ impl Address {
     /// # Errors
     /// [`Error::BadAddress`], [`Error::Version`].
     pub fn decode(bytes: &[u8]) -> Result<Address, Error> {
-        let mut reader = Reader(bytes);
-        if bytes.len() > ADDRESS_MAX || reader.array()? != MAGIC {
+        let mut fields = Reader::new(bytes);
+        if bytes.len() > ADDRESS_MAX || fields.array()? != MAGIC {
             return Err(Error::BadAddress);
         }
-        let theirs = u16::from_le_bytes(reader.array()?);
+        let theirs = fields.u16()?;
         if theirs != VERSION {
             return Err(Error::Version { theirs, ours: VERSION });
         }
         let mut address = Address {
-            id: u64::from_le_bytes(reader.array()?),
-            host: u64::from_le_bytes(reader.array()?),
-            window: reader.u32()?,
-            contexts: u16::from_le_bytes(reader.array()?),
-            eager: reader.u32()?,
-            credits: reader.u32()?,
-            headers: reader.u32()?,
+            id: fields.u64()?,
+            host: fields.u64()?,
+            window: fields.u32()?,
+            contexts: fields.u16()?,
+            eager: fields.u32()?,
+            credits: fields.u32()?,
+            headers: fields.u32()?,
             rails: vec![],
         };
-        let [rails] = reader.array()?;
+        let rails = fields.u8()?;
         for _ in 0..rails {
-            let (mbit, provider, fabric) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            let (mbit, provider, fabric) = (fields.u32()?, fields.u32()?, fields.u32()?);
             let end = FabricEnd { provider, fabric, mbit };
-            let max_message = reader.u32()?;
-            let len = u16::from_le_bytes(reader.array()?);
-            let bytes = reader.take(len.into())?.to_vec();
+            let (max_message, len) = (fields.u32()?, fields.u16()?);
+            let bytes = fields.take(len.into())?.to_vec();
             address.rails.push(RailAddress { end, max_message, address: bytes });
         }
-        if reader.0.is_empty() && rails <= 15 { Ok(address) } else { Err(Error::BadAddress) }
+        // The first rail of a node is shared memory.
+        match fields.rest().is_empty() && usize::from(rails) < RAILS_LIMIT {
+            true => Ok(address),
+            false => Err(Error::BadAddress),
+        }
     }
 }
 
-/// What is left to read.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Error> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Error::BadAddress)?;
-        self.0 = rest;
-        Ok(taken)
+impl From<Short> for Error {
+    fn from(_: Short) -> Self {
+        Error::BadAddress
     }
+}
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N)?);
-        Ok(array)
-    }
-
-    fn u32(&mut self) -> Result<u32, Error> {
-        self.array().map(u32::from_le_bytes)
-    }
+/// Where the node of this number listens for peers of its host: an abstract socket.
+pub(super) fn socket(id: u64) -> String {
+    format!("@fishplate-{id:016x}")
 }
 
 /// The same at every process, for as long as this version lives (FNV-1a).

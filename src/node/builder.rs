@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::rail::{Rail, Rails, either::Either};
 use fishplate_core::sync::spin::Policy;
@@ -10,7 +11,7 @@ use fishplate_shm::{Listener, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::Library;
 
-use super::address::{Address, RailAddress, hash};
+use super::address::{Address, RailAddress, hash, socket};
 use super::home::{Home, NodeRail, Sizes};
 use super::{Node, OpenError};
 use crate::config::{RAILS_LIMIT, Settings};
@@ -21,7 +22,8 @@ use crate::topology::{Anchor, FabricEnd, Machine};
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// Those of the first usable provider, where libfabric is installed; otherwise none.
+    /// Those of the first usable provider, where libfabric is installed; otherwise none. Providers
+    /// or interfaces that the settings name must be there.
     #[default]
     IfThere,
     /// At least one; without it the node does not open.
@@ -40,7 +42,7 @@ const NAPS_NS: [u64; 2] = [100_000, 1_000_000];
 #[derive(Clone, Debug)]
 pub struct Builder {
     settings: Settings,
-    limits: Limits,
+    pub(super) limits: Limits,
     receives: usize,
     matching: MatchConfig,
     fabric: Fabric,
@@ -131,18 +133,14 @@ impl Builder {
         self
     }
 
-    pub(super) fn limits_of(&self) -> Limits {
-        self.limits
-    }
-
     /// Opens the node.
     ///
     /// # Errors
     /// [`OpenError`] says what could not be opened, and why.
     pub fn open(self) -> Result<Node, OpenError> {
+        let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
-        let mut opened = self.fabric_rails()?;
-        opened.truncate(RAILS_LIMIT - 1);
+        let opened = self.fabric_rails()?;
         let mut addresses = vec![];
         for OpenRail { rail, provider, fabric, mbit, .. } in &opened {
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
@@ -156,10 +154,9 @@ impl Builder {
                 address,
             });
         }
-        let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let own = Address::new(&config, &self.matching, addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
-        let config = fishplate_core::engine::Config { seed: own.id, ..config };
+        let config = Config { seed: own.id, ..config };
 
         let shm = ShmRail::new(
             // The rail itself fences towards peers that sleep without membarrier.
@@ -173,13 +170,13 @@ impl Builder {
                 ..ShmConfig::default()
             },
         )?;
-        let listener = Listener::bind(own.socket()).map_err(OpenError::Listen)?;
+        let listener = Listener::bind(socket(own.id)).map_err(OpenError::Listen)?;
         let (profile, bell) = (shm.profile(), shm.bell());
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let network = !opened.is_empty();
         let all = std::iter::once(Either::A(shm)).chain(opened.into_iter().map(|open| Either::B(open.rail)));
         for rail in all {
-            // There is room: the network rails were cut to one less than the limit.
+            // There is room: `fabric_rails` opens one less than the limit.
             drop(rails.push(rail));
         }
         let parks = if network { NAPS_NS } else { PARKS_NS };
@@ -199,25 +196,23 @@ impl Builder {
         if self.fabric == Fabric::Off {
             return Ok(vec![]);
         }
-        let opened = self.load().and_then(|library| {
+        let named = !self.settings.providers.is_empty() || !self.settings.interfaces.is_empty();
+        let optional = self.fabric == Fabric::IfThere && !named;
+        let library = match self.library {
+            Some(library) => Ok(library),
+            // SAFETY: without a path the dynamic linker loads what this host has installed as
+            // `libfabric.so.1`. A host whose library of that name is none is broken.
+            None => unsafe { Library::open(None) }.map_err(RailsError::Load),
+        };
+        let opened = library.and_then(|library| {
             let machine = Machine::here().unwrap_or_default();
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
             rails::open_all(&settings, self.limits, library, &machine, Anchor::Anywhere)
         });
         match opened {
-            Err(_) if self.fabric == Fabric::IfThere => Ok(vec![]),
+            Err(RailsError::Load(_) | RailsError::Provider(_)) if optional => Ok(vec![]),
             opened => opened.map_err(OpenError::Rails),
         }
-    }
-
-    fn load(&self) -> Result<Library, RailsError> {
-        if let Some(library) = self.library {
-            return Ok(library);
-        }
-        let settings = Settings { library: None, ..self.settings.clone() };
-        // SAFETY: no path is given, so the dynamic linker loads what this host has installed as
-        // `libfabric.so.1`. A host whose library of that name is none is broken.
-        unsafe { rails::load(&settings) }.map_err(RailsError::Load)
     }
 }

@@ -5,6 +5,7 @@
 //! over a socket: the node with the smaller number dials, the other waits. Nothing here waits but
 //! [`Node::connected`], which the first use of a peer calls.
 
+use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use fishplate_core::engine::Joint;
@@ -12,11 +13,12 @@ use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_core::rail::either::Either;
+use fishplate_core::sync::host::Host;
 use fishplate_shm::Link;
 
-use super::address::Address;
+use super::address::{Address, socket};
 use super::home::Home;
-use super::{Error, Node};
+use super::{Error, MEETING_PASSES, Node};
 use crate::topology::{FabricEnd, joined};
 
 /// The rail of shared memory.
@@ -37,7 +39,10 @@ pub struct Reach {
 /// A peer, as far as it has come.
 pub(super) struct Contact {
     pub peer: PeerId,
-    address: Box<Address>,
+    /// Of its address.
+    id: u64,
+    /// What it takes of tagged messages.
+    limits: MatchLimits,
     stage: Stage,
 }
 
@@ -68,14 +73,14 @@ impl Node {
     /// neither waits here. The peer is met by [`progress`](Self::progress) and by waits; the first
     /// use of it that needs an answer waits for that.
     ///
-    /// An address that was taken in before names the same peer again, until that has failed or
-    /// was [removed](Self::disconnect). Slow path: allocates, makes system calls.
+    /// An address that was taken in before names the same peer again, also if that has failed, until
+    /// it is [given up](Self::disconnect). Slow path: allocates, makes system calls.
     ///
     /// # Errors
     /// What is wrong with the address, or that no rail joins the two nodes.
     pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
-        let address = Box::new(Address::decode(address.as_ref())?);
-        let known = self.contacts.iter().find(|contact| contact.address.id == address.id);
+        let address = Address::decode(address.as_ref())?;
+        let known = self.contacts.iter().find(|contact| contact.id == address.id);
         if let Some(known) = known {
             return Ok(known.peer);
         }
@@ -83,17 +88,18 @@ impl Node {
             true => Ok(()),
             false => Err(Error::Differs { what, theirs, ours }),
         };
-        same("window", address.window, self.own.window)?;
-        same("contexts", address.contexts.into(), self.own.contexts.into())?;
+        same("window", address.window, self.address.window)?;
+        same("contexts", address.contexts.into(), self.address.contexts.into())?;
         let peer = self.home.engine.reserve_peer()?;
-        let joined = match address.host == self.own.host && self.builder.local {
+        let joined = match address.host == self.address.host && self.builder.local {
             true => self.begin_local(peer, &address),
             false => self.join_fabric(peer, &address),
         };
         match joined {
             Ok(stage) => {
-                self.contacts.push(Contact { peer, address, stage });
-                self.chores();
+                self.contacts.push(Contact { peer, id: address.id, limits: limits(&address), stage });
+                self.meeting |= stage.is_meeting();
+                self.meet();
                 Ok(peer)
             }
             Err(error) => {
@@ -140,20 +146,20 @@ impl Node {
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout) says.
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
-        let deadline = Instant::now() + self.builder.connect_timeout;
+        let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
         loop {
             match self.contacts.iter().find(|contact| contact.peer == peer).map(|contact| contact.stage) {
                 Some(stage) if stage.is_meeting() => {}
                 Some(Stage::Failed(error)) => return Err(error),
                 _ => return Ok(()),
             }
-            if Instant::now() >= deadline {
+            if self.home.host().now_ns() >= deadline_ns {
                 return Err(Error::NotConnected(peer));
             }
             if self.home.engine.progress() == 0 {
                 std::thread::sleep(Duration::from_micros(50));
             }
-            self.chores();
+            self.meet();
         }
     }
 
@@ -163,23 +169,29 @@ impl Node {
         Some(!contact.stage.is_meeting())
     }
 
-    /// Whether some peer is still to be met.
-    pub(super) fn is_meeting(&self) -> bool {
-        self.contacts.iter().any(|contact| contact.stage.is_meeting())
+    /// [`meet`](Self::meet) in some passes only.
+    #[cold]
+    pub(super) fn meet_now_and_then(&mut self) {
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes.is_multiple_of(MEETING_PASSES) {
+            self.meet();
+        }
     }
 
-    /// Meets peers of this host: accepts those that dial us, and dials those that we are to dial.
-    /// Never waits.
-    #[cold]
-    pub(super) fn chores(&mut self) {
+    /// Meets peers of this host, if some are to be met: accepts those that dial us, and dials those
+    /// that we are to dial. Never waits.
+    pub(super) fn meet(&mut self) {
+        if !self.meeting {
+            return;
+        }
         let now = Instant::now();
         for _ in 0..self.contacts.len() + 1 {
             let Ok(link) = self.listener.accept(&self.profile, now) else { break };
             self.met(link);
         }
-        for (socket, _) in self.listener.failed() {
+        for (address, _) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
-                contact.stage == Stage::Dialled && *socket == *contact.address.socket()
+                contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.id))
             };
             if let Some(contact) = self.contacts.iter_mut().find(dialled) {
                 contact.stage = Stage::Dials(now + REDIAL);
@@ -188,7 +200,7 @@ impl Node {
         for contact in &mut self.contacts {
             match contact.stage {
                 Stage::Dials(at) if at <= now => {
-                    contact.stage = match self.listener.dial(contact.address.socket(), &self.profile) {
+                    contact.stage = match self.listener.dial(socket(contact.id), &self.profile) {
                         Ok(()) => Stage::Dialled,
                         // Nobody listens there yet.
                         Err(_) => Stage::Dials(now + REDIAL),
@@ -197,39 +209,45 @@ impl Node {
                 _ => {}
             }
         }
+        self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
     /// A process of this host has shaken hands.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
-        let waiting = |contact: &&mut Contact| contact.address.id == id && contact.stage.is_meeting();
+        let waiting = |contact: &&mut Contact| contact.id == id && contact.stage.is_meeting();
         match self.contacts.iter_mut().find(waiting) {
             Some(contact) => {
-                contact.stage = match attach_local(&mut self.home, contact.peer, link, &contact.address) {
+                contact.stage = match attach_local(&mut self.home, contact.peer, link, contact.limits) {
                     Ok(()) => Stage::LOCAL,
                     Err(error) => Stage::Failed(error),
                 };
             }
-            // It dialled before we were told of it. There are no more such than there can be peers.
-            None if self.early.len() < usize::from(self.limits.peers) => self.early.push(link),
-            None => {}
+            // It dialled before we were told of it. The last link counts, and there are no more than
+            // there can be peers.
+            None => {
+                self.early.retain(|early| early.peer_id() != id);
+                if self.early.len() < usize::from(self.builder.limits.peers) {
+                    self.early.push(link);
+                }
+            }
         }
     }
 
     fn begin_local(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
-        if address.id == self.own.id {
+        if address.id == self.address.id {
             if let Some(Either::A(mut shm)) = self.home.engine.rail_mut(LOCAL) {
                 shm.attach_self(peer.peer())?;
             }
-            self.home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], limits(address))?;
+            self.home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits(address)))?;
             return Ok(Stage::LOCAL);
         }
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
             let link = self.early.swap_remove(at);
-            attach_local(&mut self.home, peer, link, address)?;
+            attach_local(&mut self.home, peer, link, limits(address))?;
             return Ok(Stage::LOCAL);
         }
-        Ok(if self.own.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
+        Ok(if self.address.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
     }
 
     /// Attaches the libfabric rails that join the two nodes.
@@ -237,7 +255,7 @@ impl Node {
         let ends =
             |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
         let mut joints = vec![];
-        for (ours, theirs) in joined(&ends(&self.own), &ends(address), self.own.id, address.id) {
+        for (ours, theirs) in joined(&ends(&self.address), &ends(address), self.address.id, address.id) {
             let rail = &address.rails[theirs];
             // The first rail of either end is shared memory.
             if let Some(Either::B(mut guard)) = self.home.engine.rail_mut(RailId(ours as u8 + 1)) {
@@ -249,16 +267,16 @@ impl Node {
         if joints.is_empty() {
             return Err(Error::NoRail);
         }
-        self.home.engine.join_peer(peer, &joints, limits(address))?;
+        self.home.engine.join_peer(peer, &joints, Some(limits(address)))?;
         Ok(Stage::Joined(Reach { shared_memory: false, fabric: joints.len() }))
     }
 }
 
-fn attach_local(home: &mut Home, peer: PeerId, link: Link, address: &Address) -> Result<(), Error> {
+fn attach_local(home: &mut Home, peer: PeerId, link: Link, limits: MatchLimits) -> Result<(), Error> {
     if let Some(Either::A(mut shm)) = home.engine.rail_mut(LOCAL) {
         shm.attach(peer.peer(), link)?;
     }
-    Ok(home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], limits(address))?)
+    Ok(home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits))?)
 }
 
 fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
@@ -266,7 +284,7 @@ fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
 }
 
 /// What the peer takes of tagged messages.
-fn limits(address: &Address) -> Option<MatchLimits> {
+fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
-    Some(MatchLimits { eager, credits, headers })
+    MatchLimits { eager, credits, headers }
 }

@@ -53,8 +53,12 @@ pub(super) struct Home {
     parts: NonNull<Parts>,
 }
 
-// SAFETY: everything inside may move to another thread: the engine is `Send`, and the parts are
-// reached through this value alone.
+static_assertions::assert_impl_all!(NodeEngine: Send);
+static_assertions::assert_impl_all!(NodeWaiter: Send);
+static_assertions::assert_impl_all!(Parts: Send);
+
+// SAFETY: everything inside is `Send`, as asserted above, but for the pointer to the parts, which
+// are reached through this value alone.
 unsafe impl Send for Home {}
 
 impl Home {

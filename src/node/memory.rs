@@ -101,7 +101,7 @@ impl Node {
     ///
     /// # Safety
     /// As for [`Region::new`], until the memory was [freed](Self::free) without an error, or the
-    /// node was dropped.
+    /// node was dropped; for ever if freeing it says [`AttachError::Kept`].
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
         // SAFETY: handed on to our caller.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };
@@ -167,7 +167,7 @@ impl Node {
     /// # Errors
     /// The range does not lie in its region, or that was freed.
     pub fn write(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
-        let place = self.place(at, bytes.len())?;
+        let place = self.home.engine.local_ptr(at, bytes.len())?;
         // SAFETY: `place` is valid for as many bytes, which are not a Rust reference anywhere.
         unsafe { copy_bytes(bytes.as_ptr(), place.as_ptr(), bytes.len()) };
         Ok(())
@@ -178,7 +178,7 @@ impl Node {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn read(&self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
-        let place = self.place(at, into.len())?;
+        let place = self.home.engine.local_ptr(at, into.len())?;
         // SAFETY: as in `write`; `into` is the caller's alone.
         unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -209,17 +209,9 @@ impl Node {
         if !at.offset.is_multiple_of(8) {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
         }
-        let place = self.place(at, 8)?;
+        let place = self.home.engine.local_ptr(at, 8)?;
         // SAFETY: eight bytes of a region that stays while `self` is borrowed, aligned because
         // regions begin at a multiple of 8; they are only accessed by atomics and raw copies.
         Ok(unsafe { place.cast::<AtomicU64>().as_ref() })
-    }
-
-    pub(super) fn place(&self, at: LocalAddr, len: usize) -> Result<NonNull<u8>, OpError> {
-        let size = || self.segments.iter().find(|(id, _)| *id == at.region).map(|(_, s)| s.len() as u64);
-        self.home.engine.local_ptr(at, len).ok_or_else(|| match size() {
-            Some(size) => OpError::OutOfBounds { offset: at.offset, len: len as u64, size },
-            None => OpError::UnknownRegion,
-        })
     }
 }

@@ -9,29 +9,36 @@ use std::time::Duration;
 use fishplate_core::engine::protocol::{Cancelled, Claimed, Envelope, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Issued, Notice};
-use fishplate_core::error::OpError;
+use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::PeerId;
-use fishplate_core::op::Token;
+use fishplate_core::op::{Completion, Outcome, Token};
+use fishplate_core::sync::host::Host;
 
 use super::memory::{Memory, Slice};
-use super::operations::{CONTEXT, INTERNAL, Source, issue};
+use super::operations::{CONTEXT, Source, issue};
 use super::{Error, Node};
 
-/// Memory of the node's own for messages from and into slices: what is free, and what is in use.
+/// Free copies that are kept for the next message, and the longest of them in bytes.
+const KEPT: usize = 16;
+const KEPT_LEN: usize = 1 << 20;
+
+/// What the node has in flight for itself, so that nobody asks how it ended, and its memory for
+/// messages from and into slices.
 #[derive(Default)]
-pub(super) struct Copies {
-    /// The last one that came free.
-    free: Option<Memory>,
-    /// Payloads that their receivers have not read yet.
-    sends: Vec<(Token, Memory)>,
-    /// Buffers of receives that were given up and matched all the same.
+pub(super) struct Own {
+    /// Copies that nothing uses.
+    free: Vec<Memory>,
+    /// Sends with the copy that their receiver has not read yet, and fetches that were given up.
+    pub operations: Vec<(Token, Option<Memory>)>,
+    /// Receives that were given up after they had matched.
     receives: Vec<(Request, Memory)>,
 }
 
 impl Node {
     /// Sends a message. Bytes may be reused on return; long ones are copied. Memory must stay as it
     /// is until the completion, or a quiet. The first message to a peer waits until that is
-    /// connected. Allocates for bytes longer than [`eager_max`](Self::eager_max).
+    /// connected. Allocates for bytes longer than [`eager_max`](Self::eager_max), and waits
+    /// for the peer to read earlier ones where there is no region left.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. Bytes cannot be
@@ -82,10 +89,9 @@ impl Node {
         let copy = self.copy_of(bytes.len())?;
         self.write(copy.at(0), bytes)?;
         let payload = Payload::Region(copy.at(0), bytes.len());
-        let notice = Notice::Report(INTERNAL);
-        match issue!(self, engine => engine.send(CONTEXT, to, tag, payload, notice)) {
+        match issue!(self, engine => engine.send(CONTEXT, to, tag, payload, Notice::Report(0))) {
             Ok(Issued::Pending(token)) => {
-                self.copies.sends.push((token, copy));
+                self.own.operations.push((token, Some(copy)));
                 Ok(Issued::Pending(Token::NONE))
             }
             issued => {
@@ -99,8 +105,9 @@ impl Node {
     /// peer, or from anybody. Bits that are set in `ignore` are not compared.
     ///
     /// # Errors
-    /// [`Error::Wait`]: no message matched before the deadline, and none is consumed.
-    /// [`OpError::TooLong`]: the message was longer than `into` and is lost.
+    /// [`Error::Wait`]: no message matched before the deadline. One that matches at the very end has
+    /// another [`Builder::patience`](super::Builder::patience) to come in, and is lost if it does
+    /// not. [`OpError::TooLong`]: the message was longer than `into` and is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -111,48 +118,46 @@ impl Node {
         timeout: Duration,
     ) -> Result<Envelope, Error> {
         let copy = self.copy_of(into.len())?;
-        let request = match self.post_recv(source, tag, ignore, copy.slice(..into.len()), INTERNAL) {
+        let request = match self.post_recv(source, tag, ignore, copy.slice(..into.len()), 0) {
             Ok(request) => request,
             Err(error) => {
                 self.give_back(copy);
                 return Err(error);
             }
         };
-        let status = match self.wait_recv(request, timeout) {
+        let mut waited = self.wait_recv(request, timeout);
+        if waited.is_err() && self.home.engine.cancel(request) == Ok(Cancelled::AlreadyMatched) {
+            waited = self.wait_recv(request, self.builder.patience);
+        }
+        let status = match waited {
             Ok(status) => status,
             Err(error) => {
-                if let Ok(Cancelled::Removed) = self.home.engine.cancel(request) {
-                    let _ = self.home.engine.test_recv(request);
-                    self.give_back(copy);
-                } else {
-                    self.copies.receives.push((request, copy));
-                }
+                self.own.receives.push((request, copy));
+                self.reap();
                 return Err(error);
             }
         };
         let delivered = (status.delivered as usize).min(into.len());
         let read = self.read(copy.at(0), &mut into[..delivered]);
-        match (status.outcome, status.envelope) {
-            (Received::Unknown(_), _) => {}
-            _ => self.give_back(copy),
-        }
+        self.received(copy, status.outcome);
         read?;
         match (status.outcome, status.envelope) {
             (Received::Ok, Some(envelope)) => Ok(envelope),
             (Received::Truncated, Some(envelope)) => {
                 Err(OpError::TooLong { len: envelope.len as usize, max: into.len() }.into())
             }
-            (Received::Failed(fault), _) => Err(Error::Failed(fishplate_core::op::Outcome::Failed(fault))),
-            (Received::Unknown(fault), _) => Err(Error::Failed(fishplate_core::op::Outcome::Unknown(fault))),
+            (Received::Failed(fault), _) => Err(Error::Failed(Outcome::Failed(fault))),
+            (Received::Unknown(fault), _) => Err(Error::Failed(Outcome::Unknown(fault))),
             _ => Err(OpError::StaleToken.into()),
         }
     }
 
-    /// Posts a receive into memory of the node. `word` comes back in the status. Neither blocks
-    /// nor allocates.
+    /// Posts a receive into memory of the node. `word` comes back in the status. Waits for room, as
+    /// long as [`Builder::patience`](super::Builder::patience) says, and until `source` is connected.
+    /// Does not allocate.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was posted.
+    /// [`Error::Op`]: nothing was posted. [`Error::NotConnected`].
     #[doc(alias = "MPI_Irecv")]
     #[inline]
     pub fn post_recv(
@@ -200,10 +205,13 @@ impl Node {
     pub fn next_recv(&mut self) -> Option<Status> {
         loop {
             let status = self.home.engine.next_recv()?;
-            if status.word != INTERNAL {
-                return Some(status);
+            match self.own.receives.iter().position(|(request, _)| *request == status.request) {
+                Some(at) => {
+                    let (_, copy) = self.own.receives.swap_remove(at);
+                    self.received(copy, status.outcome);
+                }
+                None => return Some(status),
             }
-            self.received(status.request);
         }
     }
 
@@ -258,63 +266,80 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// Memory of at least `len` bytes for a message from or into a slice.
+    /// Memory of at least `len` bytes for a message from or into a slice. Makes progress while there
+    /// is none because peers have not read the copies before.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
-        self.reap();
-        match self.copies.free.take() {
-            Some(memory) if memory.len() >= len => Ok(memory),
-            other => {
-                other.map_or(Ok(()), |memory| self.free(memory))?;
-                self.alloc(len.next_power_of_two().max(4096))
+        let deadline_ns = self.deadline_ns(self.builder.patience);
+        loop {
+            self.reap();
+            let fits = |(_, memory): &(usize, &Memory)| memory.len() >= len;
+            let kept = self.own.free.iter().enumerate().filter(fits).min_by_key(|(_, kept)| kept.len());
+            if let Some((at, _)) = kept {
+                return Ok(self.own.free.swap_remove(at));
+            }
+            match self.alloc(len.next_power_of_two().max(4096)) {
+                Err(Error::Attach(AttachError::Full)) => {}
+                memory => return memory,
+            }
+            // Those that are kept are too short.
+            if let Some(shorter) = self.own.free.pop() {
+                self.drop_copy(shorter);
+            } else if self.own.operations.is_empty() || self.home.host().now_ns() >= deadline_ns {
+                return Err(AttachError::Full.into());
+            } else if self.progress() == 0 {
+                self.home.host().yield_now();
             }
         }
     }
 
-    /// Such memory is not used any more.
-    fn give_back(&mut self, memory: Memory) {
-        match self.copies.free {
-            Some(kept) if kept.len() >= memory.len() => self.drop_copy(memory),
-            _ => {
-                if let Some(smaller) = self.copies.free.replace(memory) {
-                    self.drop_copy(smaller);
-                }
+    /// A copy is not used any more.
+    fn give_back(&mut self, copy: Memory) {
+        match self.own.free.len() < KEPT && copy.len() <= KEPT_LEN {
+            true => self.own.free.push(copy),
+            false => self.drop_copy(copy),
+        }
+    }
+
+    /// Frees a copy that no message will use again. Should a provider keep it, it stays with the
+    /// node.
+    fn drop_copy(&mut self, copy: Memory) {
+        let _ = self.free(copy);
+    }
+
+    /// Takes what has ended of the node's own.
+    pub(super) fn reap(&mut self) {
+        for at in (0..self.own.operations.len()).rev() {
+            if let Ok(Some(end)) = self.home.engine.test(self.own.operations[at].0) {
+                self.reap_operation(&end);
+            }
+        }
+        for at in (0..self.own.receives.len()).rev() {
+            if let Ok(Some(status)) = self.home.engine.test_recv(self.own.receives[at].0) {
+                let (_, copy) = self.own.receives.swap_remove(at);
+                self.received(copy, status.outcome);
             }
         }
     }
 
-    /// Frees memory that nothing uses. Should a provider keep it, it stays with the node.
-    fn drop_copy(&mut self, memory: Memory) {
-        let _ = self.free(memory);
+    /// After an operation has ended: whether it was one of the node's own.
+    pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
+        let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
+        let Some(at) = own else { return false };
+        match (self.own.operations.swap_remove(at), end.outcome) {
+            // Something may still read it: not for another message.
+            ((_, Some(copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
+            ((_, Some(copy)), _) => self.give_back(copy),
+            _ => {}
+        }
+        true
     }
 
-    /// Takes back the memory of messages that have ended.
-    fn reap(&mut self) {
-        let sends: Vec<Token> = self.copies.sends.iter().map(|(token, _)| *token).collect();
-        for token in sends {
-            if let Ok(Some(_)) | Err(OpError::StaleToken) = self.home.engine.test(token) {
-                self.sent(token);
-            }
-        }
-        let receives: Vec<Request> = self.copies.receives.iter().map(|(request, _)| *request).collect();
-        for request in receives {
-            if let Ok(Some(_)) | Err(OpError::StaleToken) = self.home.engine.test_recv(request) {
-                self.received(request);
-            }
-        }
-    }
-
-    /// A send from a copy has ended.
-    pub(super) fn sent(&mut self, token: Token) {
-        if let Some(at) = self.copies.sends.iter().position(|(other, _)| *other == token) {
-            let (_, memory) = self.copies.sends.swap_remove(at);
-            self.give_back(memory);
-        }
-    }
-
-    fn received(&mut self, request: Request) {
-        if let Some(at) = self.copies.receives.iter().position(|(other, _)| *other == request) {
-            let (_, memory) = self.copies.receives.swap_remove(at);
-            self.give_back(memory);
+    /// After the receive into a copy has ended.
+    fn received(&mut self, copy: Memory, outcome: Received) {
+        match outcome {
+            // Something may still write it: not for another message.
+            Received::Unknown(_) => self.drop_copy(copy),
+            _ => self.give_back(copy),
         }
     }
 }

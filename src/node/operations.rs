@@ -44,9 +44,6 @@ const EARLY: u64 = 50_000_000;
 /// Looks at a signal word before the clock is read.
 const LOOKS: u32 = 256;
 
-/// What operations carry whose completion the node itself takes. Programs use smaller words.
-pub(super) const INTERNAL: u64 = u64::MAX;
-
 /// What a put or a send takes its payload from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
@@ -168,9 +165,22 @@ impl Node {
     /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
     /// [`Error::Failed`]: it has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
-        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, INTERNAL))? {
-            Issued::Done { value } => Ok(value),
-            Issued::Pending(token) => self.finish(token, timeout).map(|end| end.value),
+        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0)) {
+            Ok(Issued::Done { value }) => Ok(value),
+            Ok(Issued::Pending(token)) => self.finish(token, timeout).map(|end| end.value),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for an operation of the node's own. One that does not end in time is reaped later.
+    fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
+        match self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until)) {
+            Ok(end) if end.outcome == Outcome::Done => Ok(end),
+            Ok(end) => Err(Error::Failed(end.outcome)),
+            Err(error) => {
+                self.own.operations.push((token, None));
+                Err(error)
+            }
         }
     }
 
@@ -268,19 +278,9 @@ impl Node {
     pub fn next_completion(&mut self) -> Option<Completion> {
         loop {
             let end = self.home.engine.next_completion()?;
-            if end.tag != INTERNAL {
+            if !self.reap_operation(&end) {
                 return Some(end);
             }
-            self.sent(end.token);
-        }
-    }
-
-    /// Waits for an operation.
-    pub(super) fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
-        let end = self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until))?;
-        match end.outcome {
-            Outcome::Done => Ok(end),
-            outcome => Err(Error::Failed(outcome)),
         }
     }
 
@@ -299,7 +299,8 @@ impl Node {
         }
     }
 
-    /// After a refusal: makes progress while there is no room, and tries again.
+    /// After a refusal: makes progress while there is no room, and tries again. The node's own
+    /// operations that have ended make room too.
     #[cold]
     #[inline(never)]
     pub(super) fn issue_later<T>(
@@ -308,13 +309,17 @@ impl Node {
         mut issue: impl FnMut(&mut NodeEngine) -> Result<T, OpError>,
     ) -> Result<T, Error> {
         let deadline_ns = self.deadline_ns(self.builder.patience);
-        while error == OpError::Again && self.home.host().now_ns() < deadline_ns {
-            if self.progress() == 0 {
-                self.home.host().yield_now();
-            }
+        while error == OpError::Again {
+            self.reap();
             match issue(&mut self.home.engine) {
                 Ok(issued) => return Ok(issued),
                 Err(other) => error = other,
+            }
+            if self.home.host().now_ns() >= deadline_ns {
+                break;
+            }
+            if self.progress() == 0 {
+                self.home.host().yield_now();
             }
         }
         Err(error.into())
@@ -327,12 +332,16 @@ impl Node {
         timeout: Duration,
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
+        // What is there already is had without a look at the clock.
+        let mut result = wait(&mut self.home.engine, &mut self.home.waiter, 0);
+        if !matches!(result, Err(WaitError::Deadline(_))) || timeout.is_zero() {
+            return Ok(result?);
+        }
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);
-        let mut until = self.slice_ns(deadline_ns);
-        let mut result = wait(&mut self.home.engine, &mut self.home.waiter, until);
+        let mut until = 0;
         while matches!(result, Err(WaitError::Deadline(_))) && until < deadline_ns {
-            self.chores();
+            self.meet();
             let early = until < late_ns;
             until = self.slice_ns(deadline_ns);
             let waiter = if early { &mut self.home.waiter } else { &mut self.home.sleeper };

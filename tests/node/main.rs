@@ -1,5 +1,6 @@
 //! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself.
 
+mod edges;
 mod misuse;
 mod verbs;
 

@@ -3,7 +3,7 @@
 
 use core::ptr::NonNull;
 
-use crate::error::{AttachError, Use};
+use crate::error::{AttachError, OpError, Use};
 use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
 use crate::rail::{Local, Rail, RailKey};
 
@@ -206,10 +206,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// The memory of a registered region from `addr` on, if `len` bytes lie inside it and are none of a device's. Peers may write it at any time: use
-    /// atomics or raw copies.
-    pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Option<NonNull<u8>> {
-        table::resolve_local(self.state.locals, addr, len as u64).ok()
+    /// The memory of a registered region from `addr` on. Peers may write it at any time: use atomics
+    /// or raw copies.
+    ///
+    /// # Errors
+    /// The region is not known, does not hold `len` bytes there, or is a device's.
+    #[inline]
+    pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Result<NonNull<u8>, OpError> {
+        table::resolve_local(self.state.locals, addr, len as u64)
     }
 }
 

@@ -161,7 +161,7 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
     assert_eq!(own.engine.export(gone, &mut [0; 512]), Err(AttachError::UnknownRegion));
     let again = own.engine.register(region(8)).unwrap();
     assert_ne!(again, gone);
-    assert_eq!(own.engine.local_ptr(gone.at(0), 1), None);
+    assert_eq!(own.engine.local_ptr(gone.at(0), 1), Err(OpError::UnknownRegion));
     while own.engine.register(region(8)).is_ok() {}
     assert_eq!(own.engine.register(region(8)), Err(AttachError::Full));
     let mut handle = [0; 512];

@@ -103,7 +103,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
 
     /// A word of the arena here.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && self.engine.local_ptr(self.ours.at(offset as u64), 8).is_some());
+        assert!(offset.is_multiple_of(8) && self.engine.local_ptr(self.ours.at(offset as u64), 8).is_ok());
         // SAFETY: inside the arena, as just checked, and a multiple of 8 bytes from its page-aligned start; words of
         // the arena are only accessed atomically.
         unsafe { self.arena.add(offset).cast::<AtomicU64>().as_ref() }

@@ -1,0 +1,240 @@
+//! Settings at their ends, and waits that end in the very moment in which something comes.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate::config::Settings;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::OpError;
+use fishplate::core::op::Outcome;
+use fishplate::node::{Error, Fabric, OpenError};
+use fishplate::{Cmp, Issued, Limits, Node, Notice, Rendezvous, Signal};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::{SOON, Way, two};
+
+#[test]
+fn settings_out_of_range_are_errors_and_endless_times_are_none() {
+    let settings = Settings { max_rails: 0, ..Settings::DEFAULT };
+    let opened = Node::builder().settings(settings).open();
+    assert!(matches!(opened, Err(OpenError::Setting(bad)) if bad.field == "max_rails"));
+    let mut node = Node::builder()
+        .fabric(Fabric::Off)
+        .connect_timeout(Duration::MAX)
+        .patience(Duration::MAX)
+        .open()
+        .unwrap();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    let memory = node.alloc(64).unwrap();
+    let handle = node.handle(memory).unwrap();
+    let there = node.import(me, handle).unwrap();
+    node.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+    node.wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::MAX).unwrap();
+    node.quiet(me, Duration::MAX).unwrap();
+    let mut job = Rendezvous::join("127.0.0.1:0", 1, Duration::MAX).unwrap();
+    assert_eq!(job.allgather(b"alone").unwrap(), [b"alone"]);
+    node.close(Duration::MAX).unwrap();
+}
+
+#[test]
+fn rails_that_were_named_and_are_not_there_are_an_error() {
+    let fake = Fake::new(Persona::cxi(), 1);
+    let named = |providers: &[&str], interfaces: &[&str]| {
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let settings =
+            Settings { providers: own(providers), interfaces: own(interfaces), ..Settings::DEFAULT };
+        Node::builder().library(fake.library()).settings(settings).open()
+    };
+    for (providers, interfaces) in [(&["cxi"][..], &["cxi9"][..]), (&["efa"], &[])] {
+        assert!(matches!(named(providers, interfaces), Err(OpenError::Rails(_))), "{providers:?}");
+    }
+    assert!(named(&["cxi"], &["cxi0"]).is_ok());
+}
+
+#[test]
+fn nodes_meet_over_a_provider_inside_the_process() {
+    let fake = Fake::new(Persona::cxi(), 5);
+    let open = |interfaces: &[&str]| {
+        let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
+        let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
+        let node = Node::builder().library(fake.library()).settings(settings).shared_memory(false);
+        node.open().unwrap()
+    };
+    let (mut a, mut b) = (open(&["cxi0"]), open(&["cxi1", "cxi2"]));
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let (b_at_a, a_at_b) = (a.connect(to_b).unwrap(), b.connect(to_a).unwrap());
+    assert_eq!((a.reach(b_at_a).unwrap().fabric, b.reach(a_at_b).unwrap().fabric), (1, 1));
+    let (source, inbox) = (a.alloc(4096).unwrap(), b.alloc(4096).unwrap());
+    let there = a.import(b_at_a, b.handle(inbox).unwrap()).unwrap();
+    a.write(source.at(0), &[9; 3000]).unwrap();
+    let signal = Signal::set(there.at(0), 1);
+    a.put_signal(source.slice(..3000), there.at(64), signal, Notice::Silent).unwrap();
+    while b.load(inbox.at(0)).unwrap() == 0 {
+        a.progress();
+        b.progress();
+    }
+    let mut got = [0; 3000];
+    b.read(inbox.at(64), &mut got).unwrap();
+    assert_eq!(got, [9; 3000]);
+}
+
+#[test]
+fn a_message_that_comes_as_its_wait_ends_is_received_once() {
+    const MESSAGES: u64 = 3000;
+    for len in [8, 20_000] {
+        two(
+            Way::SharedMemory,
+            |builder| builder,
+            |mut side| {
+                let peer = side.peer;
+                if side.rank == 0 {
+                    for n in 0..MESSAGES {
+                        let mut bytes = vec![0; len];
+                        bytes[..8].copy_from_slice(&n.to_le_bytes());
+                        side.node.send(peer, 1, &bytes[..], Notice::Silent).unwrap();
+                    }
+                    side.node.quiet(peer, SOON).unwrap();
+                } else {
+                    let (mut next, mut late, mut into) = (0u64, 0u64, vec![0; len]);
+                    while next < MESSAGES {
+                        // As short as a look, and some lengths that messages come in.
+                        let timeout = Duration::from_nanos(next % 4 * 1000);
+                        match side.node.recv(Some(peer), 1, Tag::ZERO, &mut into, timeout) {
+                            Ok(message) => {
+                                let n = u64::from_le_bytes(into[..8].try_into().unwrap());
+                                assert_eq!((n, message.len), (next, len as u64), "lost, after {late} waits");
+                                next += 1;
+                            }
+                            Err(Error::Wait(_)) => late += 1,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+                side.exchange(&[]);
+                side.node.close(SOON).unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn memory_of_the_program_is_reached_and_its_bounds_are_named() {
+    two(
+        Way::SharedMemory,
+        |builder| builder.limits(Limits { operations: 4, ..Limits::DEFAULT }).patience(Duration::ZERO),
+        |mut side| {
+            let words: &'static mut [u64] = Box::leak(vec![0; 512].into());
+            // SAFETY: leaked, and touched by the node alone.
+            let memory = unsafe { side.node.register(NonNull::from(&mut words[0]).cast(), 4096) }.unwrap();
+            let beyond = OpError::OutOfBounds { offset: 4090, len: 8, size: 4096 };
+            assert_eq!(side.node.write(memory.at(4090), &[0; 8]), Err(beyond.into()));
+            let page = side.node.alloc(100).unwrap();
+            let beyond = OpError::OutOfBounds { offset: 96, len: 8, size: 100 };
+            assert_eq!(side.node.store(page.at(96), 1), Err(beyond.into()));
+
+            let handle = side.node.handle(memory).unwrap();
+            let handle = side.exchange(&handle);
+            let there = side.node.import(side.peer, handle).unwrap();
+            side.exchange(&[]);
+            if side.rank == 0 {
+                // The other side makes no progress: more waits expire than there are places for operations.
+                side.receive.recv().unwrap();
+                let mut expired = 0;
+                for _ in 0..8 {
+                    match side.node.fetch_add(there.at(0), 1, Duration::ZERO) {
+                        Err(Error::Wait(_)) => expired += 1,
+                        other => assert_eq!(other, Err(OpError::Again.into())),
+                    }
+                }
+                assert_eq!(expired, 4);
+                side.send.send(vec![]).unwrap();
+                // Every place comes free again, and what had expired was executed.
+                let deadline = Instant::now() + SOON;
+                let before = loop {
+                    match side.node.fetch_add(there.at(0), 1, SOON) {
+                        Err(Error::Op(OpError::Again)) if Instant::now() < deadline => {
+                            _ = side.node.progress()
+                        }
+                        other => break other,
+                    }
+                };
+                assert_eq!(before, Ok(expired));
+            } else {
+                side.send.send(vec![]).unwrap();
+                side.receive.recv().unwrap();
+            }
+            side.exchange(&[]);
+            side.node.close(SOON).unwrap();
+        },
+    );
+}
+
+#[test]
+fn words_of_the_program_come_back_whatever_they_are() {
+    two(
+        Way::SharedMemory,
+        |builder| builder,
+        |mut side| {
+            let memory = side.node.alloc(1 << 20).unwrap();
+            let request = side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
+            // From a copy of the node's own: its completion is not the program's.
+            side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
+            let sent =
+                side.node.send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX)).unwrap();
+            let mut into = vec![0; 100_000];
+            side.node.recv(None, 2, Tag::ZERO, &mut into, SOON).unwrap();
+            side.node.quiet(side.peer, SOON).unwrap();
+            let ends: Vec<_> = std::iter::from_fn(|| side.node.next_completion()).collect();
+            match sent {
+                Issued::Pending(token) => {
+                    assert_eq!(ends.len(), 1);
+                    assert_eq!(
+                        (ends[0].token, ends[0].tag, ends[0].outcome),
+                        (token, u64::MAX, Outcome::Done)
+                    );
+                }
+                Issued::Done { .. } => assert_eq!(ends.len(), 0),
+            }
+            let status = loop {
+                side.node.progress();
+                if let Some(status) = side.node.next_recv() {
+                    break status;
+                }
+            };
+            assert_eq!((status.request, status.word), (request, u64::MAX));
+            side.exchange(&[]);
+            side.node.close(SOON).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_close_says_that_operations_were_lost_with_a_peer_that_died() {
+    two(
+        Way::SharedMemory,
+        |builder| builder.patience(Duration::ZERO),
+        |mut side| {
+            let memory = side.node.alloc(1 << 20).unwrap();
+            let handle = side.node.handle(memory).unwrap();
+            let handle = side.exchange(&handle);
+            side.node.import(side.peer, handle).unwrap();
+            side.exchange(&[]);
+            if side.rank == 0 {
+                // The other side reads none of them.
+                side.receive.recv().unwrap();
+                for tag in 0..20 {
+                    side.node.send(side.peer, tag, memory.slice(..200_000), Notice::Silent).unwrap();
+                }
+                side.send.send(vec![]).unwrap();
+                let waited = side.node.wait(memory.at(0), Cmp::Eq, 1, Some(side.peer), SOON);
+                assert!(waited.is_err() && side.node.peer_error(side.peer).unwrap().is_some());
+                let closed = side.node.close(SOON);
+                assert!(matches!(closed, Err(Error::Wait(_))), "{closed:?}");
+            } else {
+                side.send.send(vec![]).unwrap();
+                side.receive.recv().unwrap();
+            }
+        },
+    );
+}
