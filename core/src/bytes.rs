@@ -1,5 +1,6 @@
 //! Numbers in bytes: fields one after another, little-endian, with no padding between them. What
-//! travels between processes is written and read with these. Nothing here blocks, allocates or panics.
+//! travels between processes is written and read with these. Nothing here blocks, allocates or
+//! panics.
 //!
 //! ```
 //! use fishplate_core::bytes::{Put, Reader, Short};
@@ -133,8 +134,8 @@ impl<'a> Writer<'a> {
         Writer { out, len: 0 }
     }
 
-    /// Bytes that all fields so far need. More than there are: the first field that did not fit, and
-    /// what came behind it, was left out.
+    /// Bytes that all fields so far need. More than there are: the first field that did not fit,
+    /// and what came behind it, was left out.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len

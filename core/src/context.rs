@@ -1,11 +1,13 @@
 //! What a thread holds that leaves its engine to a worker: a context, the other end of a [`Desk`].
 //!
-//! A thread that drives its engine itself needs none of this: it calls [`Engine`](crate::engine::Engine) and is done sooner, because
-//! nothing is handed over. A context is for threads beside one that owns the rails.
+//! A thread that drives its engine itself needs none of this: it calls
+//! [`Engine`](crate::engine::Engine) and is done sooner, because nothing is handed over. A context
+//! is for threads beside one that owns the rails.
 //!
-//! A context is the verbs of an engine over a [`Queue`], with tickets in place of events. Submitting takes a slot of the queue's
-//! pool and writes one of its ring and, if the worker sleeps, wakes it; it never blocks or allocates. An answer stays in its
-//! slot until it is taken by ticket. Only the waits block, until their deadline at the latest.
+//! A context is the verbs of an engine over a [`Queue`], with tickets in place of events.
+//! Submitting takes a slot of the queue's pool and writes one of its ring and, if the worker
+//! sleeps, wakes it; it never blocks or allocates. An answer stays in its slot until it is taken by
+//! ticket. Only the waits block, until their deadline at the latest.
 
 use crate::engine::command::{Command, Reply};
 use crate::engine::lane::Desk;
@@ -96,10 +98,11 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Amo { at, amo, fetch: true })
     }
 
-    /// [`Engine::send`](crate::engine::Engine::send) of so many bytes, which stay as they are until it is answered.
+    /// [`Engine::send`](crate::engine::Engine::send). The bytes stay as they are until its answer.
     ///
-    /// One that finds no room, as where too many of its headers wait at the receiver, waits for it, and with it all that was submitted
-    /// after it here, receives and cancellations too. So post receives first, or from another context.
+    /// One that finds no room, as where too many of its headers wait at the receiver, waits for it,
+    /// and with it all that was submitted after it here, receives and cancellations too. So post
+    /// receives first, or from another context.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn send(
         &mut self,
@@ -152,7 +155,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message that is claimed after the deadline has passed is nobody's.
+    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message that is claimed after the
+    /// deadline has passed is nobody's.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -182,7 +186,8 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Discard(message))
     }
 
-    /// [`Engine::cancel`](crate::engine::Engine::cancel). The receive is answered as well, once, whatever this says.
+    /// [`Engine::cancel`](crate::engine::Engine::cancel).
+    /// Whatever this returns, the receive is still answered, once.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if the receive has been answered; [`WaitError::Deadline`].
@@ -196,8 +201,9 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Any command without an answer. Of one that the engine takes, [`quiet`](Self::quiet) says if it failed later; one that the engine
-    /// refuses, and one whose answer is all that it does, is gone without a word.
+    /// Any command without an answer. Of one that the engine takes, [`quiet`](Self::quiet) says if
+    /// it failed later; one that the engine refuses, and one whose answer is all that it does, is
+    /// gone without a word.
     ///
     /// # Errors
     /// [`OpError::Again`] when all commands are out.
@@ -205,8 +211,8 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.submit_raw(command, false).map(drop).map_err(|_| OpError::Again)
     }
 
-    /// Orders later writes to the peer after everything before: [`Engine::fence`](crate::engine::Engine::fence), whose refusal is not
-    /// told.
+    /// Orders later writes to the peer after everything before:
+    /// [`Engine::fence`](crate::engine::Engine::fence), whose refusal is not told.
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
         self.submit_silent(Command::Fence(peer))
     }
@@ -214,13 +220,15 @@ impl<'m, H: Host> Context<'m, H> {
     /// Completes: on return everything submitted before to this peer is applied there.
     ///
     /// # Errors
-    /// As [`Engine::quiet`](crate::engine::Engine::quiet). After a deadline the request is still with the worker.
+    /// [`Engine::quiet`](crate::engine::Engine::quiet). After the deadline the worker still holds
+    /// the request.
     pub fn quiet(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), WaitError> {
         let ticket = self.ask_until(Command::Quiet(peer), deadline_ns)?;
         self.value(ticket, deadline_ns).map(drop)
     }
 
-    /// Waits for a signal: [`Engine::wait_signal`](crate::engine::Engine::wait_signal). The worker watches the word.
+    /// Waits for a signal: [`Engine::wait_signal`](crate::engine::Engine::wait_signal).
+    /// The worker polls the word.
     ///
     /// # Errors
     /// As there. After a deadline the worker still watches; a context has one watch at a time.
@@ -248,8 +256,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// Waits for the answer of a request, and takes it.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it was taken before, or is another
-    /// context's.
+    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it
+    /// was taken before, or is another context's.
     pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let id = self.own(ticket)?;
         self.queue.wait_reply(id, deadline_ns)
@@ -281,7 +289,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Waits for the answer of a request whose ticket nobody else has. After the deadline it is nobody's.
+    /// Waits for the answer to a request whose ticket no other caller holds,
+    /// and drops it at the deadline.
     fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let waited = self.wait(ticket, deadline_ns);
         if waited.is_err() {

@@ -1,16 +1,18 @@
 //! Layer 3: order, on top of rails that have none.
 //!
-//! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is driven by one thread:
-//! posting an operation, [`Engine::progress`] and the waits. Nothing here allocates, locks or starts a thread; all tables are
-//! borrowed at setup ([`Memory`]) and bounded. Only the waits block, and each takes a deadline.
+//! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is
+//! driven by one thread: posting an operation, [`Engine::progress`] and the waits. Nothing here
+//! allocates, locks or starts a thread; all tables are borrowed at setup ([`Memory`]) and bounded.
+//! Only the waits block, and each takes a deadline.
 //!
 //! # How an operation travels
 //!
-//! - **Directly**, when the peer's memory is mapped (or can be copied into at once) and the stream has nothing in flight:
-//!   a copy, an atomic, done on return. Program order is stream order.
-//! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever rail carries it. The
-//!   target applies signals and atomics in the order of numbers, each only when everything before it has landed, and tells
-//!   the origin by a cumulative cursor. An operation is done when the cursor has passed its last number.
+//! - **Directly**, when the peer's memory is mapped (or can be copied into at once) and the stream
+//!   has nothing in flight: a copy, an atomic, done on return. Program order is stream order.
+//! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever
+//!   rail carries it. The target applies signals and atomics in the order of numbers, each only
+//!   when everything before it has landed, and tells the origin by a cumulative cursor. An
+//!   operation is done when the cursor has passed its last number.
 //!
 //! # Files
 //!
@@ -83,8 +85,8 @@ pub enum RailPolicy {
     Fixed,
     /// One after the other, from a start that differs per pair.
     RoundRobin,
-    /// The one that will have worked off what is outstanding on it first, as fast as rails were seen to be; ties one after the
-    /// other.
+    /// The one that will have worked off what is outstanding on it first, as fast as rails were
+    /// seen to be; ties one after the other.
     LeastOutstanding,
 }
 
@@ -97,7 +99,7 @@ pub struct Config {
     pub window: u32,
     /// Events, and due streams, that a pass handles per queue.
     pub batch: u32,
-    /// Payload up to which a put-signal is one message; less where no rail to a peer takes one so long.
+    /// Longest payload of a put-signal sent as one message; less where a rail to a peer takes less.
     pub eager: u32,
     /// Size from which a write or read is cut and spread over rails.
     pub stripe_threshold: u64,
@@ -107,7 +109,8 @@ pub struct Config {
     pub policy: RailPolicy,
     /// Passes after which an acknowledgement that is owed goes out alone.
     pub ack_age: u32,
-    /// The first sequence number of every stream. Both ends use the same; tests begin just before a wrap.
+    /// The first sequence number of every stream, the same at both ends.
+    /// Tests begin just before a wrap.
     pub first_sequence: u64,
     /// Spreads the start of round robin over pairs, and is where an engine begins to count its
     /// attachments: give each process its own, and another each time it starts.
@@ -143,8 +146,8 @@ impl Default for Config {
 
 /// The memory of an engine, borrowed for its life. Lengths are the limits.
 ///
-/// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C, `parked` P·C·W,
-/// `bitmap` [`Config::bitmap_words`]`(P·C)`.
+/// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C,
+/// `parked` P·C·W, `bitmap` [`Config::bitmap_words`]`(P·C)`.
 pub struct Memory<'m, const RAILS: usize> {
     /// One per peer.
     pub peers: &'m mut [PeerSlot],
@@ -205,7 +208,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub due: Due,
     /// Operations accepted and not ended, of all streams.
     pub open: u32,
-    /// Failed peers, and streams with failed operations that quiet has not told of. Zero: quiet has nothing to tell.
+    /// Failed peers, and streams with failed operations, that quiet has not reported yet.
     pub troubles: u32,
     /// Memory of a peer was written directly since the last quiet.
     pub direct: bool,
@@ -221,8 +224,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
     // The limits that hold for every peer: what keeps them needs no look at its own.
-    /// Longest write that every rail takes in one post, that is not cut to be spread over rails, and that the tag of a silent
-    /// operation's post can tell. In bytes.
+    /// Longest write that every rail takes in one post, that is not cut to be spread over rails,
+    /// and that the tag of a silent operation's post can tell. In bytes.
     pub single_max: u64,
     /// Payload up to which a put-signal to any peer is one message, in bytes.
     pub eager: u32,
@@ -345,7 +348,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// It cannot take memory away from under the engine. This does not compile:
     ///
     /// ```compile_fail,E0596
-    /// # use fishplate_core::{engine::Engine, mem::{Peer, RailId}, rail::{Rail, loopback::Loopback}};
+    /// # use fishplate_core::{engine::Engine, mem::{Peer, RailId}};
+    /// # use fishplate_core::rail::{Rail, loopback::Loopback};
     /// # fn detach(engine: &mut Engine<'_, Loopback<4>, 1>) {
     /// engine.rail_mut(RailId(0)).unwrap().detach(Peer(0));
     /// # }
@@ -385,8 +389,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
     }
 
-    /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how many events came in.
-    /// Never blocks.
+    /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how
+    /// many events came in. Never blocks.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         self.state.stats.passes += 1;
@@ -413,8 +417,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits call it; who only writes to
-    /// mapped memory and never waits calls it now and then, since the memory of a dead peer takes writes without complaint.
+    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits
+    /// call it; who only writes to mapped memory and never waits calls it now and then, since the
+    /// memory of a dead peer takes writes without complaint.
     #[cold]
     pub fn check_peers(&mut self) {
         for (i, rail) in self.rails.iter_mut().enumerate() {

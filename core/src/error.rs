@@ -1,7 +1,7 @@
 //! What can go wrong, one small `Copy` enum per phase: posting, completing, attaching, waiting.
 //!
-//! Each says what did *not* happen, and reads as a sentence (`Display`). Codes of a provider or the system are kept raw. Nothing here
-//! allocates.
+//! Each says what did *not* happen, and reads as a sentence (`Display`). Codes of a provider or the
+//! system are kept raw. Nothing here allocates.
 
 mod display;
 
@@ -53,7 +53,7 @@ pub enum PeerError {
     Died,
     /// The connection was closed in good order, or is being closed, by either end.
     Closed,
-    /// It sent, or wrote into shared memory, something that the protocol forbids: it is quarantined.
+    /// It broke the protocol in a message or in shared memory: it is quarantined.
     Protocol(Violation),
     /// A rail reported an error that leaves a hole in the stream.
     Rail(RailId),
@@ -180,7 +180,8 @@ pub enum OpError {
         /// Size of the region, in bytes.
         size: u64,
     },
-    /// The memory is a device's, which the processor cannot touch: no place for signals, atomics, injected bytes and waits.
+    /// Device memory, which the processor cannot touch:
+    /// no signals, atomics, injected bytes or waits there.
     DeviceMemory,
     /// The address of a signal or atomic is not a multiple of its width, in bytes.
     Misaligned {
@@ -222,7 +223,7 @@ pub enum WaitError {
     Deadline(Stuck),
     /// The peer waited for has failed.
     PeerFailed(PeerId, PeerError),
-    /// Operations posted without a report have failed since the last quiet: this many, the peer itself being well.
+    /// This many operations without reports failed since the last quiet; the peer itself is well.
     Failed(u32),
     /// The wait itself was asked wrongly.
     Op(OpError),

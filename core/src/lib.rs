@@ -1,8 +1,8 @@
-//! Fishplate's core: one-sided operations over several rails at once, in one order, without allocation, locks or an operating
-//! system. A fishplate is the bar that joins two rails.
+//! Fishplate's core: one-sided operations over several rails at once, in one order, without
+//! allocation, locks or an operating system. A fishplate is the bar that joins two rails.
 //!
-//! Put, get, put-signal, atomics, fence and quiet, over any implementation of [`rail::Rail`]. Everything runs on the caller's
-//! thread and in the caller's memory.
+//! Put, get, put-signal, atomics, fence and quiet, over any implementation of [`rail::Rail`].
+//! Everything runs on the caller's thread and in the caller's memory.
 //!
 //! ```
 //! use core::ptr::NonNull;
@@ -18,12 +18,14 @@
 //! let mut tables = Tables::<1, 1, 128, 4, 16>::new();
 //!
 //! // An engine over one rail that leads back here, and itself as its only peer.
-//! let mut engine = Engine::new(Config::DEFAULT, [Loopback::<16>::new()], tables.memory()).unwrap();
+//! let rails = [Loopback::<16>::new()];
+//! let mut engine = Engine::new(Config::DEFAULT, rails, tables.memory()).unwrap();
 //! let me = engine.reserve_peer().unwrap();
 //! engine.connect_peer(me, 0b1).unwrap();
 //!
 //! // Memory is registered, exported as a handle, and imported by whoever wants to reach it.
-//! let region = unsafe { Region::new(NonNull::from(&mut memory).cast(), 4096, RegionKind::Private) };
+//! let start = NonNull::from(&mut memory).cast();
+//! let region = unsafe { Region::new(start, 4096, RegionKind::Private) };
 //! let mine = engine.register(region).unwrap();
 //! let mut handle = [0; 512];
 //! let len = engine.export(mine, &mut handle).unwrap();
@@ -43,33 +45,39 @@
 //!
 //! # The contract
 //!
-//! - **Order.** What a context sends to one peer has a place in that (context, peer) stream, whatever rail it takes: every network
-//!   write, signal and atomic. The receiver applies signals and atomics in stream order, each only when every earlier write
-//!   of the stream has landed. Writes themselves land in any order. Different contexts are independent streams.
-//! - **Fence** orders without waiting where the stream already does; it drains only what it must (a write before a later write).
-//!   **Quiet** completes: on return every earlier operation is applied at its target. A quiet with nothing to do costs a few loads
-//!   and no call into a rail.
-//! - **Completion** has three outcomes: done · failed and quiescent (the buffer may be reused, nothing will land later) · failed,
-//!   unknown. A stale or foreign token is an error, never "done". Every wait takes a deadline, and when it expires says which peer,
-//!   which rail, which hole.
-//! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread is started, no environment
-//!   variable read, no signal handler set. The waits may sleep, through the [`Host`](sync::host::Host) they are given.
-//! - **A peer is not trusted.** Whatever arrives is copied out once, checked against what was registered (region, bounds, width,
-//!   sequence window) and refused with an error that names it. No panic, no write outside a registered region.
+//! - **Order.** What a context sends to one peer has a place in that (context, peer) stream,
+//!   whatever rail it takes: every network write, signal and atomic. The receiver applies signals
+//!   and atomics in stream order, each only when every earlier write of the stream has landed.
+//!   Writes themselves land in any order. Different contexts are independent streams.
+//! - **Fence** orders without waiting where the stream already does; it drains only what it must (a
+//!   write before a later write). **Quiet** completes: on return every earlier operation is applied
+//!   at its target. A quiet with nothing to do costs a few loads and no call into a rail.
+//! - **Completion** has three outcomes: done · failed and quiescent (the buffer may be reused,
+//!   nothing will land later) · failed, unknown. A stale or foreign token is an error, never
+//!   "done". Every wait takes a deadline, and when it expires says which peer, which rail, which
+//!   hole.
+//! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread
+//!   is started, no environment variable read, no signal handler set. The waits may sleep, through
+//!   the [`Host`](sync::host::Host) they are given.
+//! - **A peer is not trusted.** Whatever arrives is copied out once, checked against what was
+//!   registered (region, bounds, width, sequence window) and refused with an error that names it.
+//!   No panic, no write outside a registered region.
 //! - **One attachment, one epoch.** What was sent in one attachment of a peer never counts in a
 //!   later one, however late it comes: it is dropped and counted ([`Stats::stale`](engine::Stats)).
 //!   A peer that attaches anew while this end does not is given up.
-//! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the caller gets
-//!   [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured number of items per queue at most.
+//! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the
+//!   caller gets [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured
+//!   number of items per queue at most.
 //!
 //! # Layers
 //!
-//! From the bottom up, each importing only those before it; [`bytes`], [`mem`], [`op`] and [`error`] are the words they share.
+//! From the bottom up, each importing only those before it; [`bytes`], [`mem`], [`op`] and
+//! [`error`] are the words they share.
 //!
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.
 //! 3. [`engine`]: order on top of rails that have none.
-//! 4. [`queue`]: commands for an engine that another thread drives, their events, and what orders them.
+//! 4. [`queue`]: commands for an engine that another thread drives, with events and dependencies.
 //! 5. [`context`]: the verbs of an engine, over a queue.
 //! 6. [`psm`]: matched queues as PSM and PSM2 define them, over an engine.
 

@@ -1,7 +1,7 @@
 //! How memory, peers and rails are named.
 //!
-//! Memory crosses package borders as a [`Region`]. What a peer can write is never a Rust reference: it is an
-//! [`Untrusted`] view, or atomics, or raw copies. Nothing here blocks or allocates.
+//! Memory crosses package borders as a [`Region`]. What a peer can write is never a Rust reference:
+//! it is an [`Untrusted`] view, or atomics, or raw copies. Nothing here blocks or allocates.
 
 mod copy;
 
@@ -10,8 +10,8 @@ pub use copy::{copy_bytes, copy_message, copy_to_window};
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Slots of a table whose memory may come as zeros from the allocator, which does not touch it before
-/// it is used.
+/// Slots of a table whose memory may come as zeros from the allocator,
+/// which does not touch it before it is used.
 ///
 /// # Safety
 /// A value all of whose bytes are zero is valid.
@@ -45,22 +45,23 @@ impl PeerId {
 pub enum RegionKind {
     /// Memory of this process alone.
     Private,
-    /// Lies in a shared segment: the segment's number, as its owner counts, and the offset in it, in bytes.
+    /// In a shared segment: the segment's number, in its owner's count, and the offset, in bytes.
     Shared {
         /// Number of the segment within the process that made it.
         segment: u32,
         /// First byte of the region within the segment.
         offset: u64,
     },
-    /// Lies in the segment that this process and one peer have in common. Only that peer can import it.
+    /// In the segment that this process shares with one peer. Only that peer can import it.
     Common {
         /// The peer.
         peer: Peer,
         /// First byte of the region within the segment.
         offset: u64,
     },
-    /// Memory of a device, named by an address that the processor must not touch. Only rails move it: nothing of it rides in a
-    /// message, it holds no signal, and no atomic is carried out in it.
+    /// Memory of a device, named by an address that the processor must not touch. Only rails move
+    /// it: nothing of it rides in a message, it holds no signal, and no atomic is carried out in
+    /// it.
     Device {
         /// Which device, as this process counts them.
         ordinal: u32,
@@ -115,8 +116,9 @@ impl Region {
 }
 
 /// Registered memory of this process, by number.
-// Eight bytes: an address of eight and eight has no padding. With padding it is stored in one width and loaded in another, and such
-// a load waits for all earlier stores, those to memory of the peer included.
+// Eight bytes: an address of eight and eight has no padding. With padding it is stored in one width
+// and loaded in another, and such a load waits for all earlier stores, those to memory of the peer
+// included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LocalId {
     pub(crate) index: u32,
@@ -164,7 +166,7 @@ pub struct RemoteAddr {
     pub offset: u64,
 }
 
-/// Bytes that a peer may be writing while we look: an allegation about memory, to be copied out once and then checked.
+/// Bytes that a peer may be writing meanwhile: copy them out once, then check the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Untrusted<'a> {
     ptr: *const u8,
@@ -204,8 +206,8 @@ impl<'a> Untrusted<'a> {
     #[inline(always)]
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
-        // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy makes no claim that
-        // the source holds still.
+        // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy
+        // makes no claim that the source holds still.
         unsafe { copy_bytes(self.ptr, into.as_mut_ptr(), n) };
         n
     }
@@ -213,7 +215,8 @@ impl<'a> Untrusted<'a> {
     /// The first byte as it is now, or 0 of an empty view.
     #[inline(always)]
     pub fn first(&self) -> u8 {
-        // SAFETY: not empty, and readable as `new` was promised; volatile, for it may change at any time.
+        // SAFETY: not empty, and readable as `new` requires;
+        // volatile, as it may change at any time.
         if self.len == 0 { 0 } else { unsafe { self.ptr.read_volatile() } }
     }
 

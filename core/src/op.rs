@@ -154,7 +154,8 @@ pub struct Completion {
     pub tag: u64,
     /// How it ended.
     pub outcome: Outcome,
-    /// The value that a fetching atomic fetched, or the bytes that the receiver of a tagged message took; otherwise 0.
+    /// A fetching atomic's old value, or the length that a tagged receive took,
+    /// in bytes; otherwise 0.
     pub value: u64,
     /// Counts ends, of reported operations and of receives alike: the order in which they came.
     pub order: u64,

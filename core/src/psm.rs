@@ -1,25 +1,30 @@
 //! Matched queues as PSM and PSM2 define them, on an [`Engine`]: what a C binding stands on.
 //!
-//! Calls keep the names and the rules of `psm2_mq.h`; where that leaves something to chance (contents of a status after a cancel or a
-//! probe, a synchronous send to oneself that is tested early) it is defined here. One [`Mq`] has an engine to itself: it takes all of
-//! the engine's completions. It never allocates; only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and [`Mq::send2`] block, and they
-//! take a deadline.
+//! Calls keep the names and the rules of `psm2_mq.h`; where that leaves something to chance
+//! (contents of a status after a cancel or a probe, a synchronous send to oneself that is tested
+//! early) it is defined here. One [`Mq`] has an engine to itself: it takes all of the engine's
+//! completions. It never allocates; only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and
+//! [`Mq::send2`] block, and they take a deadline.
 //!
 //! # Rules
 //!
-//! - Version 1 has tags of 64 bits and no source: `irecv` matches from anybody, whatever the third word says. Version 2 has
-//!   three words of 32 bits and a source. `tagsel` has a bit set for each bit that is compared.
-//! - Requests complete in an order of their own, sends and receives alike: [`Mq::ipeek`] tells the oldest completed and leaves it;
-//!   it makes progress only if none is there. [`Mq::test`] makes none.
-//! - A request is over when `wait`, `test` or `req_free` has taken it, never before; its handle is stale then.
-//! - [`Mq::cancel`] takes a receive back that has not matched. It completes, and is still to be taken.
-//! - A message that is longer than its buffer completes with [`Code::Truncation`]; the call itself is fine. `msg_length` is always
-//!   the sender's length and `nbytes` what was delivered.
+//! - Version 1 has tags of 64 bits and no source: `irecv` matches from anybody, whatever the third
+//!   word says. Version 2 has three words of 32 bits and a source. `tagsel` has a bit set for each
+//!   bit that is compared.
+//! - Requests complete in an order of their own, sends and receives alike: [`Mq::ipeek`] tells the
+//!   oldest completed and leaves it; it makes progress only if none is there. [`Mq::test`] makes
+//!   none.
+//! - A request ends when `wait`, `test` or `req_free` takes it, never before; its handle is stale
+//!   then.
+//! - [`Mq::cancel`] cancels an unmatched receive. It completes, and its status is still to be
+//!   taken.
+//! - A message that is longer than its buffer completes with [`Code::Truncation`]; the call itself
+//!   is fine. `msg_length` is always the sender's length and `nbytes` what was delivered.
 //!
 //! # Files
 //!
-//! `send`, `receive`, `probe` and `complete` are the calls, `request` is the table of requests, `status` what is said of them;
-//! `provider` the calls that a libfabric provider makes besides.
+//! `send`, `receive`, `probe` and `complete` are the calls, `request` is the table of requests,
+//! `status` what is said of them; `provider` the calls that a libfabric provider makes besides.
 
 mod complete;
 mod probe;
@@ -60,7 +65,8 @@ pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
-    /// A queue over an engine that matches, which sends in `context`, with one slot per request that is not over.
+    /// A queue over an engine that matches.
+    /// It sends in `context` and has one slot per open request.
     ///
     /// # Errors
     /// [`Code::ParamErr`] if the engine does not match, or there is no slot.

@@ -1,31 +1,36 @@
-//! A queue of commands for an engine that another thread drives: the other end of a worker's [`Desk`].
+//! A queue of commands for an engine that another thread drives: the peer of a worker's [`Desk`].
 //!
-//! A queue is a pool of commands, a ring to the worker, a ring back, and the events that tell how commands ended. One thread
-//! uses it at a time; many queues feed one worker, each over its own rings. Creating and submitting a command takes no allocation, no
-//! lock and no system call, unless the worker sleeps and must be woken; only the waits block, until their deadline.
+//! A queue is a pool of commands, a ring to the worker, a ring back, and the events that tell how
+//! commands ended. One thread uses it at a time; many queues feed one worker, each over its own
+//! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
+//! the worker sleeps and must be woken; only the waits block, until their deadline.
 //!
-//! Commands of one queue begin in the order of submission, and may end in any. A [`MarkerCommand`] is done when everything before
-//! it is; [`Cmd::after`] has a command begin only once another, of any queue and any worker, has ended well.
+//! Commands of one queue begin in the order of submission, and may end in any. A [`MarkerCommand`]
+//! is done when everything before it is; [`Cmd::after`] has a command begin only once another, of
+//! any queue and any worker, has ended well.
 //!
-//! Commands never wait for each other in a circle. A command comes after those before it in its queue and after events, and there is
-//! an event only of what was submitted; what was submitted takes no more events. So each waits only for what was submitted
-//! earlier. Closing a circle does not compile:
+//! Commands never wait for each other in a circle. A command comes after those before it in its
+//! queue and after events, and there is an event only of what was submitted; what was submitted
+//! takes no more events. So each waits only for what was submitted earlier. Closing a circle does
+//! not compile:
 //!
 //! ```compile_fail,E0382
 //! # use fishplate_core::{queue::{MarkerCommand, Queue}, sync::host::SpinHost};
 //! # fn circle(queue: &mut Queue<'static, SpinHost>) {
-//! let (first, second) = (queue.create(MarkerCommand).unwrap(), queue.create(MarkerCommand).unwrap());
+//! let first = queue.create(MarkerCommand).unwrap();
+//! let second = queue.create(MarkerCommand).unwrap();
 //! let first_event = queue.submit(first);
 //! let second_event = queue.submit(second.after(&first_event).unwrap());
 //! queue.submit(first.after(&second_event).unwrap());
 //! # }
 //! ```
 //!
-//! What commands *do* may still wait for ever: a receive that nothing matches, say, and a marker behind it. Waits end at their
-//! deadline, and [`Queue::held`] tells which command the worker is held up by, and why.
+//! What commands *do* may still wait for ever: a receive that nothing matches, say, and a marker
+//! behind it. Waits end at their deadline, and [`Queue::held`] tells which command the worker is
+//! held up by, and why.
 //!
-//! A queue may be dropped at any time. What it submitted is done all the same, events stay good, and the last of them lets go of
-//! the memory. Sharing a queue between threads does not compile:
+//! A queue may be dropped at any time. What it submitted is done all the same, events stay good,
+//! and the last of them lets go of the memory. Sharing a queue between threads does not compile:
 //!
 //! ```compile_fail,E0277
 //! fn shared<T: Sync>() {}
@@ -60,7 +65,7 @@ pub use commands::{
     ReadCommand, RecvCommand, SendCommand, WriteCommand,
 };
 
-/// The memory of a queue that has at most `N` commands, a power of two, that were created and whose events are not gone.
+/// The memory of a queue with at most `N` commands, a power of two, whose events are still held.
 pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     header: pool::Header,
     slots: [Slot<Entry<'m>>; N],
@@ -70,8 +75,8 @@ pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     lane: Lane<'m>,
 }
 
-/// The memory of a queue, borrowed for as long as it, its worker's end or an event is there. All slices have the same length, a
-/// power of two: the commands there may be at once.
+/// The memory of a queue, borrowed for as long as it, its worker's end or an event is there. All
+/// slices have the same length, a power of two: the commands there may be at once.
 pub struct Memory<'m> {
     /// The pool of commands: its header, and its slots.
     pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
@@ -119,7 +124,7 @@ impl<const N: usize> Default for Room<'_, N> {
 /// Commands for a worker. `Send`, used by one thread at a time.
 pub struct Queue<'m, H: Host> {
     host: &'m H,
-    /// Its worker's word, rung when something was submitted, and its own, slept on while waiting for events.
+    /// The worker's word, notified on submission, and this queue's own, parked on for events.
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
@@ -155,8 +160,8 @@ impl<'m, C> Cmd<'m, C> {
         self.lease.command()
     }
 
-    /// Has it begin only after `event`, of this queue or another. If that does not end well, this command ends as
-    /// [`Reply::Dependency`].
+    /// Has it begin only after `event`, of this queue or another. If that does not end well, this
+    /// command ends as [`Reply::Dependency`].
     ///
     /// # Errors
     /// [`CommandError::TooManyEvents`] beyond [`MAX_AFTER`](crate::engine::command::MAX_AFTER).
@@ -169,8 +174,8 @@ impl<'m, C> Cmd<'m, C> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// A queue and the desk that its worker serves, in the engine's context `id`. `channel` is a share of the worker's
-    /// [`Channels`](crate::sync::event::Channels) that no other queue has.
+    /// A queue and the desk that its worker serves, in the engine's context `id`. `channel` is a
+    /// share of the worker's [`Channels`](crate::sync::event::Channels) that no other queue has.
     ///
     /// # Errors
     /// [`AttachError::Config`] unless all slices have the same length, a power of two.
@@ -207,8 +212,8 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Makes a command in a slot of this queue's pool.
     ///
     /// # Errors
-    /// [`CreateError::Full`] if every slot is taken by commands that have not ended or whose events are held;
-    /// [`CreateError::Refused`] if its arguments make no sense. No slot is taken then.
+    /// [`CreateError::Full`] if every slot is taken by commands that have not ended or whose events
+    /// are held; [`CreateError::Refused`] if its arguments make no sense. No slot is taken then.
     #[inline]
     pub fn create<C: QueueCommand>(&mut self, args: C) -> Result<Cmd<'m, C>, CreateError<CommandError>> {
         let lease = self.lease(|| args.command())?;
@@ -243,7 +248,8 @@ impl<'m, H: Host> Queue<'m, H> {
         Event(ours)
     }
 
-    /// Sees to it that the worker looks at what was submitted: wakes it if it sleeps. Nothing if there is nothing new.
+    /// Makes the worker look at new submissions: wakes it if it sleeps.
+    /// Does nothing if there are none.
     #[inline]
     pub fn flush(&mut self) {
         if !self.untold {
@@ -253,12 +259,14 @@ impl<'m, H: Host> Queue<'m, H> {
         self.idle.notify(self.host, self.channel.send);
     }
 
-    /// Takes a receive of this queue back, if nothing has matched. The receive ends too, once, whatever this says. Behind a marker
-    /// it waits with everything else, so a receive that may have to be taken back has no marker behind it.
+    /// Takes a receive of this queue back, if nothing has matched. The receive ends too, once,
+    /// whatever this says. Behind a marker it waits with everything else, so a receive that may
+    /// have to be taken back has no marker behind it.
     ///
     /// # Errors
-    /// [`CreateError::Full`] as for [`create`](Self::create); [`CreateError::Refused`] if the event is another queue's. One that
-    /// has ended, or is no receive, is refused by the worker: [`OpError::StaleToken`].
+    /// [`CreateError::Full`] as for [`create`](Self::create); [`CreateError::Refused`] if the event
+    /// is another queue's. One that has ended, or is no receive, is refused by the worker:
+    /// [`OpError::StaleToken`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: &Event<'m>) -> Result<Event<'m>, CreateError<CommandError>> {
         let slot = receive.0.index().filter(|_| self.pool.owns(&receive.0));
@@ -273,7 +281,8 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Waits until everything that was submitted has ended, well or not: receives too.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: something is still with the worker. If it is held up, [`held`](Self::held) says by what.
+    /// [`WaitError::Deadline`]: something is still with the worker. If it is held up,
+    /// [`held`](Self::held) says by what.
     pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
         self.flush();
         self.wait_for(deadline_ns, |queue| {
@@ -309,12 +318,14 @@ impl<'m, H: Host> Queue<'m, H> {
         event.reply().ok_or(WaitError::Deadline(Stuck::default()))
     }
 
-    /// What was submitted and its worker has not taken, and what has ended and this queue has not taken back.
+    /// Entries submitted that the worker has not taken,
+    /// and ended ones not taken back by this queue.
     pub fn pending(&mut self) -> Pending {
         self.side.pending()
     }
 
-    /// What the worker is held up by in this queue, as of its last turn: where to look when a wait has come to its deadline.
+    /// What blocks the worker in this queue, as of its last turn:
+    /// the reason of a wait that timed out.
     pub fn held(&self) -> Option<Held> {
         self.side.held()
     }
@@ -389,7 +400,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Nobody asks for the end of the command with this number any more: its slot is given back with it.
+    /// The command with this number is detached: its slot is given back when it ends.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
         // Stale: it was taken.

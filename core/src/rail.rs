@@ -1,26 +1,31 @@
 //! Layer 2: one path to the fabric.
 //!
-//! A [`Rail`] moves bytes and reports what happened; it knows nothing of streams, order or signals. The engine above
-//! owns its rails, drives each from one thread, and puts order on top.
+//! A [`Rail`] moves bytes and reports what happened; it knows nothing of streams, order or signals.
+//! The engine above owns its rails, drives each from one thread, and puts order on top.
 //!
 //! # The contract of a rail
 //!
-//! 1. **Nothing on refusal.** A post that returns an error has changed nothing. [`PostError::Again`] goes away by polling.
-//! 2. **One end per post.** A post that returned [`Posted::Pending`] yields exactly one [`Sink::done`] with its
-//!    context word, whatever happens to the peer; one that returned [`Posted::Done`] yields none.
-//!    Done without an error means that the local memory may be reused, no more.
-//! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of that write are
-//!    visible to the target's processor. Messages arrive whole.
+//! 1. **Nothing on refusal.** A post that returns an error has changed nothing.
+//!    [`PostError::Again`] goes away by polling.
+//! 2. **One end per post.** A post that returned [`Posted::Pending`] yields exactly one
+//!    [`Sink::done`] with its context word, whatever happens to the peer; one that returned
+//!    [`Posted::Done`] yields none. Done without an error means that the local memory may be
+//!    reused, no more.
+//! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of
+//!    that write are visible to the target's processor. Messages arrive whole.
 //! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down.
 //!    [`Caps::order`] says what keeps the order of the posts; the rest may overtake anything.
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
-//! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for a peer, except
-//!    `register`, `import`, `detach` and `check_peers`, which are slow paths, and `place` and `fetch`, which may wait for a device.
-//! 7. **Not trusted.** What arrives was checked against what was registered on this rail before anything was written;
-//!    a peer that breaks the protocol is reported by [`Sink::peer_down`] and not heard again.
-//! 8. **Sleep.** A rail that can wake a sleeping owner hands out the eventcount that it rings by a method of its own, as
-//!    something that outlives the rail; waits take it as an argument.
-//! 9. **Receive buffers go back** before the next poll returns; a message that the engine parks is the engine's copy.
+//! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
+//!    a peer, except `register`, `import`, `detach` and `check_peers`, which are slow paths, and
+//!    `place` and `fetch`, which may wait for a device.
+//! 7. **Not trusted.** What arrives was checked against what was registered on this rail before
+//!    anything was written; a peer that breaks the protocol is reported by [`Sink::peer_down`] and
+//!    not heard again.
+//! 8. **Sleep.** A rail that can wake a sleeping owner hands out the eventcount that it rings by a
+//!    method of its own, as something that outlives the rail; waits take it as an argument.
+//! 9. **Receive buffers go back** before the next poll returns; the engine copies a message that it
+//!    keeps.
 
 pub mod either;
 pub mod faulty;
@@ -103,7 +108,7 @@ impl Local {
     }
 }
 
-/// Memory of a peer that a post reads or fills: the key that its registration gave, and an offset into it.
+/// A peer's memory that a post reads or fills: the key of its registration, and an offset into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// What [`Rail::register`] gave at the peer.
@@ -134,9 +139,10 @@ pub trait Sink {
     }
     /// A write with completion data from `peer` is complete and visible here.
     fn landed(&mut self, peer: Peer, data: u32);
-    /// A message. The bytes are valid during the call and may change meanwhile: copy out once, then check.
+    /// A message. The bytes are valid during the call and may change: copy out once, then check.
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>);
-    /// The peer is gone on this rail; every pending post to it has been, or will be, reported done with an error.
+    /// The peer has failed on this rail;
+    /// each of its pending posts is or will be reported as failed.
     fn peer_down(&mut self, peer: Peer, why: PeerError);
 }
 
@@ -181,8 +187,9 @@ pub unsafe trait Rail {
     /// Makes memory reachable to peers. Returns its key and the local descriptor. Slow path.
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
 
-    /// Takes memory back. What peers post to it from now on is refused where this end carries it out; a peer that has the memory
-    /// mapped, or has it copied by the kernel, asks nobody and must be done with it before. Slow path.
+    /// Takes memory back. What peers post to it from now on is refused where this end carries it
+    /// out; a peer that has the memory mapped, or has it copied by the kernel, asks nobody and must
+    /// be done with it before. Slow path.
     ///
     /// # Errors
     /// [`AttachError::Kept`]: the key is dead, but the provider still holds the memory, which must
@@ -194,8 +201,9 @@ pub unsafe trait Rail {
     /// at every post.
     fn touches(&self, memory: Local) -> bool;
 
-    /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this process, if the
-    /// rail maps memory; memory of a device never is. Slow path: may block for a bounded time.
+    /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this
+    /// process, if the rail maps memory; memory of a device never is. Slow path: may block for a
+    /// bounded time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
     /// As [`import`](Rail::import), but refuses what would have to be waited for: the engine
@@ -209,8 +217,8 @@ pub unsafe trait Rail {
     /// mapped pointer dies here. Slow path.
     fn release(&mut self, peer: Peer, key: RailKey);
 
-    /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing but those ends is
-    /// reported for it any more. Slow path.
+    /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing
+    /// but those ends is reported for it any more. Slow path.
     fn detach(&mut self, peer: Peer);
 
     /// Posts a one-sided write, with a completion word for the target if `data` is given.
@@ -226,12 +234,13 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// As [`post_write`](Rail::post_write) with a completion word, for a caller that has looked up what it names: nothing of that is
-    /// looked up or checked once more.
+    /// As [`post_write`](Rail::post_write) with a completion word, for a caller that has looked up
+    /// what it names: nothing of that is looked up or checked once more.
     ///
     /// # Safety
-    /// As [`post_write`](Rail::post_write). `peer` is attached, [`import`](Rail::import) of this rail gave access to the region that
-    /// `remote` names, all `local.len` bytes from `remote` on lie in it, and they are at most [`Caps::max_rma`].
+    /// As [`post_write`](Rail::post_write). `peer` is attached, [`import`](Rail::import) of this
+    /// rail gave access to the region that `remote` names, all `local.len` bytes from `remote` on
+    /// lie in it, and they are at most [`Caps::max_rma`].
     #[inline(always)]
     unsafe fn post_write_checked(
         &mut self,
@@ -257,8 +266,9 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// Reads the payload of a two-sided message: as [`post_read`](Rail::post_read), but its sender has offered it and drives its rail
-    /// until it has gone. So a rail may have the sender bring it, where that is quicker.
+    /// Reads the payload of a two-sided message: as [`post_read`](Rail::post_read), but its sender
+    /// has offered it and drives its rail until it has gone. So a rail may have the sender bring
+    /// it, where that is quicker.
     ///
     /// # Safety
     /// As for [`post_read`](Rail::post_read).
@@ -283,7 +293,7 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// Posts an atomic executed by the rail itself. A fetched value is stored at `fetch` as a native `u64`.
+    /// Posts an atomic that the rail executes. Stores a fetched value at `fetch` as a native `u64`.
     ///
     /// # Safety
     /// `fetch`, if given, stays writable for 8 bytes until the post is done.
@@ -305,8 +315,8 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn flush(&mut self) {}
 
-    /// Copies into memory that was imported but not mapped, completely and at once, where the rail can. `None`: it cannot,
-    /// post a write.
+    /// Copies into memory that was imported but not mapped, completely and at once, where the rail
+    /// can. `None`: it cannot, post a write.
     ///
     /// # Safety
     /// `local` is readable.
@@ -334,18 +344,19 @@ pub unsafe trait Rail {
         None
     }
 
-    /// Puts bytes into registered memory of this process that the processor may not touch. Slow path: may wait for the device, as long
-    /// as one copy of so few bytes takes.
+    /// Puts bytes into registered memory of this process that the processor may not touch. Slow
+    /// path: may wait for the device, as long as one copy of so few bytes takes.
     ///
     /// # Errors
-    /// [`PostError::Again`] when there is no room to stage them; whatever the device says otherwise.
+    /// [`PostError::Again`] when no staging memory is free; otherwise the device's error.
     ///
     /// # Safety
     /// `to` is registered with this rail, and writable by its owner.
     #[cold]
     unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         let len = to.len.min(from.len());
-        // SAFETY: a rail that does not say otherwise serves memory of the processor alone; both ranges hold `len` bytes.
+        // SAFETY: a rail without its own copy serves processor memory only;
+        // both ranges hold `len` bytes.
         unsafe { copy_bytes(from.as_ptr(), to.ptr.as_ptr(), len) };
         Ok(())
     }
@@ -362,10 +373,11 @@ pub unsafe trait Rail {
         Ok(())
     }
 
-    /// Wakes the peer if it sleeps, after its mapped memory was changed. Hot path: a load and a branch.
+    /// Wakes the peer if it sleeps, after a write to its mapped memory.
+    /// Hot path: a load and a branch.
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 
-    /// Looks whether peers still live and reports those that do not. Slow path: may make a system call.
+    /// Checks whether peers live, and reports those that do not. Slow path: may make a system call.
     fn check_peers<S: Sink>(&mut self, _sink: &mut S) {}
 }

@@ -132,8 +132,9 @@ impl Bye {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Begins to close the connection to a peer. New operations to it are refused as
-    /// [`PeerError::Closed`], those that were accepted end as usual, and then the peer is told. Make
-    /// progress until [`has_left`](Self::has_left). Does not block. Closing twice changes nothing.
+    /// [`PeerError::Closed`], those that were accepted end as usual, and then the peer is told.
+    /// Make progress until [`has_left`](Self::has_left). Does not block. Closing twice changes
+    /// nothing.
     ///
     /// The other end answers in its passes, without a call of its user, and closes as well. What it
     /// has in flight is applied here first. Its sends that no receive has matched fail.

@@ -1,5 +1,6 @@
-//! Commands: what a queue asks of its worker, where it stands, and how it ended. A command lies in a slot of its queue's pool from
-//! its creation until the last [`Event`] on it is gone; the worker writes its end there. Nothing here blocks or allocates.
+//! Commands: what a queue asks of its worker, where it stands, and how it ended. A command lies in
+//! a slot of its queue's pool from its creation until the last [`Event`] on it is gone; the worker
+//! writes its end there. Nothing here blocks or allocates.
 //!
 //! | edge         | release                    | acquire                | carries        |
 //! |--------------|----------------------------|------------------------|----------------|
@@ -52,7 +53,8 @@ pub enum Command {
     },
     /// [`Engine::signal`](super::Engine::signal).
     Signal(Signal),
-    /// [`Engine::amo`](super::Engine::amo), or with `fetch` [`Engine::fetch`](super::Engine::fetch).
+    /// [`Engine::amo`](super::Engine::amo), or with `fetch`
+    /// [`Engine::fetch`](super::Engine::fetch).
     Amo {
         /// The word.
         at: RemoteAddr,
@@ -65,7 +67,8 @@ pub enum Command {
     Fence(PeerId),
     /// [`Engine::quiet`](super::Engine::quiet); later commands of the same queue wait behind it.
     Quiet(PeerId),
-    /// [`Engine::wait_signal`](super::Engine::wait_signal), watched by the worker while it drives everything else.
+    /// [`Engine::wait_signal`](super::Engine::wait_signal),
+    /// polled by the worker between its other work.
     Watch {
         /// The word.
         at: LocalAddr,
@@ -76,7 +79,7 @@ pub enum Command {
         /// The peer whose failure ends the watch.
         from: Option<PeerId>,
     },
-    /// Repeats a pattern over registered memory of this process. Done by the worker itself, a piece per turn.
+    /// Repeats a pattern over registered local memory. The worker writes it, a piece per turn.
     Fill {
         /// The target.
         at: LocalAddr,
@@ -87,8 +90,9 @@ pub enum Command {
         /// Bytes of the pattern: 1, 2, 4 or 8.
         width: u8,
     },
-    /// Copies within registered memory of this process. Done by the worker itself, a piece per turn; pieces go from the first to
-    /// the last, so ranges that overlap may only move towards lower addresses.
+    /// Copies within registered memory of this process. Done by the worker itself, a piece per
+    /// turn; pieces go from the first to the last, so ranges that overlap may only move towards
+    /// lower addresses.
     Copy {
         /// The source.
         from: LocalAddr,
@@ -97,8 +101,8 @@ pub enum Command {
         /// The target.
         to: LocalAddr,
     },
-    /// Copies from one peer to another, by way of memory of this process: a get, and when that is done a put. Later commands of the
-    /// same queue wait behind the get.
+    /// Copies from one peer to another, by way of memory of this process: a get, and when that is
+    /// done a put. Later commands of the same queue wait behind the get.
     PeerCopy {
         /// The source.
         from: RemoteAddr,
@@ -111,7 +115,8 @@ pub enum Command {
     },
     /// Nothing; done when every command before it in the same queue is. Later ones wait behind it.
     Marker,
-    /// [`Engine::send`](super::Engine::send), or with `sync` [`Engine::send_sync`](super::Engine::send_sync).
+    /// [`Engine::send`](super::Engine::send), or with `sync`
+    /// [`Engine::send_sync`](super::Engine::send_sync).
     Send {
         /// The receiver.
         to: PeerId,
@@ -133,7 +138,8 @@ pub enum Command {
         /// The buffer and its length in bytes; without it, none.
         into: Option<(LocalAddr, usize)>,
     },
-    /// [`Engine::probe`](super::Engine::probe), or with `claim` [`Engine::mprobe`](super::Engine::mprobe).
+    /// [`Engine::probe`](super::Engine::probe), or with `claim`
+    /// [`Engine::mprobe`](super::Engine::mprobe).
     Probe {
         /// The sender, or anybody.
         source: Option<PeerId>,
@@ -153,8 +159,8 @@ pub enum Command {
     },
     /// [`Engine::discard`](super::Engine::discard).
     Discard(Claimed),
-    /// [`Engine::cancel`](super::Engine::cancel) of the receive of the same queue that lies in this slot of its pool. The receive
-    /// is answered too, once, whatever this says.
+    /// [`Engine::cancel`](super::Engine::cancel) of the receive of the same queue that lies in this
+    /// slot of its pool. The receive is answered too, once, whatever this says.
     Cancel {
         /// The slot.
         slot: u16,
@@ -238,8 +244,9 @@ pub(super) enum Relay {
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 
-// SAFETY: `reply` and `work` are written as their fields say: by whoever holds the entry alone, then by the one worker it was
-// submitted to; `reply` is read by others only behind edge `queue.done`.
+// SAFETY: `reply` and `work` are written as their fields say: by whoever holds the entry alone,
+// then by the one worker it was submitted to; `reply` is read by others only behind edge
+// `queue.done`.
 unsafe impl Sync for Entry<'_> {}
 // SAFETY: as above.
 unsafe impl Send for Entry<'_> {}
@@ -278,8 +285,8 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Whether everything is done that it comes after. Those events are let go of, and if one did not end well, all of them; while
-    /// there is one that is not done, `worker` listens for it.
+    /// Whether everything is done that it comes after. Those events are let go of, and if one did
+    /// not end well, all of them; while there is one that is not done, `worker` listens for it.
     ///
     /// # Safety
     /// As for [`work`](Self::work).
@@ -303,10 +310,11 @@ impl<'m> Entry<'m> {
     /// What the worker keeps.
     ///
     /// # Safety
-    /// The caller is the worker to which the entry was submitted, and holds no other reference to this.
+    /// The caller is the worker that was given the entry, and holds no other reference to this.
     #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
     pub(super) unsafe fn work(&self) -> &mut Work<'m> {
-        // SAFETY: the caller's promise; whoever held the entry alone handed it over by the submission ring.
+        // SAFETY: the caller's promise; the submission ring handed over the entry from its only
+        // holder.
         unsafe { &mut *self.work.get() }
     }
 
@@ -318,8 +326,8 @@ impl<'m> Entry<'m> {
         self.watch.write(0);
         // SAFETY: nobody reads it before the store below.
         unsafe { *self.reply.get() = reply };
-        // Release, edge `queue.done`: pairs with the load in `reply`. Whoever observes the end observes how it ended, and what the
-        // command did to memory.
+        // Release, edge `queue.done`: pairs with the load in `reply`. Whoever observes the end
+        // observes how it ended, and what the command did to memory.
         self.state.store(DONE, edge!("queue.done.store", Release));
     }
 
@@ -387,7 +395,7 @@ impl Event<'_> {
         self.0.command()
     }
 
-    /// Its place in its queue, which no other command of that queue has as long as this event is held.
+    /// Its place in its queue. No other command of that queue has it while this event is held.
     pub fn index(&self) -> u16 {
         // The slots of a queue are its pool's.
         self.0.index().unwrap_or(u16::MAX)

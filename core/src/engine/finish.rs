@@ -1,4 +1,5 @@
-//! How operations end: by acknowledgement and completion, by reply, or with their peer. And how the user learns of it.
+//! How operations end: by acknowledgement and completion, by reply, or with their peer;
+//! and how the user learns of it.
 
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::mem::RailId;
@@ -21,7 +22,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Takes the completion of one operation if it has ended; `None` while it has not. Does not make progress.
+    /// Takes the completion of one operation; `None` while it is in flight. Does not make progress.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if it was taken before, or never was.
@@ -168,7 +169,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             CompleteError::Unknown(_) => false,
         };
         slot.fail(Fault::Rail(rail, error), quiescent);
-        // A number that never arrives is a hole that nothing fills: the stream, and with it the peer, is broken.
+        // A number that never arrives leaves a hole that nothing fills:
+        // the stream and its peer fail.
         let (stream, numbered) = (slot.stream, slot.numbered);
         if numbered && stream != NONE {
             let peer = self.streams[stream as usize].peer;
@@ -205,7 +207,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pending.end(index, report);
     }
 
-    /// Gives a peer up: every operation to it fails, at once or when its last post is reported. Slow path.
+    /// Fails a peer: each operation to it fails at once,
+    /// or when its last post is reported. Slow path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let before = self.peers[peer as usize].state;

@@ -1,5 +1,5 @@
-//! How the two ends of a peer are joined: which of its rails ours lead to, and what fits through each. Set when a peer is
-//! connected; all that hot paths need of it lies in its streams.
+//! How the two ends of a peer are joined: which of its rails ours lead to, and what fits through
+//! each. Set when a peer is connected; all that hot paths need of it lies in its streams.
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -31,11 +31,12 @@ pub struct Joint {
 pub struct Pairing {
     /// Four bits for each of our rails: how the peer counts it.
     pub(super) theirs: u64,
-    /// The longest message that both ends of each of our rails take, in bytes; 0 where a rail does not lead to this peer.
+    /// Longest message, in bytes, that both ends of each of our rails take;
+    /// 0 where a rail does not reach this peer.
     pub(crate) messages: [u32; RAILS_MAX],
     /// The longest of these.
     pub(crate) longest: u32,
-    /// Longest write that all its rails take in one post, and that is not cut to be spread over them. In bytes.
+    /// Longest write, in bytes, that all its rails take in one post and that is not striped.
     pub(crate) single: u32,
     /// What the peer takes of tagged messages.
     pub(crate) matching: MatchLimits,
@@ -87,8 +88,8 @@ impl Pairing {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 
-    /// The keys of a region on those of our rails, by bit, that lead to this peer; the peer has them as it counts its rails. `None`
-    /// unless it has all of them.
+    /// The keys of a region on those of our rails, by bit, that lead to this peer; the peer has
+    /// them as it counts its rails. `None` unless it has all of them.
     pub(crate) fn in_our_order<const RAILS: usize>(
         &self,
         rails: u16,

@@ -1,15 +1,17 @@
-//! A queue's way to its worker and back: a ring of commands in, a ring of their slots out. Nothing here blocks or allocates.
+//! A queue's two rings: commands to its worker, and their slots back.
+//! Nothing here blocks or allocates.
 //!
-//! Neither ring is ever full: each has at least as many slots as the queue's pool, and every command in it has one of those.
-//! A command that ended goes back to its queue through the ring, so giving its slot back takes no atomic operation unless somebody
-//! holds an event of it.
+//! Neither ring is ever full: each has at least as many slots as the queue's pool, and every
+//! command in it has one of those. A command that ended goes back to its queue through the ring, so
+//! giving its slot back takes no atomic operation unless somebody holds an event of it.
 //!
-//! Queue and worker may end in any order. The first leaves its ends of the two rings in the [`Lane`]; the second finds them there
-//! and empties both rings, so no slot is lost. What a worker leaves undone ends as [`Reply::Abandoned`].
+//! Queue and worker may end in any order. The first leaves its ends of the two rings in the
+//! [`Lane`]; the second finds them there and empties both rings, so no slot is lost. What a worker
+//! leaves undone ends as [`Reply::Abandoned`].
 //!
-//! | edge         | release                        | acquire                        | carries             |
-//! |--------------|--------------------------------|--------------------------------|---------------------|
-//! | `lane.left`  | ends, by the one who leaves    | ends, by the other             | its ends of the rings |
+//! | edge        | release                     | acquire            | carries               |
+//! |-------------|-----------------------------|--------------------|-----------------------|
+//! | `lane.left` | ends, by the one who leaves | ends, by the other | its ends of the rings |
 
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -101,7 +103,8 @@ pub struct Pending {
     pub recv: usize,
 }
 
-/// One side's ends of the two rings. Leaves them in the lane when dropped, and empties the rings if the other side left before.
+/// One side's ends of the two rings.
+/// Leaves them in the lane when dropped, and empties the rings if the other side left before.
 pub(crate) struct Side<'m> {
     pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
@@ -134,7 +137,7 @@ impl<'m> Side<'m> {
     #[inline]
     pub fn push(&mut self, posted: Posted<'m>) {
         if let Err(full) = self.outgoing.push(posted) {
-            // SAFETY: the ring did not take it. Never so while the ring has as many slots as the pool.
+            // SAFETY: the ring refused it, which cannot happen: it has as many slots as the pool.
             drop(unsafe { full.0.open() });
         }
     }
@@ -161,7 +164,7 @@ impl<'m> Side<'m> {
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
-    /// Whether the other side has left. What was sent to it then comes back by [`unsent`](Self::unsent).
+    /// Whether the other side has left. [`unsent`](Self::unsent) then returns what was sent to it.
     #[inline]
     pub fn is_alone(&mut self) -> bool {
         self.left.is_some() || self.other_left()
@@ -198,17 +201,20 @@ impl Drop for Side<'_> {
         if self.left.is_none() && !self.other_left() {
             let cell = if self.side == QUEUE { &self.lane.queue } else { &self.lane.desk };
             self.lane.watch.write(self.side as usize);
-            // SAFETY: `drop` runs once and uses the two no more; the cell is this side's until the subtraction below.
+            // SAFETY: `drop` runs once and is the last use of both;
+            // the cell is this side's until the subtraction below.
             unsafe {
                 let ends = (ManuallyDrop::take(&mut self.outgoing), ManuallyDrop::take(&mut self.incoming));
                 (*cell.get()).write(ends);
             }
-            // Release, edge `lane.left`: hands the ends over. Acquire: takes the other's, if it left in this moment.
+            // Release, edge `lane.left`: hands over the ends. Acquire:
+            // takes the other's ends if it has just left.
             let there = self.lane.there.fetch_sub(self.side, edge!("lane.left.drop", AcqRel));
             if there != self.side {
                 return;
             }
-            // SAFETY: as in `other_left`; and the cell just written is this side's still, as there is nobody else.
+            // SAFETY: as in `other_left`; the cell just written is still this side's,
+            // since the other has left.
             unsafe {
                 self.left = Some(self.take_left());
                 self.incoming = ManuallyDrop::new((*cell.get()).assume_init_read().1);
@@ -260,8 +266,9 @@ pub(super) struct Job<'m> {
 }
 
 impl Job<'_> {
-    /// The number by which its end will be known once the engine has it: stamp and slot, 48 bits. Stamps are the engine's, so
-    /// that the end of a command whose desk is gone is never taken for that of another.
+    /// The number by which its end will be known once the engine has it: stamp and slot, 48 bits.
+    /// Stamps are the engine's, so that the end of a command whose desk is gone is never taken for
+    /// that of another.
     #[inline]
     pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
         *stamp = stamp.wrapping_add(1);
@@ -419,7 +426,8 @@ impl<'m> Desk<'m> {
         self.side.pending()
     }
 
-    /// Tells those who wait for what has ended since the last time. Returns how many wake-up calls were made.
+    /// Notifies the waiters of events that ended since the last call.
+    /// Returns how many wake-ups it made.
     #[inline]
     pub(super) fn notify<H: Host + ?Sized>(&mut self, host: &H) -> u64 {
         if !self.answered {

@@ -1,5 +1,5 @@
-//! Lists through the slots of a table, by index: the order of posting, of arrival, of the ends. Adding and removing cost a few
-//! stores. A slot may be in several lists, which have numbers then.
+//! Lists through the slots of a table, by index: the order of posting, of arrival, of the ends.
+//! Adding and removing cost a few stores. A slot may be in several lists, which have numbers then.
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;

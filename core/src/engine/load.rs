@@ -1,18 +1,20 @@
-//! What is outstanding on each rail, and how fast each works it off: what the choice of a rail is made from.
+//! What is outstanding on each rail, and how fast each drains it: the input of the rail choice.
 //!
-//! Counting is a few additions per post and per end, and nothing at all where there is one rail. There is no clock: rails that were
-//! all busy while a number of posts ended worked for the same time, so what each of them moved meanwhile is its speed against the
-//! others'. Every [`SAMPLE`] ends this is taken into an average; of a rail that ran dry meanwhile only if it is more than the average,
-//! since it could have moved more still. Averages drift back to equal: where rails are not what limits, what they move is only what they were given.
-//! Only their ratios count. Since a rail that ran dry only ever adds, they are scaled back to one mean each time.
+//! Counting is a few additions per post and per end, and nothing at all where there is one rail.
+//! There is no clock: rails that were all busy while a number of posts ended worked for the same
+//! time, so what each of them moved meanwhile is its speed against the others'. Every [`SAMPLE`]
+//! ends this is taken into an average; of a rail that ran dry meanwhile only if it is more than the
+//! average, since it could have moved more still. Averages drift back to equal: where rails are not
+//! what limits, what they move is only what they were given. Only their ratios count. Since a rail
+//! that ran dry only ever adds, they are scaled back to one mean each time.
 
 use core::array;
 
 /// Ends of posts, of all rails, between two looks at who moved how much.
 const SAMPLE: u32 = 64;
 
-/// What a byte on the fastest rail costs, and how many times as much at most on the slowest. What is this near to the fastest passes
-/// for as fast: rails of one kind take turns.
+/// What a byte on the fastest rail costs, and how many times as much at most on the slowest. What
+/// is this near to the fastest passes for as fast: rails of one kind take turns.
 const UNIT: u64 = 64;
 const SLOWEST: u64 = 64;
 const NEAR: u64 = UNIT + UNIT / 8;
@@ -23,7 +25,7 @@ const SPEED: u64 = 1 << 16;
 /// As fast as a rail passes for.
 const TOP: u64 = SPEED << 10;
 
-/// The part of the average that a sample is, and the part that is pulled back to equal: one of so many.
+/// The weight of a sample in the average, and of the pull back to equal rates: one in this many.
 const NEW: u64 = 4;
 const FORGET: u64 = 256;
 
@@ -37,7 +39,8 @@ pub(crate) struct Loads<const RAILS: usize> {
     cost: [u64; RAILS],
     /// Average speed, against each other.
     speed: [u64; RAILS],
-    /// Bytes that ended since the last look, how many posts, and which rails were without work meanwhile, by bit.
+    /// Bytes and posts completed since the last look,
+    /// and the rails that were idle meanwhile, by bit.
     moved: [u64; RAILS],
     ends: u32,
     dry: u16,
@@ -85,8 +88,8 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// How long it takes until what is outstanding on a rail is over, and `more` bytes with it, against the others. Meaningless
-    /// where there is one.
+    /// How long it takes until what is outstanding on a rail is over, and `more` bytes with it,
+    /// against the others. Meaningless where there is one.
     #[inline(always)]
     pub(crate) fn time(&self, rail: usize, more: u64) -> u64 {
         (self.bytes[rail] + more) * self.cost[rail]
@@ -102,8 +105,8 @@ impl<const RAILS: usize> Loads<RAILS> {
     fn look(&mut self) {
         let count = (self.count as usize).min(RAILS);
         let busy = |rail: &usize| self.dry & (1 << rail) == 0;
-        // What rails that had something to do all the while moved together, in units of which there are not too many; and how fast
-        // they are together.
+        // What rails that had something to do all the while moved together, in units of which there
+        // are not too many; and how fast they are together.
         let (moved, speed) = (0..count).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
             (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
         });
@@ -140,8 +143,8 @@ impl<const RAILS: usize> Loads<RAILS> {
 mod tests {
     use super::*;
 
-    /// Keeps `depth` pieces outstanding on two rails, of which the first ends `speeds.0` for each `speeds.1` of the second, and tells
-    /// how many of `pieces` each was given.
+    /// Keeps `depth` pieces outstanding on two rails, of which the first ends `speeds.0` for each
+    /// `speeds.1` of the second, and tells how many of `pieces` each was given.
     fn share(loads: &mut Loads<2>, speeds: (u64, u64), depth: u32, pieces: u32) -> (u32, u32) {
         const PIECE: u64 = 64 << 10;
         let (mut given, mut credit) = ([0; 2], [0u64; 2]);

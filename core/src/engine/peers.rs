@@ -1,4 +1,5 @@
-//! Peers: from the place that one takes to its removal. Slow paths, which neither block nor allocate; an error means that nothing changed.
+//! Peers: from the place that one takes to its removal. Slow paths, which neither block nor
+//! allocate; an error means that nothing changed.
 
 use crate::error::{AttachError, PeerError, Use};
 use crate::mem::PeerId;
@@ -14,15 +15,17 @@ use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then [`join_peer`](Self::join_peer) it, or
-    /// [`connect_peer`](Self::connect_peer) where both ends are alike, and make no progress in between: what the peer sends already is
-    /// not heard before it is connected, and not sent again.
+    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then
+    /// [`join_peer`](Self::join_peer) it, or [`connect_peer`](Self::connect_peer) where both ends
+    /// are alike, and make no progress in between: what the peer sends already is not heard before
+    /// it is connected, and not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
     }
 
-    /// The peer is attached to the rails of `rails` (bit i: rail i), and both ends are alike: operations may begin. As
-    /// [`join_peer`](Self::join_peer), where rail i leads to their rail i and takes the same at both ends.
+    /// The peer is attached to the rails of `rails` (bit i: rail i), and both ends are alike:
+    /// operations may begin. As [`join_peer`](Self::join_peer), where rail i leads to their rail i
+    /// and takes the same at both ends.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         self.join(peer, rails, Pairing::ALIKE)
     }
@@ -30,13 +33,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The peer is attached to the rails that `joints` name: operations may begin. Unless
     /// these rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until
     /// the peer has connected as well and both ends have made progress: see
-    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails, however each of them counts these: the
-    /// peer's keys, in handles and in messages, are taken as the joints say. `matching` is what the peer takes of tagged messages;
-    /// `None`: as much as this engine. Slow path.
+    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails, however
+    /// each of them counts these: the peer's keys, in handles and in messages, are taken as the
+    /// joints say. `matching` is what the peer takes of tagged messages; `None`: as much as this
+    /// engine. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Config`] if there are no joints, or names what is wrong with one; [`AttachError::UnknownPeer`] once it is
-    /// connected.
+    /// [`AttachError::Config`] if there are no joints, or names what is wrong with one;
+    /// [`AttachError::UnknownPeer`] once it is connected.
     pub fn join_peer(
         &mut self,
         peer: PeerId,

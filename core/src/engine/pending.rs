@@ -1,7 +1,8 @@
 //! Operations that are not over: a fixed table of slots, and the lists that run through it.
 //!
-//! A slot is free, or open (on the list of its stream until it is acknowledged), or ended and waiting to be
-//! taken by its token. Lists are links by index: taking, adding and removing cost a few stores. Nothing allocates.
+//! A slot is free, or open (on the list of its stream until it is acknowledged), or ended and
+//! waiting to be taken by its token. Lists are links by index: taking, adding and removing cost a
+//! few stores. Nothing allocates.
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
@@ -35,7 +36,7 @@ pub(crate) enum Kind {
     Send,
 }
 
-/// One operation. 192 bytes, three cache lines; of one that is wholly posted only the first is touched.
+/// One operation. 192 bytes, three cache lines; one that is wholly posted touches only the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
@@ -87,8 +88,8 @@ pub struct PendingSlot {
     pub(crate) outgoing: u32,
 }
 
-// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised, or for the length
-// of one call the bytes of an inject.
+// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was
+// promised, or for the length of one call the bytes of an inject.
 unsafe impl Send for PendingSlot {}
 
 impl PendingSlot {
@@ -125,7 +126,8 @@ impl PendingSlot {
         outgoing: NONE,
     };
 
-    /// Makes it an operation of which nothing is left to post: `posts` of its posts are out, `end` is the number after its last.
+    /// Makes it an operation of which nothing is left to post:
+    /// `posts` of its posts are out, `end` is the number after its last.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
@@ -233,7 +235,8 @@ impl<'m> Pending<'m> {
         free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.links.next))
     }
 
-    /// An operation is over, and on no list any more: its completion waits to be taken, or nobody wants it.
+    /// An operation has ended and is on no list:
+    /// its completion waits to be taken, or is not wanted.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {

@@ -1,7 +1,9 @@
-//! From operations to posts: cutting, numbering, choosing rails. Operations of a stream are posted in the order of issue.
+//! From operations to posts: cuts, numbers, chooses rails.
+//! A stream's operations are posted in the order of issue.
 //!
-//! A post that a rail refuses leaves everything as it was; it is tried again in the next pass. A number is taken only when the
-//! post that carries it was accepted, so there are no holes that no one will fill.
+//! A post that a rail refuses leaves everything as it was; it is tried again in the next pass. A
+//! number is taken only when the post that carries it was accepted, so there are no holes that no
+//! one will fill.
 
 use core::ptr::NonNull;
 
@@ -138,9 +140,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
-            // SAFETY: both ranges were checked when the operation was taken in, and the source or target of an operation stays
-            // as it is until it ends (the promise of `Region::new`); an inject goes only to rails that copy it at once. Checked by the
-            // rail as well: the remote region may have been released since.
+            // SAFETY: both ranges were checked when the operation was taken in, and the source or
+            // target of an operation stays as it is until it ends (the promise of `Region::new`);
+            // an inject goes only to rails that copy it at once. Checked by the rail as well: the
+            // remote region may have been released since.
             let result = unsafe {
                 match (write, fetch) {
                     (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
@@ -171,7 +174,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts the message of an operation under the next number; an atomic may go to a rail that executes it.
+    /// Posts an operation's message under the next number.
+    /// A rail that executes atomics may take one.
     #[inline]
     fn post_numbered(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
@@ -192,7 +196,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let payload = match body {
             // SAFETY: as in `post_piece`: the source of an operation stays until it ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
-            // SAFETY: likewise; of an inject the bytes are there during the call, and it is posted in it or not at all.
+            // SAFETY: likewise; an inject is posted during the call,
+            // while its bytes are there, or not at all.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };
@@ -208,8 +213,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts an atomic that the rail executes itself. Legal only when nothing before it is in flight and the one rail keeps order:
-    /// it has no number, and what is posted later arrives later. `false`: the rail does not have this one.
+    /// Posts an atomic that the rail executes itself. Legal only when nothing before it is in
+    /// flight and the one rail keeps order: it has no number, and what is posted later arrives
+    /// later. `false`: the rail does not have this one.
     fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<bool, Blocked> {
         let Body::Amo { at, amo, .. } = body else { return Ok(false) };
         let peer = self.state.streams[stream as usize].peer;
@@ -237,8 +243,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a message that has no number. `false`: no rail has room, or the peer is lost: it waits for this message, and a rail
-    /// that refuses it for good refuses the next one too.
+    /// Sends a message that has no number. `false`: no rail has room, or the peer is lost: it waits
+    /// for this message, and a rail that refuses it for good refuses the next one too.
     pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, word) = (s.peer, s.stamp);
@@ -265,7 +271,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         owner: Owner,
     ) -> Result<Posted, Blocked> {
         let s = &self.state.streams[stream as usize];
-        // A reply acknowledges the atomic that it answers, whose turn is over once the reply is on its way.
+        // A reply acknowledges the atomic that it answers,
+        // whose turn ends once the reply is posted.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
         let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
@@ -341,8 +348,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// The rails to a peer, by bit, on which a message of so many bytes does not fit; also others, that do not lead to it. Where there
-    /// is one rail, whoever makes the message knows what that takes.
+    /// The rails to a peer, by bit, on which a message of so many bytes does not fit; also others,
+    /// that do not lead to it. Where there is one rail, whoever makes the message knows what that
+    /// takes.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
@@ -368,8 +376,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes whole: it is posted at once or not
-    /// at all.
+    /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes
+    /// whole: it is posted at once or not at all.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;

@@ -1,25 +1,31 @@
 //! Two-sided messages: what stands between a matched tag and bytes in a buffer.
 //!
-//! Nothing here blocks except the waits, and nothing allocates: all memory is lent at [`Engine::attach_matching`] and bounds everything.
-//! An engine has one matched queue. A message matches in the order of its (context, peer) stream, whatever rail carried it.
+//! Nothing here blocks except the waits, and nothing allocates: all memory is lent at
+//! [`Engine::attach_matching`] and bounds everything. An engine has one matched queue. A message
+//! matches in the order of its (context, peer) stream, whatever rail carried it.
 //!
 //! # How a message travels
 //!
-//! | message                                   | what is sent                                       | the send is done when            |
-//! |-------------------------------------------|----------------------------------------------------|----------------------------------|
-//! | up to the eager limit, with a credit      | *Tagged*, the payload in it                        | it is posted: its bytes are copied |
-//! | the same, synchronous                     | *Sync*, the payload in it; *Fin* comes back        | it has matched                   |
-//! | longer, or without a credit               | *Rts*, where the payload lies; the receiver reads it over all rails, or has it sent in *Chunks* (*Pull*) where it cannot or that is faster; *Fin* comes back | the receiver has all it wants |
+//! | message | what is sent | the send is done when |
+//! |---|---|---|
+//! | up to the eager limit, with a credit | *Tagged* with the payload | its bytes are copied |
+//! | the same, synchronous | *Sync* with the payload, answered by *Fin* | it has matched |
+//! | longer, or without a credit | *Rts* alone, answered by *Fin* | the receiver has all it wants |
 //!
-//! A *credit* is room for one payload that comes before its receive; a stream has as many as both ends were configured with. Whoever
-//! runs out keeps the payload and sends its header only, so that a receiver may wait for any message first, and memory stays
-//! bounded. Headers are bounded too: a send that needs one more is refused with [`OpError::Again`](crate::error::OpError::Again).
+//! *Rts* says where the payload lies. The receiver reads it over all rails, or asks for *Chunks* by
+//! a *Pull* where it cannot read or chunks are faster.
+//!
+//! A *credit* is room for one payload that comes before its receive; a stream has as many as both
+//! ends were configured with. Whoever runs out keeps the payload and sends its header only, so that
+//! a receiver may wait for any message first, and memory stays bounded. Headers are bounded too: a
+//! send that needs one more is refused with [`OpError::Again`](crate::error::OpError::Again).
 //!
 //! # Files
 //!
-//! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the accounts of both ends; `send` and
-//! `receive` are what users call, `arrive` is what rails report, `next` the usual case of it, `rendezvous` moves payloads that stayed at
-//! their sender, `lost` ends what a peer leaves behind; `device` is for buffers that the processor may not touch.
+//! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the
+//! accounts of both ends; `send` and `receive` are what users call, `arrive` is what rails report,
+//! `next` the usual case of it, `rendezvous` moves payloads that stayed at their sender, `lost`
+//! ends what a peer leaves behind; `device` is for buffers that the processor may not touch.
 
 mod arrive;
 mod device;
@@ -57,7 +63,8 @@ const LAZILY: u32 = 252;
 /// Sizes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchConfig {
-    /// Payload up to which a message carries it, in bytes; less where a rail's messages are shorter.
+    /// Longest payload that travels in its message, in bytes;
+    /// less where a rail's messages are shorter.
     pub eager: u32,
     /// Messages of one stream whose payload the receiver keeps until they match.
     pub credits: u32,
@@ -87,7 +94,7 @@ impl MatchConfig {
     }
 }
 
-/// What an end of a connection takes of tagged messages: its [`MatchConfig`], as its peer must know it.
+/// How one end of a connection matches tagged messages: its [`MatchConfig`] as its peer knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchLimits {
     /// [`MatchConfig::eager`].
@@ -110,9 +117,10 @@ impl Default for MatchConfig {
     }
 }
 
-/// The memory of the protocol, borrowed for the engine's life. With `S` streams (peers times contexts):
+/// The memory of the protocol, borrowed by the engine. With `S` streams (peers times contexts):
 pub struct MatchMemory<'m, const RAILS: usize> {
-    /// Of the matcher: at least as many receives as `receives`, and [`MatchConfig::unexpected`]`(S)` messages.
+    /// Of the matcher: at least as many receives as `receives`, and
+    /// [`MatchConfig::unexpected`]`(S)` messages.
     pub matcher: MatcherMemory<'m>,
     /// One per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
@@ -124,8 +132,9 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub block_bytes: &'m mut [u8],
     /// S times the headers.
     pub headers: &'m mut [HeaderSlot<RAILS>],
-    /// One per payload that is sent from a slice and has to wait for its receive: in a synchronous send, or without a credit. And one
-    /// per receive into a device's memory whose payload comes in chunks; the last is kept for those.
+    /// One per payload that is sent from a slice and has to wait for its receive: in a synchronous
+    /// send, or without a credit. And one per receive into a device's memory whose payload comes in
+    /// chunks; the last is kept for those.
     pub outgoing: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each of them.
     pub outgoing_bytes: &'m mut [u8],
@@ -136,11 +145,12 @@ pub struct MatchMemory<'m, const RAILS: usize> {
 pub struct ProtocolStats {
     /// Messages sent with their payload.
     pub eager: u64,
-    /// Messages sent as a header, for whatever reason, synchronous ones with their payload not among them.
+    /// Messages sent as a header alone, for any reason;
+    /// synchronous ones with their payload not counted.
     pub rendezvous: u64,
     /// Of these, how many because the receiver had no room left.
     pub credits_exhausted: u64,
-    /// Payloads read from the sender's memory, copied from where it is mapped, or sent by it in chunks.
+    /// Payloads read from the sender's memory, copied from a mapping, or sent by it in chunks.
     pub fetched: u64,
     /// Of these, how many came in chunks.
     pub pulled: u64,
@@ -162,7 +172,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub pulled: rendezvous::Pulled,
     /// Operations of ours that read payloads.
     pub reads: u32,
-    /// Longest payload that travels in its message, where rails and peer take it, and the longest that may.
+    /// Longest payload that travels in its message where rails
+    /// and peer take it, and the upper limit.
     pub eager: u32,
     pub most_eager: u32,
     pub credits: u32,
@@ -178,9 +189,10 @@ impl<const RAILS: usize> Protocol<'_, RAILS> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it they break the protocol, and the
-    /// peer counts as failed. Both ends of a connection do it; [`join_peer`](Self::join_peer) says where their
-    /// [`MatchConfig`]s differ. Slow path; allocates nothing.
+    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it
+    /// they break the protocol, and the peer counts as failed. Both ends of a connection do it;
+    /// [`join_peer`](Self::join_peer) says where their [`MatchConfig`]s differ. Slow path;
+    /// allocates nothing.
     ///
     /// # Errors
     /// [`AttachError::Config`] names what is out of range or too short, or that it was done before.
@@ -265,8 +277,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.protocol.is_some()
     }
 
-    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the configuration, the rails and their
-    /// receiver allow, and the receiver fetches longer ones. Slow path: looks at every peer.
+    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the
+    /// configuration, the rails and their receiver allow, and the receiver fetches longer ones.
+    /// Slow path: looks at every peer.
     pub fn set_eager_max(&mut self, bytes: u32) {
         if let Some(protocol) = &mut self.state.protocol {
             protocol.eager = bytes.min(protocol.most_eager);
@@ -274,8 +287,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.open_all_accounts();
     }
 
-    /// Longest payload that [`send`](Self::send) to this peer takes from a slice, and that travels in its message, in bytes. 0 without
-    /// matching, and of a peer that is not connected.
+    /// Longest payload that [`send`](Self::send) to this peer takes from a slice, and that travels
+    /// in its message, in bytes. 0 without matching, and of a peer that is not connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
         let known = |slot: &&PeerSlot| slot.generation == peer.generation;
         let account = || {
@@ -285,7 +298,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         account().unwrap_or(0) as usize
     }
 
-    /// The setting behind [`eager_max`](Self::eager_max), whatever rails and receivers allow. 0 without matching.
+    /// The setting behind [`eager_max`](Self::eager_max),
+    /// before the limits of rails and receivers. 0 without matching.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
@@ -348,7 +362,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Credits that the peer of a stream does not know of, and whether they are so many that it must.
+    /// Credits that the peer of a stream has not been told of, and whether it must be told soon.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

@@ -1,6 +1,8 @@
-//! What rails report: state changes and due marks only. Nothing here posts, so progress never recurses.
+//! What rails report: changes state and marks work as due.
+//! Posts nothing, so progress never recurses.
 //!
-//! Everything that a peer sent is checked here before it has an effect; what no correct peer sends ends in its quarantine.
+//! Checks all that a peer sends before it has an effect.
+//! What no correct peer sends puts the peer in quarantine.
 
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
@@ -170,8 +172,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 let parked = Parked { at, what: Parcel::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
                     // Data lands in any order, at once; only the signal waits for its turn.
-                    // SAFETY: the target was checked against its region, the payload against the message's length: it is
-                    // empty where there is no target.
+                    // SAFETY: the target was checked against its region, the payload against the
+                    // message's length: it is empty where there is no target.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
                 if next {
@@ -201,7 +203,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 if token == NO_TOKEN
                     && self.streams[stream as usize].window.take_in_order(message.word, self.mask)
                 {
-                    // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
+                    // SAFETY: inside a registered region, aligned to its width;
+                    // only accessed atomically.
                     unsafe { amo.apply(word) };
                     self.stats.applied += 1;
                     self.in_order(stream);
@@ -253,7 +256,8 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
                 }
             }
             (Owner::Control(..), Ok(()) | Err(CompleteError::PeerDown)) => {}
-            // A lost acknowledgement is repaired by the next one, but a rail that loses messages cannot be trusted with it.
+            // A lost acknowledgement is repaired by the next one,
+            // but a rail that loses messages cannot be trusted with it.
             (Owner::Control(peer, generation), Err(_)) => {
                 self.state.stats.failed += 1;
                 // It may have been for the peer that had the slot before.

@@ -1,5 +1,5 @@
-//! Regions: memory of ours that peers and operations name, and memory of peers. Slow paths, which allocate nothing; a rail may map
-//! memory. An error means that nothing changed.
+//! Regions: memory of ours that peers and operations name, and memory of peers. Slow paths, which
+//! allocate nothing; a rail may map memory. An error means that nothing changed.
 
 use core::ptr::NonNull;
 
@@ -22,8 +22,8 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own operations by its number.
-    /// Slow path.
+    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own
+    /// operations by its number. Slow path.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;
@@ -74,7 +74,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deregistered
     }
 
-    /// Writes the handle by which peers import a region; returns its length, at most [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
+    /// Writes the handle by which peers import a region; returns its length, at most
+    /// [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index as u16, region.generation as u16);
@@ -102,7 +103,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         (0..self.rails.len()).find_map(|rail| touches(&rail))
     }
 
-    /// Makes a peer's region reachable by the handle that it exported. Slow path: a rail may map memory.
+    /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// # Errors
     /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
@@ -206,8 +207,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// The memory of a registered region from `addr` on. Peers may write it at any time: use atomics
-    /// or raw copies.
+    /// The memory of a registered region from `addr` on. Peers may write it at any time:
+    /// use atomics or raw copies.
     ///
     /// # Errors
     /// The region is not known, does not hold `len` bytes there, or is a device's.

@@ -1,5 +1,6 @@
-//! The second half of a pass: acts on what became due. Applies what is next in order, answers fetches, acknowledges, and goes
-//! on with operations that were not wholly posted. Bounded: at most a batch of streams, each for at most a batch of steps.
+//! The second half of a pass: acts on what became due. Applies what is next in order, answers
+//! fetches, acknowledges, and goes on with operations that were not wholly posted. Bounded: at most
+//! a batch of streams, each for at most a batch of steps.
 
 use crate::error::Violation;
 use crate::mem::PeerId;
@@ -25,7 +26,8 @@ enum Applied {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Serves the streams that are due now, at most a batch of them; those that become due meanwhile wait for the next pass.
+    /// Serves the streams that are due now, at most a batch of them; those that become due
+    /// meanwhile wait for the next pass.
     pub(super) fn service(&mut self) {
         for _ in 0..self.state.due.len.min(self.state.config.batch) {
             let Some(stream) = self.state.due.pop(self.state.streams) else { return };
@@ -78,7 +80,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Parcel::Signal { op, value } => self.state.apply_signal(at, op, value)?,
                 Parcel::Amo { amo, token } => {
                     let word = self.state.word(at, amo.width)?;
-                    // SAFETY: inside a registered region, aligned to its width; accessed only atomically.
+                    // SAFETY: inside a registered region, aligned to its width;
+                    // only accessed atomically.
                     let value = unsafe { amo.apply(word) };
                     self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
@@ -103,8 +106,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Tells the peer what was applied, once half a window is owed, it has asked, or enough passes went by without a message to
-    /// carry it.
+    /// Tells the peer what was applied, once half a window is owed, it has asked, or enough passes
+    /// went by without a message to carry it.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
         let s = &self.state.streams[stream as usize];
@@ -125,8 +128,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Tells every peer what was applied and which credits are free again, without waiting for a message to carry it: nobody may be
-    /// there to answer when it asks. What no rail has room for stays due.
+    /// Tells every peer what was applied and which credits are free again, without waiting for a
+    /// message to carry it: nobody may be there to answer when it asks. What no rail has room for
+    /// stays due.
     #[cold]
     pub(super) fn acknowledge_all(&mut self) {
         for stream in 0..self.state.streams.len() as u32 {
@@ -169,7 +173,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.streams[stream as usize].asked = upto;
         }
-        // What is not posted yet is asked for once it is: an acknowledgement, or room in a rail, makes the stream due again.
+        // What is not posted yet is asked for once it is:
+        // an acknowledgement, or room in a rail, makes the stream due again.
         let s = &mut self.state.streams[stream as usize];
         s.ask = s.unposted != NONE;
     }
@@ -208,7 +213,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The first number missing here in any stream with holes, or in those of one peer, for a diagnosis.
+    /// The first number missing here in any stream with holes, or in one peer's, for diagnostics.
     pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
         let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
         let holed = self.streams.iter().find(wanted)?;

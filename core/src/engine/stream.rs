@@ -1,4 +1,5 @@
-//! One direction pair of (context, peer): the send window, the operations in it, and the receive window beside it.
+//! One direction pair of (context, peer):
+//! the send window with its operations, and the receive window.
 
 use crate::sync::seq::Seq;
 
@@ -11,11 +12,12 @@ pub(crate) const WRITES: u8 = 1;
 /// In [`Stream::fence`]: data that travels in numbered messages.
 pub(crate) const MESSAGES: u8 = 2;
 
-/// In [`Stream::holds`]: atomics are handed to the one rail that leads to the peer, which keeps their place in the order.
+/// In [`Stream::holds`]: atomics go to the one rail that reaches the peer,
+/// and it keeps them in order.
 pub(crate) const NATIVE: u8 = 4;
 
-/// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a message which is sent at once stores is
-/// in the first.
+/// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a
+/// message which is sent at once stores is in the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Stream {
@@ -29,7 +31,7 @@ pub struct Stream {
     pub(crate) ack_sent: Seq,
     /// Passes since an acknowledgement has been owed.
     pub(crate) age: u32,
-    /// Operations accepted and not ended. Zero: everything this context sent to this peer is applied there.
+    /// Operations accepted and not ended. Zero: all that this context sent to this peer is applied.
     pub(crate) open: u32,
     /// The first operation that is not wholly posted.
     pub(crate) unposted: u32,
@@ -44,7 +46,7 @@ pub struct Stream {
     /// It is, and the peer has asked to be told of nothing that is yet to come: a tagged message is
     /// not acknowledged in haste.
     pub(crate) unhurried: bool,
-    /// Silent operations that took no slot are on their way: together they count as one open operation.
+    /// Silent operations without a slot are in flight: together they count as one open operation.
     pub(crate) silent: bool,
     /// What waits for everything before it: [`WRITES`], [`MESSAGES`] or both after a fence,
     /// otherwise neither. The next operation with such data carries the fence, and clears it here.
@@ -53,17 +55,18 @@ pub struct Stream {
     pub(crate) ask: bool,
     /// On the due list.
     pub(crate) due: bool,
-    /// What the rails to the peer leave to this engine: [`WRITES`] and [`MESSAGES`] that a fence holds back until everything before it
-    /// is applied; and [`NATIVE`].
+    /// What the rails to the peer leave to this engine: [`WRITES`] and [`MESSAGES`] that a fence
+    /// holds back until everything before it is applied; and [`NATIVE`].
     pub(crate) holds: u8,
     /// What the words of posts carry beside their number.
     pub(crate) stamp: u32,
 
     /// Operations in order of issue, from acceptance to acknowledgement.
     pub(crate) ops: Fifo,
-    /// Operations wholly posted that wait for no acknowledgement (any more), until their last post is reported.
+    /// Operations wholly posted that need no acknowledgement, until their last post is reported.
     pub(crate) closing: Fifo,
-    /// The tag of posts of its silent operations that took no slot, but for the bytes: an [`Owner::Stream`](super::wire::Owner).
+    /// The tag of posts of its silent operations that took no slot, but for the bytes: an
+    /// [`Owner::Stream`](super::wire::Owner).
     pub(crate) tag: u64,
     /// What was asked for last.
     pub(crate) asked: Seq,
@@ -146,7 +149,8 @@ impl Stream {
         self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
     }
 
-    /// The number before the next is of a silent operation without a slot. Returns how many operations are open more than before.
+    /// The number before the next is of a silent operation without a slot. Returns how many
+    /// operations are open more than before.
     #[inline(always)]
     pub(crate) fn silent_until_next(&mut self) -> u32 {
         self.silent_end = self.next;
@@ -158,8 +162,8 @@ impl Stream {
         1
     }
 
-    /// Closes the books on silent operations once all are acknowledged and no post of theirs is outstanding. Returns how many
-    /// operations are open less than before.
+    /// Closes the books on silent operations once all are acknowledged and no post of theirs is
+    /// outstanding. Returns how many operations are open less than before.
     #[inline(always)]
     pub(crate) fn silent_over(&mut self) -> u32 {
         let over = self.silent && self.silent_posts == 0 && !self.acked.is_before(self.silent_end);

@@ -1,6 +1,7 @@
-//! Operations as the user issues them: checked, then done directly, here, or handed to `queue` to be posted in order.
+//! Operations as the user issues them:
+//! checked, then done here at once, or handed to `queue` to be posted in order.
 //!
-//! Nothing here blocks. An error means that nothing was done; [`OpError::Again`] goes away by making progress.
+//! Nothing here blocks. An error means that nothing was done; progress clears [`OpError::Again`].
 
 mod queue;
 mod single;
@@ -13,8 +14,8 @@ use crate::sync::primitive::edge_fence;
 
 use super::{ContextId, Engine};
 
-/// A change of a 64-bit word at the target, applied after everything before it in the stream has landed.
-/// OpenSHMEM: `shmem_put_signal`, `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
+/// A change of a 64-bit word at the target, applied after everything before it in the stream has
+/// landed. OpenSHMEM: `shmem_put_signal`, `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// The word: a multiple of 8 bytes into its region.
@@ -52,14 +53,14 @@ pub enum Issued {
 /// Whether the end of an operation is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// As a [`Completion`](crate::op::Completion) that carries this word, to be taken by token or by
-    /// [`Engine::next_completion`]; until then its slot stays in use.
+    /// As a [`Completion`](crate::op::Completion) that carries this word, to be taken by token or
+    /// by [`Engine::next_completion`]; until then its slot stays in use.
     Report(u64),
     /// Not at all: quiet waits for it, and says if it failed.
     Silent,
 }
 
-/// A transfer as it was asked for. What is handed to a function that is not inlined; taken apart otherwise.
+/// A transfer as requested: passed whole to functions out of line, taken apart otherwise.
 #[derive(Clone, Copy)]
 struct Transfer {
     context: ContextId,
@@ -92,8 +93,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let Some(target) = self.there(context, to, len)
             && let Some(source) = self.here(from, len)
         {
-            // SAFETY: both ranges were checked against their regions; a mapping stays until its peer is detached, and a failed
-            // peer's regions are marked unmapped first.
+            // SAFETY: both ranges were checked against their regions; a mapping stays until its
+            // peer is detached, and a failed peer's regions are marked unmapped first.
             unsafe { copy_bytes(source, target.ptr, len) };
             self.state.direct = true;
             return Ok(Issued::Done { value: 0 });
@@ -108,7 +109,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.put_slow(Transfer { context, local: from, len, remote: to, notice })
     }
 
-    /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was sent before, has landed.
+    /// [`put`](Self::put) with a signal that is applied once the data,
+    /// and all that was sent before, has landed.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal(
@@ -136,7 +138,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline]
     pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         if let Some(target) = self.there(context, to, bytes.len()) {
-            // SAFETY: the target was checked against its region, the source is a slice; otherwise as in `put`.
+            // SAFETY: the target was checked against its region,
+            // the source is a slice; the rest as in `put`.
             unsafe { copy_bytes(bytes.as_ptr(), target.ptr, bytes.len()) };
             self.state.direct = true;
             return Ok(());
@@ -163,7 +166,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.signal_slow(context, signal, notice)
     }
 
-    /// Reads `len` bytes at `from` into `into`. Not ordered with writes: [`quiet`](Self::quiet) first where that matters.
+    /// Reads `len` bytes at `from` into `into`. Not ordered with writes: call
+    /// [`quiet`](Self::quiet) before where it matters.
     #[doc(alias = "shmem_get_nbi")]
     #[inline]
     pub fn get(
@@ -197,7 +201,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, notice, false)
     }
 
-    /// Executes an atomic at the target, in stream order; its completion carries the value from before.
+    /// Executes an atomic at the target, in stream order; its completion carries the old value.
     #[doc(alias = "shmem_atomic_fetch_add")]
     #[inline]
     pub fn fetch(
@@ -217,8 +221,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
-        // Release: mapped memory of the peer is written by this processor, and what was written before this fence must
-        // be visible before what is written after it. Pairs with the acquire load of whoever polls the later data.
+        // Release: mapped memory of the peer is written by this processor, and what was written
+        // before this fence must be visible before what is written after it. Pairs with the acquire
+        // load of whoever polls the later data.
         edge_fence!("engine.fence", Release);
         let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
         slot.usable()?;
@@ -230,7 +235,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// The local memory of an operation, if everything about it is in order. The slow path says what is not.
+    /// The local memory of an operation if all of it is valid. The slow path says what is not.
     #[inline(always)]
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index as usize)?;
@@ -241,8 +246,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(slot.ptr.wrapping_add(addr.offset as usize))
     }
 
-    /// Where the target of an operation is mapped, if it is, if everything about it is in order, and if no stream has
-    /// anything in flight, so that what is done directly now keeps its place. The slow path looks closer.
+    /// Where the target of an operation is mapped, if it is, if everything about it is in order,
+    /// and if no stream has anything in flight, so that what is done directly now keeps its place.
+    /// The slow path looks closer.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index as usize)?;
@@ -260,8 +266,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
     }
 
-    /// [`there`](Self::there) for data and the word of the signal that follows it: of the same peer, and most often in the same
-    /// region, which is then looked up once. What stands between a signal seen and the answer to it counts twice per round trip.
+    /// [`there`](Self::there) for data and the word of the signal that follows it: of the same
+    /// peer, and most often in the same region, which is then looked up once. What stands between a
+    /// signal seen and the answer to it counts twice per round trip.
     #[inline(always)]
     fn there_with_word(
         &self,
@@ -305,7 +312,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     #[inline(always)]
     fn signal_now(&mut self, word: Mapped, op: SignalOp, value: u64) {
-        // SAFETY: mapped, inside its region and a multiple of 8 bytes (regions begin at one); only accessed atomically.
+        // SAFETY: mapped, inside its region and aligned to 8 bytes, as regions are;
+        // only accessed atomically.
         unsafe { op.apply(word.ptr, value) };
         self.state.direct = true;
         self.rails[word.rail as usize].notify(Peer(word.peer));
@@ -331,7 +339,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     #[inline(always)]
     fn atomic_now(&mut self, word: Mapped, amo: Amo, fetch: bool) -> u64 {
-        // SAFETY: mapped, inside its region, a multiple of its width, which is valid; only accessed atomically.
+        // SAFETY: mapped, inside its region, aligned to its width, which is valid;
+        // only accessed atomically.
         let value = unsafe { amo.apply(word.ptr) };
         if amo.op != AmoOp::Fetch {
             self.state.direct = true;

@@ -1,6 +1,8 @@
-//! The tables of an engine: peers, registered memory, imported memory; and the handle in which a region travels.
+//! An engine's tables of peers, registered and imported memory,
+//! and the handle of an exported region.
 //!
-//! Look-ups are one index, one compare of the generation, one bounds check; the slow paths that fill the tables are linear.
+//! Look-ups are one index, one compare of the generation, one bounds check;
+//! the slow paths that fill the tables are linear.
 
 use core::ptr::{self, NonNull};
 
@@ -81,7 +83,8 @@ impl PeerSlot {
 pub struct LocalSlot<const RAILS: usize> {
     /// Null: the slot is free.
     pub(crate) ptr: *mut u8,
-    /// What the processor may touch, in bytes: nothing of a device's memory, so that every check of a range refuses it.
+    /// Bytes that the processor may touch:
+    /// 0 for device memory, so that every bounds check refuses it.
     pub(crate) len: u64,
     /// Size of a device's memory in bytes; otherwise 0.
     pub(crate) device: u64,
@@ -92,7 +95,7 @@ pub struct LocalSlot<const RAILS: usize> {
     pub(crate) desc: [u64; RAILS],
 }
 
-// SAFETY: the pointer names memory that any thread of the process may touch as `Region::new` was promised.
+// SAFETY: any thread of the process may touch the memory, as `Region::new` requires.
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
@@ -140,7 +143,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) keys: [RailKey; RAILS],
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; it is only touched by raw copies and atomics.
+// SAFETY: a mapping belongs to the process, not to a thread; only raw copies and atomics touch it.
 unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
 impl<const RAILS: usize> RemoteSlot<RAILS> {
@@ -185,7 +188,7 @@ fn untouchable(offset: u64, len: u64, size: u64, device: u64) -> OpError {
     OpError::OutOfBounds { offset, len, size: size.max(device) }
 }
 
-/// The registered region behind `addr`, if `len` bytes from there lie inside it, and the pointer to them.
+/// The registered region at `addr` and its pointer, if the `len` bytes from there are inside it.
 #[inline(always)]
 pub(crate) fn resolve_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -221,7 +224,8 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     Ok(slot)
 }
 
-/// As [`resolve_local`], also of a device's memory: for a rail, not for the processor. `true`: it is a device's.
+/// As [`resolve_local`], device memory included: for a rail, not the processor.
+/// `true`: device memory.
 #[cold]
 pub(crate) fn locate<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -267,7 +271,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Reads a handle that a peer wrote, of which rails of ours, by bit, lead to it. Bytes after it are ignored.
+    /// Reads a handle that a peer wrote. `rails`: those of ours that reach it, by bit.
+    /// Ignores bytes after it.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {
@@ -302,8 +307,8 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
 
-/// Whether a region can be registered at all: at least one byte, not beyond the address space, and aligned to 8 where signals and
-/// atomics may lie in it.
+/// Whether a region can be registered at all: at least one byte, not beyond the address space, and
+/// aligned to 8 where signals and atomics may lie in it.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
     if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {

@@ -1,4 +1,5 @@
-//! The memory of a small engine with one context, all in one value: for a static, the stack, or a test. Nothing allocates.
+//! The memory of a small engine with one context, in one value:
+//! for a static, the stack, or a test. Never allocates.
 
 use core::mem::MaybeUninit;
 
@@ -7,8 +8,8 @@ use super::{LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlo
 /// Words of bitmap per stream: enough for windows up to 512.
 const WORDS: usize = 16;
 
-/// Memory for `PEERS` peers, one context, a window of `WINDOW` (at most 512), `REGIONS` regions of each kind and `OPS`
-/// operations in flight.
+/// Memory for `PEERS` peers, one context, a window of `WINDOW` (at most 512), `REGIONS` regions of
+/// each kind and `OPS` operations in flight.
 #[derive(Debug)]
 pub struct Tables<
     const RAILS: usize,

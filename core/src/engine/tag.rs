@@ -1,16 +1,18 @@
-//! Tag matching: receives and messages find each other as MPI, libfabric and PSM want it, at a cost that does not grow
-//! with their number.
+//! Tag matching: receives and messages find each other as MPI, libfabric and PSM want it, at a cost
+//! that does not grow with their number.
 //!
-//! A [`Matcher`] has one owner, and is a pure function of the operations on it: it owns no payload, knows no protocol,
-//! reads no clock. Nothing here blocks or allocates, all memory is borrowed at setup ([`MatcherMemory`]), and a refused
-//! operation changes nothing.
+//! A [`Matcher`] has one owner, and is a pure function of the operations on it: it owns no payload,
+//! knows no protocol, reads no clock. Nothing here blocks or allocates, all memory is borrowed at
+//! setup ([`MatcherMemory`]), and a refused operation changes nothing.
 //!
 //! ```
-//! use fishplate_core::engine::tag::{Arrive, Matcher, MatcherMemory, Post, PostedSlot, Tag, UnexpectedSlot};
+//! use fishplate_core::engine::tag::{Arrive, Matcher, MatcherMemory, Post, Tag};
+//! use fishplate_core::engine::tag::{PostedSlot, UnexpectedSlot};
 //!
 //! let (mut posted, mut unexpected) = ([PostedSlot::EMPTY; 64], [UnexpectedSlot::EMPTY; 64]);
 //! let mut buckets = [0; 256];
-//! let memory = MatcherMemory { posted: &mut posted, unexpected: &mut unexpected, buckets: &mut buckets };
+//! let (posted, unexpected, buckets) = (&mut posted, &mut unexpected, &mut buckets);
+//! let memory = MatcherMemory { posted, unexpected, buckets };
 //! let mut matcher: Matcher = Matcher::new(memory, 0x5eed).unwrap();
 //!
 //! // From anybody, the low 16 bits of the tag ignored.
@@ -23,32 +25,35 @@
 //!
 //! # The rule
 //!
-//! A receive accepts a message when `(tag ^ message.tag) & !ignore == 0` over 96 bits and it names no source or the
-//! message's. A message goes to the receive posted first among those that accept it; a receive gets the message that
-//! arrived first among those it accepts. Each receive has its own mask, and any mask is allowed.
+//! A receive accepts a message when `(tag ^ message.tag) & !ignore == 0` over 96 bits and it names
+//! no source or the message's. A message goes to the receive posted first among those that accept
+//! it; a receive gets the message that arrived first among those it accepts. Each receive has its
+//! own mask, and any mask is allowed.
 //!
-//! | libfabric | PSM | here |
-//! |---|---|---|
-//! | `fi_trecv`, `tag`, `ignore` | `psm2_mq_irecv2`, `rtag`, `rtagsel` = `!ignore` | [`Matcher::post`] |
-//! | `FI_PEEK` | `psm2_mq_iprobe2` | [`Matcher::probe`] |
-//! | `FI_PEEK`, `FI_CLAIM` | `psm2_mq_improbe2` | [`Matcher::mprobe`] |
-//! | `FI_CLAIM` | `psm2_mq_imrecv` | [`Matcher::take`] |
-//! | `FI_DISCARD` | | [`Matcher::discard`] |
-//! | `fi_cancel` | `psm2_mq_cancel` | [`Matcher::cancel`] |
+//! | libfabric             | PSM                                     | here                 |
+//! |-----------------------|-----------------------------------------|----------------------|
+//! | `fi_trecv`, `ignore`  | `psm2_mq_irecv2`, `rtagsel` = `!ignore` | [`Matcher::post`]    |
+//! | `FI_PEEK`             | `psm2_mq_iprobe2`                       | [`Matcher::probe`]   |
+//! | `FI_PEEK`, `FI_CLAIM` | `psm2_mq_improbe2`                      | [`Matcher::mprobe`]  |
+//! | `FI_CLAIM`            | `psm2_mq_imrecv`                        | [`Matcher::take`]    |
+//! | `FI_DISCARD`          |                                         | [`Matcher::discard`] |
+//! | `fi_cancel`           | `psm2_mq_cancel`                        | [`Matcher::cancel`]  |
 //!
 //! # How
 //!
-//! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their masked key equals the
-//! message's, so each shape is a hash table of *groups* with one key, oldest first. The answer for a message is the oldest
-//! among the heads of one group per shape in use; shapes without an older receive than the best so far are skipped. For
-//! receives, messages lie in one such table per shape that is really asked for. The oldest receive and the oldest message
-//! are looked at before any table, and the youngest few receives are in none, so traffic in order is never hashed.
+//! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their
+//! masked key equals the message's, so each shape is a hash table of *groups* with one key, oldest
+//! first. The answer for a message is the oldest among the heads of one group per shape in use;
+//! shapes without an older receive than the best so far are skipped. For receives, messages lie in
+//! one such table per shape that is really asked for. The oldest receive and the oldest message are
+//! looked at before any table, and the youngest few receives are in none, so traffic in order is
+//! never hashed.
 //!
 //! # Files
 //!
-//! `words` is what goes in and out, `setup` what a matcher is made of; `key` and `group` are keys and hash tables of
-//! groups; `shape` the masks in use; `posted` the receives; `unexpected` and `index` the messages and how they
-//! are found; `verify` checks it all.
+//! `words` is what goes in and out, `setup` what a matcher is made of; `key` and `group` are keys
+//! and hash tables of groups; `shape` the masks in use; `posted` the receives; `unexpected` and
+//! `index` the messages and how they are found; `verify` checks it all.
 
 mod group;
 mod index;
@@ -74,9 +79,10 @@ use posted::{Found, Posted};
 use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
 use unexpected::Unexpected;
 
-/// The matcher. See the module's documentation. `SHAPES` masks (at most 64) can have receives waiting at one time without cost to each
-/// other's depth, and `INDEXES` (at most 4) of them can be asked for at one time among many unexpected messages; beyond
-/// these limits results are the same and searches walk.
+/// The matcher. See the module's documentation. `SHAPES` masks (at most 64) can have receives
+/// waiting at one time without cost to each other's depth, and `INDEXES` (at most 4) of them can be
+/// asked for at one time among many unexpected messages; beyond these limits results are the same
+/// and searches walk.
 #[doc(alias = "psm2_mq_t")]
 pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
     shapes: Shapes<SHAPES>,
@@ -121,8 +127,9 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         })
     }
 
-    /// Posts a receive: the oldest message it accepts is handed out at once, or else it waits. `source` none is any;
-    /// bits set in `ignore` are not compared; `context` comes back with the message.
+    /// Posts a receive: the oldest message it accepts is handed out at once, or else it waits.
+    /// `source` none is any; bits set in `ignore` are not compared; `context` comes back with the
+    /// message.
     ///
     /// # Errors
     /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
@@ -142,8 +149,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// [`post`](Self::post) of a receive with the mask of the one before it, while no message waits: the usual case. `None`: it is
-    /// something else, and nothing changed.
+    /// [`post`](Self::post) of a receive with the mask of the one before it, while no message
+    /// waits: the usual case. `None`: it is something else, and nothing changed.
     #[inline(always)]
     pub(crate) fn post_alike(
         &mut self,
@@ -160,7 +167,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.append(&mut self.shapes, shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// As [`post`](Self::post), with a mask known beforehand. `source` means nothing when the shape names none.
+    /// As [`post`](Self::post), with a mask known beforehand.
+    /// `source` is ignored if the shape has none.
     ///
     /// # Errors
     /// As [`post`](Self::post); [`TagError::Stale`] when the shape was released.
@@ -209,7 +217,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some(arrived)
     }
 
-    /// A message came in: it goes to the oldest receive that accepts it, or waits. `cookie` is the caller's.
+    /// Gives an arrived message to the oldest receive that accepts it, or stores it.
+    /// `cookie` is the caller's.
     ///
     /// # Errors
     /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
@@ -318,8 +327,9 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Some((self.unexpected.id(index), slot.arrived())))
     }
 
-    /// As [`probe`](Self::probe), and claims the message: nobody finds it any more, until it is [taken](Self::take) or
-    /// [discarded](Self::discard) by its id, in any order with other claimed messages.
+    /// As [`probe`](Self::probe), and claims the message: nobody finds it any more, until it is
+    /// [taken](Self::take) or [discarded](Self::discard) by its id, in any order with other claimed
+    /// messages.
     ///
     /// # Errors
     /// [`TagError::TooWide`].
@@ -387,7 +397,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(())
     }
 
-    /// Removes every receive that names this source, oldest first, and tells its context. Slow path: looks at every receive.
+    /// Removes every receive that names this source, oldest first, and tells its context.
+    /// Slow path: looks at every receive.
     #[cold]
     pub fn fail_source(&mut self, source: u32, mut removed: impl FnMut(ReceiveId, u64)) {
         let mut at = self.posted.order.head;
@@ -402,7 +413,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Discards every message of this source, claimed ones too. Slow path: looks at every slot that ever had a message.
+    /// Discards every message of this source, claimed ones too. Slow path:
+    /// scans every slot ever used.
     #[cold]
     pub fn forget_source(&mut self, source: u32) {
         for at in 0..self.unexpected.used {
@@ -414,7 +426,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Keeps a place for a kind of receive: with or without a source, and with this mask. Asked for again, the same id.
+    /// Reserves an index for a kind of receive: with or without a source, with this mask.
+    /// Repeated calls return the same id.
     ///
     /// # Errors
     /// [`TagError::Full`] when every place is in use. [`TagError::TooWide`].

@@ -1,5 +1,6 @@
-//! The calls that block: quiet, waiting for an operation, waiting for a signal. Each drives progress while it waits, spins and
-//! then parks as its [`Waiter`] says, and ends at its deadline with a diagnosis.
+//! The calls that block: quiet, waiting for an operation, waiting for a signal. Each drives
+//! progress while it waits, spins and then parks as its [`Waiter`] says, and ends at its deadline
+//! with a diagnosis.
 
 mod waiter;
 
@@ -35,13 +36,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         block(self, waiter, deadline_ns, ready)
     }
 
-    /// Completes: on return everything this context sent to the peer is applied there, and everything it asked for is here.
+    /// Completes: on return everything this context sent to the peer is applied there, and
+    /// everything it asked for is here.
     ///
-    /// With nothing outstanding it is a few loads. `deadline_ns` counts as [`Host::now_ns`] does; `u64::MAX` means none.
+    /// With nothing outstanding it is a few loads. `deadline_ns` is in the clock of
+    /// [`Host::now_ns`]; `u64::MAX` means none.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] says what is missing; the operations stay in flight. [`WaitError::PeerFailed`] if the peer
-    /// has failed, [`WaitError::Failed`] if silent operations have failed since the last quiet.
+    /// [`WaitError::Deadline`] says what is missing; the operations stay in flight.
+    /// [`WaitError::PeerFailed`] if the peer has failed, [`WaitError::Failed`] if silent operations
+    /// have failed since the last quiet.
     #[doc(alias = "shmem_quiet")]
     #[inline]
     pub fn quiet<H: Host, P: Park>(
@@ -67,8 +71,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// As there, of the first peer with one: others may not be quiet then. Of a peer that has failed it tells only while operations
-    /// were lost with it, so a call after the error goes on with the others.
+    /// As there, of the first peer with one: others may not be quiet then. Of a peer that has
+    /// failed it tells only while operations were lost with it, so a call after the error goes on
+    /// with the others.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]
     pub fn quiet_all<H: Host, P: Park>(
@@ -97,8 +102,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether [`quiet`](Self::quiet) would return at once: everything of this context to the peer is applied and here, or has failed,
-    /// and `quiet` says which. Asks for what is missing; does not make progress.
+    /// Whether [`quiet`](Self::quiet) would return at once: everything of this context to the peer
+    /// is applied and here, or has failed, and `quiet` says which. Asks for what is missing; does
+    /// not make progress.
     pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
         let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
@@ -115,8 +121,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(super) fn settle(&mut self) {
         if self.state.direct {
             self.state.direct = false;
-            // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer; whatever this thread
-            // reads or tells others by any other way after quiet must come after them.
+            // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer;
+            // whatever this thread reads or tells others by any other way after quiet must come
+            // after them.
             edge_fence!("engine.quiet", SeqCst);
         }
     }
@@ -180,7 +187,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Waits until an operation has ended, and takes its completion.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: the operation is still in flight. [`OpError::StaleToken`] if it was taken before.
+    /// [`WaitError::Deadline`]: the operation is still in flight. [`OpError::StaleToken`] if it was
+    /// taken before.
     pub fn wait<H: Host, P: Park>(
         &mut self,
         token: Token,
@@ -206,8 +214,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that was sent before the signal that
-    /// made it so is visible then.
+    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that was
+    /// sent before the signal that made it so is visible then.
     ///
     /// `from`, if given, is the peer that the signal comes from: the wait ends when it fails.
     ///
@@ -279,7 +287,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`wait_signal`](Self::wait_signal) without waiting: the word if it compares as asked, `None` if it does not yet.
+    /// [`wait_signal`](Self::wait_signal) without waiting:
+    /// the word if it compares true, else `None`.
     pub(super) fn look(
         &self,
         at: LocalAddr,
@@ -302,8 +311,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 });
         }
         let word = resolve_local(self.state.locals, at, 8)?;
-        // SAFETY: inside a registered region, which stays while it is registered, so while `self` is borrowed; a multiple of
-        // 8 bytes (regions begin at one); accessed only atomically.
+        // SAFETY: inside a registered region, which stays while it is registered, so while `self`
+        // is borrowed; a multiple of 8 bytes (regions begin at one); accessed only atomically.
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
@@ -323,7 +332,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`quiet`](Self::quiet) without waiting: whether it is, and how the operations ended once it is.
+    /// [`quiet`](Self::quiet) without waiting: `false` while operations are in flight, then how
+    /// they ended.
     pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
         match self.is_quiet(context, peer)? {
             true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),
@@ -339,7 +349,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// What a stream is waiting for.
     fn stuck(&self, stream: u32) -> Stuck {
         let s = &self.state.streams[stream as usize];
-        // Rails are counted over all peers: of those that reach this one, the first with a post, if it has one anywhere.
+        // Rails are indexed over all peers:
+        // of those that reach this peer, prefer the first with a post outstanding.
         let slots = &self.state.pending.slots;
         let list = |head| {
             core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.links.next as usize))

@@ -1,11 +1,11 @@
-//! The receive window of one stream: what has arrived, what is still missing, what waits for its turn.
+//! The receive window of one stream: what has arrived, what is missing, what waits for its turn.
 //!
-//! A write needs one bit; a message is copied into its own slot, so the rail's buffer goes back at once. The index of
-//! number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here posts, blocks or allocates; an arrival
-//! costs the same however many holes there are.
+//! A write needs one bit; a message is copied into its own slot, so the rail's buffer goes back at
+//! once. The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here
+//! posts, blocks or allocates; an arrival costs the same however many holes there are.
 //!
-//! Numbers below [`Window::expected`] are applied; the sender keeps what it has in flight within `W` numbers from there,
-//! and what lies outside is refused.
+//! Numbers below [`Window::expected`] are applied; the sender keeps what it has in flight within
+//! `W` numbers from there, and what lies outside is refused.
 
 use core::mem::MaybeUninit;
 
@@ -62,7 +62,7 @@ pub(crate) enum Next {
     Message(Parked),
 }
 
-/// The window's cursor. Bits and slots lie beside it, handed in with each call, `W` of each for a window of `W`.
+/// The window's cursor. Each call hands in the bits and slots, `W` of each for a window of `W`.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     expected: Seq,

@@ -5,14 +5,18 @@
 //! word                context 8 | epoch 24 - n | sequence n
 //!
 //! message head, 16 bytes, common to all
-//!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 word u32 | 8 ack u32 | 12 region u16 | 14 generation u16
+//!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 word u32
+//!    8 ack u32 | 12 region u16 | 14 generation u16
 //! Signal      32 bytes: head, offset u64, value u64
-//! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16, generation u16
+//! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16,
+//!             generation u16
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
-//! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: nothing to fetch)
+//! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | 0 u8 | mine u32 | yours u32 | version u32; no context, see `epoch`
-//! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64, fins u32: see `close`
+//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | 0 u8 | mine u32 | yours u32 | version u32; no
+//!             context, see `epoch`
+//! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
+//!             fins u32: see `close`
 //! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
 //!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
 //!             wanted u64, the number up to which an acknowledgement is asked for
@@ -77,7 +81,8 @@ pub(crate) struct Place {
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// Change a signal word; `data` says where the payload that follows goes, and its length in bytes.
+    /// Change a signal word; `data` is where the payload that follows goes,
+    /// and its length in bytes.
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
     /// A write that is small enough to travel as a message: the payload goes to this place.
     Data { at: Place },
@@ -313,7 +318,8 @@ pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 pub(crate) enum Owner {
     /// An operation, by its slot.
     Op(u32),
-    /// A silent operation that has no slot, by its stream, and the generation of the peer as far as [`GENERATION_MASK`] goes.
+    /// A silent operation without a slot:
+    /// its stream, and the low bits ([`GENERATION_MASK`]) of the peer's generation.
     Stream(u32, u16),
     /// An acknowledgement or reply to this peer, in this generation of its slot, likewise.
     Control(Peer, u16),

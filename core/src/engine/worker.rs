@@ -1,12 +1,15 @@
-//! One thread that drives an engine for others. (UCX calls an object without a thread a worker; this one is a thread's loop.)
+//! One thread that drives an engine for others.
+//! (UCX calls an object without a thread a worker; this one is a thread's loop.)
 //!
-//! Each queue reaches the worker by a [`Desk`]: a ring of commands in, a ring of their slots out. The worker takes a bounded
-//! number from each desk in turn, makes one engine pass, and hands out what has ended. It allocates nothing, starts no thread
-//! (the caller's thread runs it, and may be pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring
-//! when they submit, and the rail's own, which peers ring when something arrives.
+//! Each queue reaches the worker by a [`Desk`]: a ring of commands in, a ring of their slots out.
+//! The worker takes a bounded number from each desk in turn, makes one engine pass, and hands out
+//! what has ended. It allocates nothing, starts no thread (the caller's thread runs it, and may be
+//! pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring when they
+//! submit, and the rail's own, which peers ring when something arrives.
 //!
-//! It may sleep while commands wait for the engine, of which the rail tells, or for events of other workers' queues, of which those
-//! workers tell. A command that the engine has no room for keeps it awake, since nothing tells of room.
+//! It may sleep while commands wait for the engine, of which the rail tells, or for events of other
+//! workers' queues, of which those workers tell. A command that the engine has no room for keeps it
+//! awake, since nothing tells of room.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -33,8 +36,8 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 /// Bytes of a fill or a copy within this process that one turn does.
 const PIECE: usize = 256 << 10;
 
-/// An engine, the desks it serves, and the idling of its thread. Both are borrowed: once the worker has stopped, the engine may
-/// be driven directly, or by another worker.
+/// An engine, the desks it serves, and the idling of its thread. Both are borrowed: once the worker
+/// has stopped, the engine may be driven directly, or by another worker.
 pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
     desks: &'e mut [Desk<'d>],
@@ -60,7 +63,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// What its queues have submitted and it has not taken, and what it sent back and they have not, in all.
+    /// Entries in its queues' rings: submitted and not taken here, or returned and not taken there.
     pub fn pending(&mut self) -> Pending {
         let each = self.desks.iter_mut().map(Desk::pending);
         each.fold(Pending::default(), |all, desk| Pending {
@@ -101,19 +104,22 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         busy
     }
 
-    /// Turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on `send`, which queues ring, and on
-    /// `arrivals`, which the rail rings; without the latter it never sleeps. Whoever sets `stop` rings `send` after it.
+    /// Turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on
+    /// `send`, which queues ring, and on `arrivals`, which the rail rings; without the latter it
+    /// never sleeps. Whoever sets `stop` rings `send` after it.
     ///
     /// Returns whether it stopped with nothing left to do. Then
     ///
-    /// - everything submitted before has ended, and its peers have applied it, silent commands included. A receive that nothing has
-    ///   matched holds up no stop: the engine and its desk keep it;
-    /// - everything that has arrived and been applied is acknowledged, and credits are given back: no peer waits for this engine on
-    ///   account of what it has.
+    /// - everything submitted before has ended, and its peers have applied it, silent commands
+    ///   included. A receive that nothing has matched holds up no stop: the engine and its desk
+    ///   keep it;
+    /// - everything that has arrived and been applied is acknowledged, and credits are given back:
+    ///   no peer waits for this engine on account of what it has.
     ///
-    /// So a stop waits for a peer only until that has what was sent to it and has given what was asked of it, and workers whose users
-    /// have received all that their peers sent stop in any order, at any time. What goes to a peer that nobody drives any more is
-    /// waited for until `deadline_ns`, and stays with the engine.
+    /// So a stop waits for a peer only until that has what was sent to it and has given what was
+    /// asked of it, and workers whose users have received all that their peers sent stop in any
+    /// order, at any time. What goes to a peer that nobody drives any more is waited for until
+    /// `deadline_ns`, and stays with the engine.
     #[doc(alias = "ucp_worker_flush_nbx")]
     #[doc(alias = "shmem_finalize")]
     pub fn run<H: Host>(
@@ -158,8 +164,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
-    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched, and no peer is owed an acknowledgement.
-    /// Sends those that are, and asks for those that are wanted here.
+    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched, and
+    /// no peer is owed an acknowledgement. Sends those that are, and asks for those that are wanted
+    /// here.
     fn is_done(&mut self) -> bool {
         self.engine.acknowledge_all();
         self.engine.state.ask_all();
@@ -350,7 +357,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
             let resolve = |addr: LocalAddr| resolve_local(engine.state.locals, addr, len as u64);
             let whole = resolve(from).and_then(|from| Ok((from, resolve(to)?)));
             return in_pieces(&mut work.progress, len, whole, |(from, to), done, piece| {
-                // SAFETY: as for a fill, for both; regions stay valid as `Region::new` was promised.
+                // SAFETY: as for a fill, for both; regions stay valid as `Region::new` requires.
                 unsafe { copy_bytes(from.add(done).as_ptr(), to.add(done).as_ptr(), piece) }
             });
         }

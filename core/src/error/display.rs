@@ -1,4 +1,5 @@
-//! What people read of the errors: what did not happen, and the remedy where there is one. Nothing here allocates.
+//! The text of errors: what did not happen and, where there is one, the remedy.
+//! Nothing here allocates.
 
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};

@@ -4,16 +4,17 @@ mod stream;
 
 use core::ptr;
 
-/// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`, and 12 MiB
-/// or more are streamed past the caches.
+/// Copies `len` bytes. Up to 64 bytes are a few loads and stores; more is the platform's `memmove`,
+/// and 12 MiB or more are streamed past the caches.
 ///
-/// The loads of a short copy all come before its stores, so that, as with `memmove`, the two ranges may overlap.
+/// A short copy loads everything before it stores, so the two ranges may overlap as with `memmove`.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes. Other processes may read and write both meanwhile.
+/// `from` is readable and `to` writable for `len` bytes. Other processes may access both meanwhile.
 #[inline(always)]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    /// Two loads and two stores of `T` that cover `len` bytes, `size_of::<T>() <= len <= 2 * size_of::<T>()`.
+    /// Two loads and two stores of `T`
+    /// that cover `size_of::<T>() <= len <= 2 * size_of::<T>()` bytes.
     ///
     /// # Safety
     /// As `copy_bytes`, and the bounds on `len`.
@@ -28,7 +29,7 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
             to.add(last).cast::<T>().write_unaligned(b);
         }
     }
-    // SAFETY: each arm is reached only with a length that its access size allows; the ranges are the caller's promise.
+    // SAFETY: each arm's length allows its access size; the ranges are the caller's promise.
     unsafe {
         match len {
             8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
@@ -63,7 +64,8 @@ pub unsafe fn copy_to_window(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As [`copy_bytes`], where messages are copied: one word in place, all else by a call, so that the caller stays short.
+/// [`copy_bytes`] for messages: copies one word inline and calls for the rest,
+/// to keep callers short.
 ///
 /// # Safety
 /// As for [`copy_bytes`].
@@ -108,7 +110,8 @@ mod tests {
         }
     }
 
-    /// Streamed copies: every alignment of both ends, nothing beyond them, and ranges that overlap either way.
+    /// Streaming copies: every alignment of both ends, no byte beyond them,
+    /// overlap in both directions.
     #[test]
     fn a_long_copy_is_exact_at_every_alignment_and_may_overlap() {
         extern crate std;

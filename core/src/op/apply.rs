@@ -4,10 +4,10 @@
 //! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching
 //! bit operations), a signal a store or an addition. Neither blocks.
 //!
-//! | edge     | release                           | acquire                            | carries                          |
-//! |----------|-----------------------------------|------------------------------------|----------------------------------|
-//! | `signal` | [`SignalOp::apply`]               | [`look_at_signal`], [`Amo::apply`] | what was written before the signal |
-//! | `amo`    | [`Amo::apply`]                    | the same                           | what was written before the atomic |
+//! | edge     | release             | acquire                            | carries          |
+//! |----------|---------------------|------------------------------------|------------------|
+//! | `signal` | [`SignalOp::apply`] | [`look_at_signal`], [`Amo::apply`] | writes before it |
+//! | `amo`    | [`Amo::apply`]      | the same                           | writes before it |
 
 use super::{Amo, AmoOp, SignalOp};
 use crate::sync::primitive::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, edge};
@@ -51,17 +51,19 @@ impl Amo {
 
     /// Executes the operation and returns the value from before, zero-extended.
     ///
-    /// Atomic with respect to every other atomic access of the same width, by any process that maps the word.
-    /// Release and acquire: what was written before it is visible to whoever reads the new value.
+    /// Atomic with respect to every other atomic access of the same width, by any process that maps
+    /// the word. Release and acquire: what was written before it is visible to whoever reads the
+    /// new value.
     ///
     /// # Safety
-    /// The width is valid; `word` is valid for reads and writes of `width` bytes and a multiple of `width`; nobody
-    /// accesses it other than atomically.
+    /// The width is valid; `word` is valid for reads and writes of `width` bytes and a multiple of
+    /// `width`; nobody accesses it other than atomically.
     #[inline]
     pub unsafe fn apply(&self, word: *mut u8) -> u64 {
         macro_rules! on {
             ($atomic:ty, $int:ty) => {{
-                // SAFETY: valid, aligned for this width and only accessed atomically, as the caller promised.
+                // SAFETY: valid, aligned for this width and only accessed atomically,
+                // as the caller promises.
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
                 // AcqRel, edge `amo`: the release half orders the stream's earlier writes before

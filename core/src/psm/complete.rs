@@ -28,7 +28,8 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// The request that completed first among those not taken. It stays: `test` or `wait` takes it. Polls only if there is none.
+    /// The request that completed first among those not taken. It stays: `test` or `wait` takes it.
+    /// Polls only if there is none.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none.
@@ -51,7 +52,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.requests.name(index), self.requests.slots[index as usize].status))
     }
 
-    /// Takes the request that completed first off the queue of completions; [`req_free`](Self::req_free) ends it.
+    /// Takes the request that completed first off the queue of completions;
+    /// [`req_free`](Self::req_free) ends it.
     ///
     /// # Errors
     /// As [`ipeek`](Self::ipeek).
@@ -113,7 +115,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Waits for a request and takes it. Without one, is done at once.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] at the deadline: the request goes on. [`Code::ParamErr`] as in [`test`](Self::test).
+    /// [`Code::NoCompletions`] at the deadline: the request stays open. [`Code::ParamErr`] as in
+    /// [`test`](Self::test).
     #[doc(alias = "psm2_mq_wait")]
     pub fn wait<H: Host, P: Park>(
         &mut self,

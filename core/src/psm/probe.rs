@@ -10,7 +10,8 @@ use super::status::{self, Code, Status, Status2};
 use super::{Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Looks for a message of 64 bits that nobody has received. It stays. Polls once if there is none, and looks again.
+    /// Finds a message with a 64-bit tag that no receive has taken, and leaves it.
+    /// Polls once if there is none.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none.
@@ -22,8 +23,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Looks for a message of 96 bits that nobody has received, as [`iprobe`](Self::iprobe) does.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the peer has failed,
-    /// [`Code::ParamErr`] for a bad peer.
+    /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the
+    /// peer has failed, [`Code::ParamErr`] for a bad peer.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn iprobe2(
         &mut self,

@@ -1,5 +1,5 @@
-//! What providers call besides: options, several completions at once, and messages from inside a handler. Nothing here blocks
-//! or allocates.
+//! What providers call besides: options, several completions at once, and messages from inside a
+//! handler. Nothing here blocks or allocates.
 
 use crate::mem::PeerId;
 use crate::rail::Rail;
@@ -18,8 +18,8 @@ pub enum Opt {
     /// The same within one machine. An engine has one such size, so either option sets it for both.
     #[doc(alias = "PSM2_MQ_RNDV_SHM_SZ")]
     RndvShmSz = 0x302,
-    /// Memory for messages that come before their receive, in MiB. Kept and told, as PSM2 does, and without effect: memory is bounded
-    /// by what the engine was lent.
+    /// Memory for messages that come before their receive, in MiB. Kept and told, as PSM2 does, and
+    /// without effect: memory is bounded by what the engine was lent.
     #[doc(alias = "PSM2_MQ_MAX_SYSBUF_MBYTES")]
     MaxSysbufMbytes = 0x303,
 }
@@ -70,7 +70,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Changes an option from now on. A size above what the engine was set up for counts as that; `getopt` tells.
+    /// Changes an option. A size above the engine's setting is lowered
+    /// to that; `getopt` returns it.
     #[doc(alias = "psm2_mq_setopt")]
     pub fn setopt(&mut self, option: Opt, value: u32) {
         match option {
@@ -79,8 +80,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Offers completed requests to `copy`, oldest first, until so many have an entry or there are no more; tells it the number of the
-    /// entry. What is taken over is over. Polls only if nothing has completed. Returns the number of entries.
+    /// Offers completed requests to `copy`, oldest first, until so many have an entry or there are
+    /// no more; tells it the number of the entry. What is taken over is over. Polls only if nothing
+    /// has completed. Returns the number of entries.
     #[doc(alias = "psm2_mq_ipeek_dequeue_multi")]
     pub fn ipeek_dequeue_multi(
         &mut self,
@@ -109,7 +111,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         stored
     }
 
-    /// Begins a send or posts a receive without making progress, for callers that are inside of a pass.
+    /// Begins a send or posts a receive without progress, for callers inside of a pass.
     ///
     /// # Errors
     /// As [`isend2`](Self::isend2) and [`irecv2`](Self::irecv2).

@@ -14,8 +14,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Posts a receive of 64 bits, from anybody.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed and left nothing that matches,
-    /// [`Code::ParamErr`] for a bad peer or buffer.
+    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed and
+    /// left nothing that matches, [`Code::ParamErr`] for a bad peer or buffer.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm_mq_irecv")]
     pub fn irecv(&mut self, tag: u64, tagsel: u64, into: Buffer, context: u64) -> Result<MqReq, Code> {
@@ -38,12 +38,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into, context)
     }
 
-    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of the receive, which ends with
-    /// [`Code::InternalErr`] where the message went with its sender.
+    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of
+    /// the receive, which ends with [`Code::InternalErr`] where the message went with its sender.
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in [`irecv`](Self::irecv): the message
-    /// stays claimed.
+    /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in
+    /// [`irecv`](Self::irecv): the message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(&mut self, into: Buffer, context: u64, req: MqReq) -> Result<(), Code> {
         let index = self.requests.find(req).ok_or(Code::ParamErr)?;
@@ -70,11 +70,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Takes a receive back that has not matched. It completes, and is still to be taken by `wait` or `test`.
+    /// Cancels an unmatched receive. It completes; `wait` or `test` still takes its status.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed. [`Code::ParamErr`] for a send, a claimed message, or
-    /// a request that is over.
+    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed.
+    /// [`Code::ParamErr`] for a send, a claimed message, or a request that is over.
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };

@@ -1,5 +1,5 @@
-//! Requests: a fixed table of slots, a list of the completed in their order, and the sends that found no room: for each peer those to it
-//! in their order, and a list of the first of each.
+//! Requests: a fixed table of slots, a list of the completed in their order, and the sends that
+//! found no room: for each peer those to it in their order, and a list of the first of each.
 
 use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
@@ -152,7 +152,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// A send has ended in the engine. It may be one of an earlier queue, under a name that means another here.
+    /// A send has ended in the engine.
+    /// It may be an earlier queue's, whose name another one has here.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {
@@ -207,7 +208,7 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes off the list the first send of the peer whose turn it is. Those behind it wait for what becomes of it.
+    /// Takes the peer's first send off the list. Those behind it wait until its outcome is known.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };

@@ -31,11 +31,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.begin(to, flags, Tag::from(tag), from, context)
     }
 
-    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls and probes, to each peer in order.
+    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls and
+    /// probes, to each peer in order.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed, [`Code::ParamErr`] for a bad peer,
-    /// buffer or flag.
+    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed,
+    /// [`Code::ParamErr`] for a bad peer, buffer or flag.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn isend2(
         &mut self,
@@ -51,7 +52,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`isend`](Self::isend), and waits for it.
     ///
     /// # Errors
-    /// As there; [`Code::NoCompletions`] at the deadline: the send goes on, and its end is not told.
+    /// As there; [`Code::NoCompletions`] at the deadline: the send continues and is not reported.
     #[doc(alias = "psm2_mq_send")]
     pub fn send<H: Host, P: Park>(
         &mut self,

@@ -55,7 +55,8 @@ pub struct Status {
 #[doc(alias = "psm2_mq_status2_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status2 {
-    /// The sender of a message that matched, or the receiver of one that was sent; none for a receive that was cancelled.
+    /// The sender of a message that matched, or the receiver of one that was sent;
+    /// none for a receive that was cancelled.
     pub msg_peer: Option<PeerId>,
     /// The sender's tag.
     pub msg_tag: [u32; 3],
@@ -134,8 +135,8 @@ impl From<Status2> for Status {
     }
 }
 
-/// What `psm2_mq_get_stats` tells, as far as there is something to tell: user means that the receive was posted first, sys that it was
-/// not.
+/// What `psm2_mq_get_stats` tells, as far as there is something to tell: user means that the
+/// receive was posted first, sys that it was not.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {

@@ -1,4 +1,5 @@
-//! The commands that a queue takes, one type each, so that their arguments are named and checked where they are created.
+//! The commands that a queue takes, one type each:
+//! arguments have names and are checked on creation.
 
 use core::{error::Error, fmt};
 
@@ -87,7 +88,7 @@ pub struct FillCommand {
     pub width: u8,
 }
 
-/// Copies within memory of this process. The two ranges do not overlap, or the target begins before the source.
+/// Copies within this process. The ranges do not overlap, or the target begins before the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyCommand {
     /// The source.
@@ -98,7 +99,8 @@ pub struct CopyCommand {
     pub to: LocalAddr,
 }
 
-/// Copies from one peer's memory to another's, by way of this process. What follows in the queue waits behind the first half.
+/// Copies from one peer's memory to another's, by way of this process.
+/// What follows in the queue waits behind the first half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCopyCommand {
     /// The source.
@@ -141,8 +143,9 @@ pub struct SendCommand {
     pub sync: bool,
 }
 
-/// Receives a tagged message; ends as [`Reply::Received`](crate::engine::command::Reply::Received). A receive that nothing matches
-/// does not end, nor does a marker behind it, before it is [taken back](super::Queue::cancel).
+/// Receives a tagged message; ends as [`Reply::Received`](crate::engine::command::Reply::Received).
+/// A receive that nothing matches does not end, nor does a marker behind it, before it is [taken
+/// back](super::Queue::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvCommand {
     /// The sender, or anybody.

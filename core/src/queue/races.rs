@@ -1,5 +1,5 @@
-//! A queue's thread and its worker's, as threads and under the model checker: events show how commands ended, and no slot is lost
-//! whichever end leaves first.
+//! A queue's thread and its worker's, as threads and under the model checker: events show how
+//! commands ended, and no slot is lost whichever end leaves first.
 
 extern crate std;
 

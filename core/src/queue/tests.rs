@@ -1,5 +1,5 @@
-//! Queues beside each other, and queues that end under load, in memory that is freed at once: run under AddressSanitizer by
-//! tests/sanitize.sh.
+//! Queues beside each other, and queues that end under load, in memory that is freed at once: run
+//! under AddressSanitizer by tests/sanitize.sh.
 
 #![cfg(not(fishplate_loom))]
 

@@ -1,4 +1,5 @@
-//! One of two kinds of rail, chosen once: an engine can own shared memory and network rails side by side without an indirect call.
+//! One of two kinds of rail, chosen once: an engine can own shared memory and network rails side by
+//! side without an indirect call.
 
 use core::ptr::NonNull;
 

@@ -1,8 +1,10 @@
-//! A rail that misbehaves on purpose: wraps any other, holds posts back, lets them overtake each other, refuses, fails, and
-//! reports little at a time. Seeded: the same seed and use do the same again.
+//! A rail that misbehaves on purpose: wraps any other, holds posts back, lets them overtake each
+//! other, refuses, fails, and reports little at a time. Seeded: the same seed and use do the same
+//! again.
 //!
-//! Always built, because users test their own stacks with it. Never blocks or allocates: what is held back lies inside the value.
-//! Every wrapped rail keeps the [contract](super); this one keeps all of it but order.
+//! Always built, because users test their own stacks with it. Never blocks or allocates: what is
+//! held back lies inside the value. Every wrapped rail keeps the [contract](super); this one keeps
+//! all of it but order.
 
 use core::ptr::NonNull;
 
@@ -79,7 +81,8 @@ struct Held {
     bytes: [u8; MESSAGE],
 }
 
-// SAFETY: the pointers name memory of posts that were accepted; whoever drives the rail may touch it, on any thread.
+// SAFETY: the pointers name memory of accepted posts,
+// which the rail's driver may touch on any thread.
 unsafe impl Send for Held {}
 
 /// `R`, misbehaving. Holds back at most `HELD` posts at a time.
@@ -139,7 +142,8 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
     /// Posts what was held back.
     fn let_go(&mut self, held: &Held) -> Fate {
         let Held { peer, cx, post, bytes } = held;
-        // SAFETY: the memory stays as the caller of the held-back post promised until its end is reported, and it was not.
+        // SAFETY: the held-back post's caller keeps the memory until its completion,
+        // which is not reported yet.
         let posted = unsafe {
             match post {
                 Post::Write { local, remote, data } => {

@@ -1,7 +1,7 @@
-//! A rail to oneself: every peer is this process. For tests without anything, and for measuring the engine alone.
+//! A rail to oneself: every peer is this process. For tests, and to measure the engine alone.
 //!
-//! Never blocks, allocates or calls the system; memory is inside the value. Events come in the order posted.
-//! Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
+//! Never blocks, allocates or calls the system; memory is inside the value. Events come in the
+//! order posted. Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
 
 use core::ptr::{self, NonNull};
 
@@ -19,8 +19,8 @@ const RMA: usize = 1 << 30;
 /// Regions that can be registered at once.
 const REGIONS: usize = 16;
 
-/// A place for a region: where it lies, whether it is mapped for its importers, and how often the place was used, which is part
-/// of its key.
+/// A place for a region: where it lies, whether it is mapped for its importers, and how often the
+/// place was used, which is part of its key.
 #[derive(Clone, Copy)]
 struct Registered {
     memory: Option<(NonNull<u8>, usize)>,
@@ -69,7 +69,8 @@ pub struct Loopback<const DEPTH: usize> {
     native_atomics: bool,
 }
 
-// SAFETY: the pointers name registered memory, which any thread may touch as `Region::new` was promised.
+// SAFETY: the pointers name registered memory,
+// which any thread may touch as `Region::new` requires.
 unsafe impl<const DEPTH: usize> Send for Loopback<DEPTH> {}
 
 impl<const DEPTH: usize> Loopback<DEPTH> {
@@ -93,8 +94,8 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         Loopback { maps: Maps::All, ..Self::new() }
     }
 
-    /// A rail that maps what is registered as [`RegionKind::Shared`] or [`RegionKind::Common`], and behaves as a network for the
-    /// rest.
+    /// A rail that maps what is registered as [`RegionKind::Shared`] or [`RegionKind::Common`], and
+    /// behaves as a network for the rest.
     pub const fn mapped_where_shared() -> Self {
         Loopback { maps: Maps::Shared, ..Self::new() }
     }
@@ -228,7 +229,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let target = self.resolve(remote, local.len)?;
-        // SAFETY: the source is readable by this function's contract, the target was checked; `copy` allows overlap.
+        // SAFETY: the source is readable by this function's contract,
+        // the target was checked; `copy` takes overlap.
         unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
         if let Some(data) = data {
             self.push(peer, Event::Landed(data));
@@ -246,7 +248,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let source = self.resolve(remote, local.len)?;
-        // SAFETY: the target is writable by this function's contract, the source was checked; `copy` allows overlap.
+        // SAFETY: the target is writable by this function's contract,
+        // the source was checked; `copy` takes overlap.
         unsafe { ptr::copy(source, local.ptr.as_ptr(), local.len) };
         self.push(peer, Event::Done(cx));
         Ok(Posted::Pending)
@@ -285,7 +288,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         }
         self.room(1)?;
         let word = self.resolve(remote, amo.width as usize)?;
-        // SAFETY: the word was checked against the region; the engine checks alignment before it posts.
+        // SAFETY: the word was checked against the region;
+        // the engine checks alignment before posting.
         let old = unsafe { amo.apply(word) };
         if let Some(fetch) = fetch {
             // SAFETY: writable until the post is done, by this function's contract.

@@ -1,4 +1,4 @@
-//! The rails of one engine: as many as were opened, up to a bound. Nothing here allocates or blocks.
+//! The rails of one engine, up to a bound set at compile time. Nothing here allocates or blocks.
 
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
@@ -36,7 +36,7 @@ impl<R, const MAX: usize> Deref for Rails<R, MAX> {
     type Target = [R];
 
     fn deref(&self) -> &[R] {
-        // SAFETY: the first `len` were written by `push` or `from`, and are taken out by the drop alone.
+        // SAFETY: `push` or `from` wrote the first `len`, and only the drop takes them out.
         unsafe { slice::from_raw_parts(self.slots.as_ptr().cast(), self.len) }
     }
 }
@@ -73,7 +73,7 @@ impl<R: fmt::Debug, const MAX: usize> fmt::Debug for Rails<R, MAX> {
     }
 }
 
-/// Rails of which there is at least one: with a bound of one, the compiler sees that there is just one.
+/// At least one rail: with a bound of one, the compiler knows that there is exactly one.
 pub(crate) struct SomeRails<R, const MAX: usize>(Rails<R, MAX>);
 
 impl<R, const MAX: usize> SomeRails<R, MAX> {

@@ -1,9 +1,10 @@
-//! A simulated fabric: several nodes, several rails, one thread, one seed. Anything that a real network may do to order and
-//! timing happens here, and the same seed does it again.
+//! A simulated fabric: several nodes, several rails, one thread, one seed. Anything that a real
+//! network may do to order and timing happens here, and the same seed does it again.
 //!
-//! Time is counted in polls. A write's bytes are copied when it arrives, not when it is posted, so a signal that overtakes its
-//! data is seen for what it is. Nothing blocks or allocates: what is in flight lies in borrowed [`Packet`]s, and when they are used
-//! up a post is refused. Not `Sync`: all endpoints of a [`Sim`] live on one thread.
+//! Time is counted in polls. A write's bytes are copied when it arrives, not when it is posted, so
+//! a signal that overtakes its data is seen for what it is. Nothing blocks or allocates: what is in
+//! flight lies in borrowed [`Packet`]s, and when they are used up a post is refused. Not `Sync`:
+//! all endpoints of a [`Sim`] live on one thread.
 //!
 //! `world` has what all endpoints share, `endpoint` posts and polls.
 
@@ -34,7 +35,8 @@ pub struct Dials {
     pub idle: u16,
     /// Whether what is posted to one peer arrives in the order posted.
     pub ordered: bool,
-    /// Bytes that reach one node per poll of any endpoint, one post after the other; 0: as many as there are. The delay comes on top.
+    /// Bytes that reach one node per poll of any endpoint, one post after the other; 0: as many as
+    /// there are. The delay comes on top.
     pub rate: u32,
     /// What was posted to a peer still arrives after that is detached, up to 256 bytes of it. Its
     /// post has ended as unknown by then.
@@ -57,7 +59,8 @@ pub struct Sim<'m> {
 }
 
 impl<'m> Sim<'m> {
-    /// A fabric of `nodes` nodes with `rails` rails each, at most 64 together; all rails behave as `dials` says.
+    /// A fabric of `nodes` nodes with `rails` rails each, at most 64 in all,
+    /// which behave as `dials` says.
     ///
     /// # Errors
     /// [`AttachError::Config`] names what is out of range.
@@ -116,7 +119,7 @@ impl<'m> Sim<'m> {
         }
     }
 
-    /// Ends a node as if its process had died: its peers are told, what is in flight to it comes back as failed.
+    /// Ends a node as if its process had died: tells its peers, and fails what is in flight to it.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
     }

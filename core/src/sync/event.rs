@@ -1,34 +1,36 @@
-//! Eventcount: one thread sleeps until somebody says that there is work. Notifying a thread that is awake costs one
-//! barrier, one load and one branch, and writes nothing. Nothing here allocates; only [`Armed::commit`] blocks, and
-//! only until its deadline.
+//! Eventcount: one thread sleeps until somebody says that there is work. Notifying a thread that is
+//! awake costs one barrier, one load and one branch, and writes nothing. Nothing here allocates;
+//! only [`Armed::commit`] blocks, and only until its deadline.
 //!
-//! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound, but one may take the
-//! other's announcement back, and the other then sleeps until its deadline. The word may lie in memory shared between
-//! processes, and zeroed memory is a valid eventcount. Whatever value a peer writes there, the worst is a
-//! wake-up for nothing, or one that waits for the deadline.
+//! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound,
+//! but one may take the other's announcement back, and the other then sleeps until its deadline.
+//! The word may lie in memory shared between processes, and zeroed memory is a valid eventcount.
+//! Whatever value a peer writes there, the worst is a wake-up for nothing, or one that waits for
+//! the deadline.
 //!
 //! # The race, and who may lose it
 //!
-//! | sleeper                                     | notifier                                        |
-//! |---------------------------------------------|-------------------------------------------------|
-//! | 1. word = sleeping  ([`EventCount::prepare`]) | 1. publishes work (a ring's tail, a flag)       |
-//! | 2. full barrier                             | 2. full barrier                                 |
-//! | 3. looks for work  ([`Prepared::recheck`])  | 3. looks at the word ([`EventCount::notify`])   |
-//! | 4. sleeps while word == sleeping            | 4. if sleeping: word = awake, wake-up call      |
+//! | sleeper | notifier |
+//! |---|---|
+//! | 1. word = sleeping  ([`EventCount::prepare`]) | 1. publishes work (a ring's tail, a flag) |
+//! | 2. full barrier | 2. full barrier |
+//! | 3. looks for work  ([`Prepared::recheck`]) | 3. looks at the word ([`EventCount::notify`]) |
+//! | 4. sleeps while word == sleeping | 4. if sleeping: word = awake, wake-up call |
 //!
-//! Each side stores, then loads what the other stored. Without a full barrier between the two, a processor may let
-//! the load overtake the store: the sleeper finds no work, the notifier finds nobody asleep, and the work waits for
-//! the deadline. With both barriers at least one side sees the other. If both do, the sleeper finds its work and takes
-//! the announcement back, and the notifier makes a system call for nothing. The barriers are
-//! [`Host::sleeper_barrier`] and [`Host::notifier_barrier`], edges
-//! `event.sleeper.fence` and `event.notifier.fence`.
+//! Each side stores, then loads what the other stored. Without a full barrier between the two, a
+//! processor may let the load overtake the store: the sleeper finds no work, the notifier finds
+//! nobody asleep, and the work waits for the deadline. With both barriers at least one side sees
+//! the other. If both do, the sleeper finds its work and takes the announcement back, and the
+//! notifier makes a system call for nothing. The barriers are [`Host::sleeper_barrier`] and
+//! [`Host::notifier_barrier`], edges `event.sleeper.fence` and `event.notifier.fence`.
 //!
-//! Every access to the word itself is relaxed: the barriers order it against the work, and the work brings its own
-//! edge. Between step 3 and step 4 of the sleeper, a notifier may change the word; the sleep then ends at once,
-//! because the kernel compares the word under the lock that the wake-up call takes.
+//! Every access to the word itself is relaxed: the barriers order it against the work, and the work
+//! brings its own edge. Between step 3 and step 4 of the sleeper, a notifier may change the word;
+//! the sleep then ends at once, because the kernel compares the word under the lock that the
+//! wake-up call takes.
 //!
-//! A notifier killed between changing the word and the wake-up call leaves the sleeper to its deadline, which is why
-//! there is always one.
+//! A notifier killed between changing the word and the wake-up call leaves the sleeper to its
+//! deadline, which is why there is always one.
 
 use super::{
     host::{Host, Woken},
@@ -55,8 +57,9 @@ pub struct EventCount {
     word: AtomicU32,
 }
 
-/// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one direction wakes nobody for
-/// the other: `send` at byte 0, each `recv` 128 bytes behind the one before.
+/// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one
+/// direction wakes nobody for the other: `send` at byte 0, each `recv` 128 bytes behind the one
+/// before.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Channels<const QUEUES: usize = 1> {
@@ -121,13 +124,14 @@ impl EventCount {
         }
     }
 
-    /// Says that there may be work. Call it *after* publishing the work. Returns whether a wake-up call was made.
+    /// Announces work. Call it *after* publishing the work. Returns whether it made a wake-up call.
     ///
     /// One barrier, one load and one branch if the sleeper is awake.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> bool {
-        // The notifier's half of the race. Without it the load below may be answered before the work published above
-        // becomes visible: the sleeper would announce itself, find no work and sleep, while this thread saw it awake.
+        // The notifier's half of the race. Without it the load below may be answered before the
+        // work published above becomes visible: the sleeper would announce itself, find no work and
+        // sleep, while this thread saw it awake.
         host.notifier_barrier();
         // Relaxed: the barrier orders it after the work.
         if self.word.load(Ordering::Relaxed) == AWAKE {
@@ -139,8 +143,9 @@ impl EventCount {
     #[cold]
     #[inline(never)]
     fn wake<H: Host + ?Sized>(&self, host: &H) -> bool {
-        // Of several notifiers the one that changes the word makes the call. Relaxed: the sleeper learns of the work
-        // by the work's own edge; the word only has to differ when the kernel compares it.
+        // Of several notifiers the one that changes the word makes the call. Relaxed: the sleeper
+        // learns of the work by the work's own edge; the word only has to differ when the kernel
+        // compares it.
         if self.word.swap(AWAKE, Ordering::Relaxed) == AWAKE {
             return false;
         }
@@ -148,11 +153,13 @@ impl EventCount {
         true
     }
 
-    /// Announces that this thread is about to sleep. Look for work next, with [`Prepared::recheck`].
+    /// Announces that this thread is about to sleep. Check for work next, with
+    /// [`Prepared::recheck`].
     pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {
         let announced = self.announce();
-        // The sleeper's half of the race. Without it the look for work may be answered before the announcement is
-        // visible: a notifier would publish its work and see this thread awake, after it has looked.
+        // The sleeper's half of the race. Without it the look for work may be answered before the
+        // announcement is visible: a notifier would publish its work and see this thread awake,
+        // after it has looked.
         host.sleeper_barrier();
         Prepared { announced }
     }
@@ -174,8 +181,8 @@ impl EventCount {
 
 /// What a thread can sleep on: one [`EventCount`], or an array of two of which either wakes it.
 pub trait Park {
-    /// All three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the announcement. `None` if
-    /// it did.
+    /// All three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the
+    /// announcement. `None` if it did.
     fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool)
     -> Option<Woken>;
 }
@@ -220,8 +227,8 @@ struct Announced<'e> {
 impl Announced<'_> {
     /// Takes the announcement back. Whether it still stood, that is, no notifier has seen it.
     fn withdraw(&self) -> bool {
-        // Relaxed: a notifier that still reads "sleeping" makes a call for nothing; one that reads "awake" has
-        // published its work for a thread that goes on to look for work.
+        // Relaxed: a notifier that still reads "sleeping" makes a call for nothing; one that reads
+        // "awake" has published its work for a thread that goes on to look for work.
         self.event.word.swap(AWAKE, Ordering::Relaxed) == SLEEPING
     }
 }
@@ -240,7 +247,7 @@ pub struct Prepared<'e> {
 }
 
 impl<'e> Prepared<'e> {
-    /// Looks for work once more. `None` if there is some: the announcement is taken back, go and do it.
+    /// Checks for work again. `None` if there is some: withdraws the announcement, go and do it.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<Armed<'e>> {
         if work() { None } else { Some(Armed { announced: self.announced }) }
@@ -255,11 +262,11 @@ pub struct Armed<'e> {
 }
 
 impl Armed<'_> {
-    /// Sleeps until notified, for at most `timeout_ns`; may return early for no reason. Look for work afterwards
-    /// whatever it returns.
+    /// Sleeps until notified, for at most `timeout_ns`; may return early for no reason. Look for
+    /// work afterwards whatever it returns.
     ///
-    /// [`Woken::Deadline`] only if the time passed and no notifier has seen the announcement. Work that is present
-    /// then was published in that very moment, or its wake-up was lost.
+    /// [`Woken::Deadline`] only if the time passed and no notifier has seen the announcement. Work
+    /// that is present then was published in that very moment, or its wake-up was lost.
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let woken = host.wait(&self.announced.event.word, SLEEPING, timeout_ns);
         if self.announced.withdraw() { woken } else { Woken::Called }
@@ -274,7 +281,7 @@ pub struct PreparedTwo<'e> {
 }
 
 impl<'e> PreparedTwo<'e> {
-    /// Looks for work of both kinds once more. `None` if there is some: both announcements are taken back.
+    /// Checks for both kinds of work again. `None` if there is some: withdraws both announcements.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<ArmedTwo<'e>> {
         if work() { None } else { Some(ArmedTwo { announced: self.announced }) }

@@ -1,7 +1,8 @@
-//! What the core asks of the machine under it: a clock, a way to give up the processor, and a futex.
+//! What the core needs of its host: a clock, a way to yield the processor, and a futex.
 //!
-//! The core names no operating system. `fishplate-sys` implements [`Host`] over Linux; a program without one uses
-//! [`SpinHost`], which counts time in calls and never sleeps. Every method may be called from any thread.
+//! The core names no operating system. `fishplate-sys` implements [`Host`] over Linux; a program
+//! without one uses [`SpinHost`], which counts time in calls and never sleeps. Every method may be
+//! called from any thread.
 
 use core::hint;
 
@@ -18,10 +19,11 @@ pub enum Woken {
 
 /// The machine below: time in nanoseconds, yielding, and sleeping on a word of memory.
 ///
-/// The two barriers are the two halves of one store-then-load race (Dekker): a sleeper announces itself, then looks
-/// for work; a notifier publishes work, then looks for sleepers. Each half needs a full barrier between its store and
-/// its load. The defaults are `fence(SeqCst)` on both sides. A host that can make *every* processor run a barrier
-/// from the sleeping side (Linux `membarrier(2)`) may reduce the notifier's half to a compiler fence.
+/// The two barriers are the two halves of one store-then-load race (Dekker): a sleeper announces
+/// itself, then looks for work; a notifier publishes work, then looks for sleepers. Each half needs
+/// a full barrier between its store and its load. The defaults are `fence(SeqCst)` on both sides. A
+/// host that can make *every* processor run a barrier from the sleeping side (Linux
+/// `membarrier(2)`) may reduce the notifier's half to a compiler fence.
 pub trait Host {
     /// Monotonic time in nanoseconds. No system call on Linux (vDSO).
     fn now_ns(&self) -> u64;
@@ -29,14 +31,15 @@ pub trait Host {
     /// Lets another runnable thread have this processor. One system call.
     fn yield_now(&self);
 
-    /// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns at once if the value differs.
-    /// May return early for no reason. One system call.
+    /// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns at once if the value
+    /// differs. May return early for no reason. One system call.
     fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken;
 
     /// As [`wait`](Host::wait), on two words at once: sleeps while both hold their expected values.
     fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken;
 
-    /// Wakes every thread, of any process, that sleeps on `word`. Returns how many it woke. One system call.
+    /// Wakes every thread, of any process, that sleeps on `word`;
+    /// returns how many. One system call.
     fn wake(&self, word: &AtomicU32) -> u32;
 
     /// The sleeper's half of the race, between announcing itself and looking for work. Slow path.
@@ -70,9 +73,10 @@ pub fn notifier_fence() {
 
 /// A host for programs without an operating system: never blocks, never sleeps.
 ///
-/// Its clock advances by a fixed step each time it is read or slept on, so every wait that looks at the clock comes
-/// to its end, and the same calls give the same times. [`wait`](Host::wait) pauses for a moment and returns
-/// [`Woken::Called`], which a waiter must expect anyway; [`wake`](Host::wake) has nobody to wake.
+/// Its clock advances by a fixed step each time it is read or slept on, so every wait that looks at
+/// the clock comes to its end, and the same calls give the same times. [`wait`](Host::wait) pauses
+/// for a moment and returns [`Woken::Called`], which a waiter must expect anyway;
+/// [`wake`](Host::wake) has nobody to wake.
 #[derive(Debug)]
 pub struct SpinHost {
     now_ns: AtomicU64,
@@ -103,7 +107,7 @@ impl Host for SpinHost {
 
     fn wait(&self, word: &AtomicU32, expected: u32, _timeout_ns: u64) -> Woken {
         for _ in 0..PAUSES_PER_WAIT {
-            // Relaxed, as the kernel's own comparison is to the waiter: it looks for work afterwards.
+            // Relaxed, like the kernel's own comparison: the waiter looks for work afterwards.
             if word.load(Ordering::Relaxed) != expected {
                 break;
             }

@@ -1,43 +1,48 @@
-//! Pool of fixed slots with one owner who takes them and anybody who gives them back. Nothing here blocks, allocates or makes
-//! a system call; only the heap form (feature `alloc`) allocates, at setup, and where asked to when the pool is full.
+//! Pool of fixed slots with one owner who takes them and anybody who gives them back. Nothing here
+//! blocks, allocates or makes a system call; only the heap form (feature `alloc`) allocates, at
+//! setup, and where asked to when the pool is full.
 //!
-//! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its [`Lease`], or, with several
-//! holders, through [`Shared`] handles; either may go to any thread. The owner gives a slot back to its own list without
-//! atomics ([`Pool::release`]); every other thread by one compare-and-swap (dropping the handle), or one for many
-//! ([`Batch`]). When its own list is empty, the owner takes everything that came back in the meantime with one swap.
+//! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its
+//! [`Lease`], or, with several holders, through [`Shared`] handles; either may go to any thread.
+//! The owner gives a slot back to its own list without atomics ([`Pool::release`]); every other
+//! thread by one compare-and-swap (dropping the handle), or one for many ([`Batch`]). When its own
+//! list is empty, the owner takes everything that came back in the meantime with one swap.
 //!
 //! # Why there is no ABA
 //!
-//! Those who give back only push, and never follow a link. The one who takes always takes the whole list. So a head that
-//! compares equal is the same list, whatever happened in between: no tag, no double-width compare.
+//! Those who give back only push, and never follow a link. The one who takes always takes the whole
+//! list. So a head that compares equal is the same list, whatever happened in between: no tag, no
+//! double-width compare.
 //!
 //! # Layout
 //!
-//! The owner's words live in its [`Pool`] and what the others write in the [`Header`], each on 128-byte lines of its own. Slots
-//! lie elsewhere, a power of two of them up to 65,536, each a multiple of 64 bytes: its generation, its count of holders, the
-//! link of its list, its own number, its value. Links are numbers, not addresses, and checked, so a slot list that somebody
-//! overwrote makes the pool smaller and never reaches outside it. Slots never used are handed out last, so those not needed
-//! stay untouched, and how many were is the high water.
+//! The owner's words live in its [`Pool`] and what the others write in the [`Header`], each on
+//! 128-byte lines of its own. Slots lie elsewhere, a power of two of them up to 65,536, each a
+//! multiple of 64 bytes: its generation, its count of holders, the link of its list, its own
+//! number, its value. Links are numbers, not addresses, and checked, so a slot list that somebody
+//! overwrote makes the pool smaller and never reaches outside it. Slots never used are handed out
+//! last, so those not needed stay untouched, and how many were is the high water.
 //!
 //! # Edges
 //!
-//! | edge          | release                              | acquire                              | carries                     |
-//! |---------------|--------------------------------------|--------------------------------------|-----------------------------|
-//! | `pool.freed`  | head, by whoever gives back          | head, by [`Pool::create`]            | the slot and its link       |
-//! | `pool.refs`   | count, by all holders but the last   | count, by the last                   | their uses of the value     |
-//! | `pool.id`     | state, by [`Shared::into_id`]        | state, by [`Pool::redeem`]           | the value                   |
-//! | `pool.keep`   | count, by all who let go but the last | count, by the last                  | their uses of the slots     |
-//! | `pool.claim`  | (`pool.keep`)                        | count, by [`Slab::claim`]            | the slots, to a new owner   |
+//! | edge         | release | acquire | carries |
+//! |--------------|---|---|---|
+//! | `pool.freed` | head, by a pusher | head, by [`Pool::create`] | the slot and its link |
+//! | `pool.refs`  | count, by earlier holders | count, by the last | their uses of the value |
+//! | `pool.id`    | state, by [`Shared::into_id`] | state, by [`Pool::redeem`] | the value |
+//! | `pool.keep`  | count, by earlier holders | count, by the last | their uses of the slots |
+//! | `pool.claim` | (`pool.keep`) | count, by [`Slab::claim`] | the slots, to a new owner |
 //!
-//! Pushes read and replace the head by one read-modify-write each, so the owner's swap, which reads the last of them, acquires
-//! from all.
+//! Pushes read and replace the head by one read-modify-write each, so the owner's swap, which reads
+//! the last of them, acquires from all.
 //!
 //! # Closing
 //!
-//! Values may outlive their pool. Closing (or dropping) it writes "closed" over the head, and from then on whoever gives a slot
-//! back counts down instead of pushing. The owner counts for more than all slots together, and replaces itself by the number of
-//! those still out with one subtraction, so it does not matter who counts down first. The last one to let go ends the slab: the
-//! heap form is freed, and for borrowed memory [`Reclaim`] is called, if one was given.
+//! Values may outlive their pool. Closing (or dropping) it writes "closed" over the head, and from
+//! then on whoever gives a slot back counts down instead of pushing. The owner counts for more than
+//! all slots together, and replaces itself by the number of those still out with one subtraction,
+//! so it does not matter who counts down first. The last one to let go ends the slab: the heap form
+//! is freed, and for borrowed memory [`Reclaim`] is called, if one was given.
 
 use core::{
     cell::{Cell, UnsafeCell},
@@ -103,12 +108,12 @@ struct Line {
     /// Link of the slot given back last, or [`CLOSED`].
     head: AtomicU32,
     capacity: AtomicU32,
-    /// Who keeps the slab: its owner, as [`OWNER`], and once that is gone each slot that was not given back.
+    /// Who keeps the slab: its owner, as [`OWNER`], and after it each slot that is still out.
     keeps: AtomicU64,
     reclaim: Cell<Option<Reclaim>>,
 }
 
-/// What the last one to let go of a closed pool calls. The pool never touches its memory again after that.
+/// What the last holder of a closed pool calls. The pool never touches its memory after that.
 #[derive(Clone, Copy, Debug)]
 pub struct Reclaim {
     call: unsafe fn(*mut ()),
@@ -125,7 +130,8 @@ pub struct Slot<T> {
     holders: AtomicU64,
     /// Link of the next slot of the list that this one is on.
     next: AtomicU32,
-    /// The slot's own link, written at setup and read by all from then on. [`EMPTY`] for one that lies on the heap alone.
+    /// The slot's own link, written at setup and then read by all.
+    /// [`EMPTY`] for a lone slot on the heap.
     link: Cell<u32>,
     body: UnsafeCell<MaybeUninit<T>>,
 }
@@ -167,7 +173,7 @@ impl Header {
         self.watch.read(link as usize - 1);
     }
 
-    /// Tells the model checker that the slot with this link is written, or goes to somebody who may.
+    /// Tells the model checker that this slot is written, or goes to a thread that may write it.
     #[inline(always)]
     fn watch_write(&self, link: u32) {
         self.watch.write(link as usize - 1);
@@ -179,15 +185,16 @@ impl Header {
     /// They are slots of this pool that the caller holds and does not touch again.
     #[inline]
     unsafe fn give_back(this: NonNull<Self>, first: u32, last: &AtomicU32, count: u32) {
-        // SAFETY: a slot that is held keeps the slab, the header with it. It is held until the exchange below succeeds.
+        // SAFETY: a held slot keeps the slab and its header.
+        // It is held until the exchange below succeeds.
         let header = unsafe { this.as_ref() };
         // Relaxed: the value is compared again by the exchange, and never followed.
         let mut head = header.line.head.load(Ordering::Relaxed);
         while head != CLOSED {
             // Relaxed: published by the exchange.
             last.store(head, Ordering::Relaxed);
-            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. Whoever takes the list observes the links
-            // in it, and may overwrite the slots.
+            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. Whoever takes
+            // the list observes the links in it, and may overwrite the slots.
             let pushed = header.line.head.compare_exchange_weak(
                 head,
                 first,
@@ -220,7 +227,8 @@ impl Header {
             return;
         }
         let Some(reclaim) = reclaim else { return };
-        // Acquire, edge `pool.keep`: the last one observes everybody's uses of the slots before it ends them.
+        // Acquire, edge `pool.keep`: the last holder observes all uses
+        // of the slots before it ends them.
         header.line.keeps.load(edge!("pool.keep.last", Acquire));
         for link in 1..=capacity {
             header.watch_write(link);
@@ -236,8 +244,9 @@ impl Default for Header {
     }
 }
 
-// SAFETY: `reclaim` is written by an owner who is alone with the header (`Pool::new`, `Slab::claim`) and only read afterwards;
-// its call is promised to be good for any thread. The rest is atomics.
+// SAFETY: `reclaim` is written by an owner who is alone with the header (`Pool::new`,
+// `Slab::claim`) and only read afterwards; its call is promised to be good for any thread. The rest
+// is atomics.
 unsafe impl Sync for Header {}
 // SAFETY: as above.
 unsafe impl Send for Header {}
@@ -258,7 +267,7 @@ impl<T> Slot<T> {
     }
 
     const_new! {
-        /// A slot whose ids start at `generation`, of which 48 bits count: tests begin just below the wrap with it.
+        /// A slot whose 48-bit generation starts at `generation`: tests begin just below the wrap.
         pub fn starting_at(generation: u64) -> Self {
             Self {
                 state: AtomicU64::new(generation.wrapping_mul(GENERATION)),
@@ -277,9 +286,9 @@ impl<T> Default for Slot<T> {
     }
 }
 
-/// A value's number for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, its generation in 48. It stands
-/// for one holder. Once redeemed it is stale, until 2^48 ids of that slot later. It says nothing of its pool: another one may
-/// have the same number out.
+/// A value's number for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, its
+/// generation in 48. It stands for one holder. Once redeemed it is stale, until 2^48 ids of that
+/// slot later. It says nothing of its pool: another one may have the same number out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
@@ -294,7 +303,7 @@ impl Id {
         self.0 as u16
     }
 
-    /// A number that came back. Any is allowed: what is no id that is out is refused as [`StaleId`].
+    /// A number that came back. Any is allowed: one that is not out is refused as [`StaleId`].
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -312,7 +321,7 @@ impl fmt::Display for StaleId {
 
 impl Error for StaleId {}
 
-/// Header and slots in one piece, for a static or a stack. `N`, a power of two, is checked at compile time:
+/// Header and slots in one value, for a static or a stack. `N` is checked at compile time:
 ///
 /// ```compile_fail,E0080
 /// let slab = fishplate_core::sync::pool::Slab::<u64, 48>::new();
@@ -335,8 +344,8 @@ pub struct Slab<T, const N: usize = DEFAULT_CAPACITY> {
     slots: [Slot<T>; N],
 }
 
-// SAFETY: its only use is `claim`, which one thread at a time wins; values go to and fro by the handles, for whom `T: Send` is
-// asked again.
+// SAFETY: its only use is `claim`, which one thread at a time wins; values go to and fro by the
+// handles, for whom `T: Send` is asked again.
 unsafe impl<T: Send, const N: usize> Sync for Slab<T, N> {}
 
 impl<T, const N: usize> Slab<T, N> {
@@ -357,13 +366,14 @@ impl<T, const N: usize> Slab<T, N> {
     ///
     /// [`AttachError::Claimed`] while there is one, or something of it is not given back.
     pub fn claim(&self) -> Result<Pool<'_, T>, AttachError> {
-        // Acquire, edge `pool.claim`: pairs with `pool.keep.drop` of whoever let go last. The slots are as they left them.
+        // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`.
+        // The slots are as they were left.
         let keeps = &self.header.line.keeps;
         if keeps.compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed).is_err() {
             return Err(AttachError::Claimed);
         }
-        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and are this caller's alone: everybody
-        // who used them before has let go.
+        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and are
+        // this caller's alone: everybody who used them before has let go.
         Ok(unsafe {
             Pool::from_raw(NonNull::from(&self.header), NonNull::from(&self.slots).cast(), N as u32, None)
         })

@@ -3,13 +3,13 @@
 //!
 //! A normal build re-exports `core::sync::atomic`, and everything else here vanishes.
 //!
-//! | item            | normal build            | under the model checker                                          |
-//! |-----------------|-------------------------|------------------------------------------------------------------|
-//! | [`edge!`]       | the ordering named      | `Relaxed` if `FISHPLATE_WEAKEN` names this edge                  |
-//! | [`edge_fence!`] | the fence named         | nothing if `FISHPLATE_WEAKEN` names this edge                    |
-//! | [`Watch`]       | nothing, of no size     | reports racing accesses to memory that loom does not see         |
-//! | `const_new!`    | a `const fn`            | a plain `fn`: loom's atomics are not const-constructible         |
-//! | `filled!`       | an array of constants   | an array of values made one by one, for the same reason          |
+//! | item | normal build | under the model checker |
+//! |---|---|---|
+//! | [`edge!`] | the ordering named | `Relaxed` if `FISHPLATE_WEAKEN` names this edge |
+//! | [`edge_fence!`] | the fence named | nothing if `FISHPLATE_WEAKEN` names this edge |
+//! | [`Watch`] | nothing, of no size | reports racing accesses to memory that loom does not see |
+//! | `const_new!` | a `const fn` | a plain `fn`: loom's atomics are not const-constructible |
+//! | `filled!` | an array of constants | an array of values made one by one, for the same reason |
 //!
 //! # Edges
 //!
@@ -153,7 +153,8 @@ pub mod modelled {
     // Models lay loom's words out where the words of a segment would be.
     const _: () = assert!(size_of::<AtomicU64>() == 8 && size_of::<AtomicU8>() == 8);
 
-    /// Accesses to plain memory, reported to the model checker, which fails a run where two of them race.
+    /// Plain memory accesses, reported to the model checker,
+    /// which fails a run where two of them race.
     #[derive(Debug)]
     pub struct Watch([UnsafeCell<()>; 16]);
 

@@ -1,29 +1,33 @@
-//! SPSC ring of fixed-size slots. Neither side blocks, allocates or makes a system call, and no value of either
-//! counter makes a side touch memory outside the slots. One thread may own each side.
+//! SPSC ring of fixed-size slots. Neither side blocks, allocates or makes a system call, and no
+//! value of either counter makes a side touch memory outside the slots. One thread may own each
+//! side.
 //!
-//! The ring borrows its memory, so a heap ring, a static and a mapping shared between processes run the same code.
+//! The ring borrows its memory: a heap ring, a static and a shared mapping run the same code.
 //!
 //! # Layout
 //!
-//! [`Header`] is 256 bytes, aligned to 128: the producer's counter at 0, the consumer's at 128, each alone on its
-//! line. The slots lie elsewhere, a power of two of them, every one usable. Counters run free over 64 bits and wrap;
-//! a slot's index is its counter modulo the capacity. Zeroed memory is a valid empty header.
+//! [`Header`] is 256 bytes, aligned to 128: the producer's counter at 0, the consumer's at 128,
+//! each alone on its line. The slots lie elsewhere, a power of two of them, every one usable.
+//! Counters run free over 64 bits and wrap; a slot's index is its counter modulo the capacity.
+//! Zeroed memory is a valid empty header.
 //!
 //! # Edges
 //!
-//! | edge     | release store                     | acquire load                      | carries                    |
-//! |----------|-----------------------------------|-----------------------------------|----------------------------|
-//! | `filled` | tail, by [`Producer::push`]       | tail, by [`Consumer::pop`]        | the contents of the slots  |
-//! | `freed`  | head, by [`Consumer::pop`]        | head, by [`Producer::push`]       | leave to overwrite them    |
+//! | edge     | release store               | acquire load                | carries          |
+//! |----------|-----------------------------|-----------------------------|------------------|
+//! | `filled` | tail, by [`Producer::push`] | tail, by [`Consumer::pop`]  | the slots        |
+//! | `freed`  | head, by [`Consumer::pop`]  | head, by [`Producer::push`] | the room in them |
 //!
-//! The batch forms use the same two edges, once per batch. Each side loads the opposite counter only when its last
-//! look shows too little, so in steady state the two lines move once per batch rather than once per value.
+//! The batch forms use the same two edges, once per batch. Each side loads the opposite counter
+//! only when its last look shows too little, so in steady state the two lines move once per batch
+//! rather than once per value.
 //!
 //! # A hostile peer
 //!
-//! Each side keeps its own counter privately and never reads it back. When a freshly loaded opposite counter shows
-//! more values than there are slots, no honest peer wrote it: the handle turns corrupt for ever
-//! ([`Producer::is_corrupt`]), full on the producer's side and empty on the consumer's.
+//! Each side keeps its own counter privately and never reads it back. When a freshly loaded
+//! opposite counter shows more values than there are slots, no honest peer wrote it: the handle
+//! turns corrupt for ever ([`Producer::is_corrupt`]), full on the producer's side and empty on the
+//! consumer's.
 
 use core::{error::Error, fmt};
 
@@ -77,7 +81,7 @@ impl Header {
     }
 
     const_new! {
-        /// An empty ring whose counters start at `count`: tests begin just below `u64::MAX` with it.
+        /// An empty ring whose counters start at `count`: tests begin just below `u64::MAX`.
         pub fn starting_at(count: u64) -> Self {
             Self {
                 tail: CachePadded::new(AtomicU64::new(count)),
@@ -120,8 +124,8 @@ pub fn split<'m, T: Copy>(
 ) -> Result<(Producer<'m, T>, Consumer<'m, T>), AttachError> {
     let span = Span::of_slice(slots)?;
     let header = &*header;
-    // Relaxed: the header is borrowed exclusively, so nobody else has a side yet. Emptied, because values counted
-    // under an earlier `split` may lie in other slots.
+    // Relaxed: the header is borrowed exclusively, so nobody else has a side yet. Emptied, because
+    // values counted under an earlier `split` may lie in other slots.
     let start = header.tail.load(Ordering::Relaxed);
     header.head.store(start, Ordering::Relaxed);
     Ok((Producer::new(header, span, start), Consumer::new(header, span, start)))

@@ -1,8 +1,10 @@
-//! Sequence numbers: counted freely over 64 bits at both ends, truncated to a few bits on the wire. Pure arithmetic.
+//! Sequence numbers: 64-bit counters at both ends,
+//! truncated to a few bits on the wire. Pure arithmetic.
 //!
-//! A wire value names every 2^BITS-th number. The receiver picks the one nearest to a cursor of its own, which is the
-//! one meant as long as the sender keeps all numbers in flight within a window of half the wire's space. No value is
-//! reserved, and both the 64-bit counter and the wire value may wrap at any time.
+//! A wire value names every 2^BITS-th number. The receiver picks the one nearest to a cursor of its
+//! own, which is the one meant as long as the sender keeps all numbers in flight within a window of
+//! half the wire's space. No value is reserved, and both the 64-bit counter and the wire value may
+//! wrap at any time.
 
 /// Bits of a sequence number in a message or in remote CQ data, at most.
 pub const WIRE_BITS: u32 = 20;
@@ -55,10 +57,11 @@ pub const fn truncate<const BITS: u32>(seq: u64) -> u32 {
     (seq & (u64::MAX >> (64 - BITS))) as u32
 }
 
-/// The number nearest to `near` whose low `BITS` are those of `wire`; bits of `wire` above these are ignored.
+/// The number nearest to `near` whose low `BITS` equal those of `wire`.
+/// Ignores `wire`'s higher bits.
 ///
-/// Exactly half the space away on either side, it is the lower one: a window of half the space that *starts* at `near`
-/// reaches only one less than half beyond it.
+/// Exactly half the space away on either side, it is the lower one: a window of half the space that
+/// *starts* at `near` reaches only one less than half beyond it.
 #[inline(always)]
 pub const fn expand<const BITS: u32>(wire: u32, near: u64) -> u64 {
     const { assert!(BITS >= 1 && BITS <= 32) };
@@ -74,7 +77,8 @@ mod tests {
 
     const STARTS: [u64; 5] = [0, 1 << 31, (1 << 32) - 70, u64::MAX / 2 - 70, u64::MAX - 70];
 
-    /// Every number within half the space of every cursor, over a stretch that holds the wrap of the 64-bit counter.
+    /// Every number within half the space of every cursor,
+    /// over a stretch with the 64-bit wrap in it.
     fn every_number_in_reach_survives_the_wire<const BITS: u32>() {
         let half = 1i64 << (BITS - 1);
         for start in STARTS {

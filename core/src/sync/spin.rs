@@ -1,24 +1,25 @@
 //! How long to spin before sleeping, and the one loop that every waiting thread runs.
 //!
-//! Nothing here allocates. [`wait_until`] blocks, until its deadline at the latest; [`Idle`] itself never does.
+//! Nothing here allocates. [`wait_until`] blocks, at most until its deadline; [`Idle`] never does.
 //!
 //! A wait goes through up to four phases, and starts again from the first whenever work turns up:
 //!
-//! | phase   | looks for work after each | reads the clock           | until                                        |
-//! |---------|---------------------------|---------------------------|----------------------------------------------|
-//! | probe   | pause                     | never                     | [`Policy::probes`] pauses                    |
-//! | spin    | pause                     | each [`Policy::batch`]    | twice the usual wait, within two bounds      |
-//! | yield   | `sched_yield`             | each time                 | [`Policy::yields`], if oversubscribed        |
-//! | park    | sleep on an eventcount    | each time                 | notified, or [`Policy::park_ns`]             |
+//! | phase | looks for work after each | reads the clock | until |
+//! |-------|---|---|---|
+//! | probe | pause | never | [`Policy::probes`] pauses |
+//! | spin  | pause | each [`Policy::batch`] | twice the usual wait, within two bounds |
+//! | yield | `sched_yield` | each time | [`Policy::yields`], if oversubscribed |
+//! | park  | sleep on an eventcount | each time | notified, or [`Policy::park_ns`] |
 //!
 //! A wait that may not sleep, because the policy does not park or because nothing would wake it,
 //! spins on instead. Once it has done so for [`Policy::yield_after_ns`], each batch of pauses ends
 //! with a `sched_yield`: the thread waited for may need this processor.
 //!
-//! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when fewer than
-//! [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth wait spins all the same, to
-//! notice when that changes. It is also left out when there are more threads than processors, since the thread waited
-//! for may need this one. Numbers are integers, and nothing divides.
+//! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when
+//! fewer than [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every
+//! sixteenth wait spins all the same, to notice when that changes. It is also left out when there
+//! are more threads than processors, since the thread waited for may need this one. Numbers are
+//! integers, and nothing divides.
 
 use super::{
     event::EventCount,
@@ -46,8 +47,8 @@ pub struct Policy {
     pub min_hits: u32,
     /// Yields before parking, if oversubscribed.
     pub yields: u32,
-    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left undone, and the time in which
-    /// a sleeper notices that a peer has died.
+    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left
+    /// undone, and the time in which a sleeper notices that a peer has died.
     pub park_ns: u64,
     /// Whether to park at all. If not, the last phase goes on until work turns up.
     pub parks: bool,
@@ -94,8 +95,8 @@ pub struct Counts {
     pub spurious: u64,
     /// Sleeps that ended by their deadline.
     pub deadline_wakes: u64,
-    /// Sleeps that ended by their deadline although there was work: a lost wake-up, or work published in that very
-    /// moment. Stays zero in a healthy program.
+    /// Sleeps that ended by their deadline although there was work: a lost wake-up, or work
+    /// published in that very moment. Stays zero in a healthy program.
     pub deadline_with_work: u64,
     /// Wake-up calls made, through [`Idle::notify`].
     pub wake_syscalls: u64,
@@ -130,7 +131,8 @@ pub struct Idle {
     pauses: u32,
     /// Yields left in this wait.
     yields: u32,
-    /// The clock when this wait left the probe phase, when it was last read in this wait, and when spinning ends.
+    /// Times of this wait: the end of its probe phase, its last clock reading,
+    /// and the end of spinning.
     since_ns: u64,
     seen_ns: u64,
     spin_until_ns: u64,
@@ -196,7 +198,7 @@ impl Idle {
         }
     }
 
-    /// Something to do has turned up: ends the wait, and learns from it. Costs next to nothing outside a wait.
+    /// Work has turned up: ends the wait and learns from it. Nearly free outside a wait.
     #[inline]
     pub fn found(&mut self) {
         if self.phase == Phase::Probe && self.pauses == self.policy.probes {

@@ -1,5 +1,5 @@
-//! What the tests of this layer share: one body for threads and for the model checker, a futex made of a lock, and
-//! numbers that are random but can be repeated.
+//! What the tests of this layer share: one body for threads and for the model checker, a futex made
+//! of a lock, and numbers that are random but can be repeated.
 
 use super::{
     host::{Host, Woken},
@@ -60,8 +60,8 @@ mod models {
     }
 }
 
-/// A host whose futex is a lock and a condition, which both checkers understand. Its sleeps have no deadline: a lost
-/// wake-up hangs, and the model checker calls that a deadlock.
+/// A host whose futex is a lock and a condition, which both checkers understand. Its sleeps have no
+/// deadline: a lost wake-up hangs, and the model checker calls that a deadlock.
 #[derive(Debug)]
 pub struct LockHost {
     bucket: Mutex<()>,

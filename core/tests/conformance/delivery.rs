@@ -1,4 +1,5 @@
-//! Clauses 1 to 6: what is accepted ends and arrives once, whole, from the right peer; what is refused has changed nothing.
+//! Clauses 1 to 6: what is accepted ends and arrives once, whole, from the right peer;
+//! what is refused has changed nothing.
 
 use std::ptr::NonNull;
 

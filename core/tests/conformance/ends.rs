@@ -1,4 +1,4 @@
-//! A peer that is detached, and one that dies: everything pending ends once, and nothing comes after.
+//! A peer that is detached, and one that dies: everything pending ends once, and nothing follows.
 
 use fishplate_core::error::{CompleteError, PeerError, PostError};
 use fishplate_core::mem::Peer;

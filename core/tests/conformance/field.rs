@@ -13,7 +13,7 @@ pub const CANARY: u8 = 0xc5;
 /// Bytes on either side of a region.
 pub const PAD: usize = 64;
 
-/// A region of the target between canaries, and a source at the origin, both registered and imported.
+/// A region of the target between canaries, and a source at the origin; registered and imported.
 pub struct Field {
     /// All of the target's memory: `PAD` bytes, the region, `PAD` bytes.
     pub whole: Region,

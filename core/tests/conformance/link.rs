@@ -36,7 +36,7 @@ impl<R: Rail> Link<R> {
         self.origin().caps()
     }
 
-    /// Polls every end once and collects what they report; posts may have been held back to be sent together.
+    /// Polls every end once and collects the reports; posts may have been held back to go together.
     pub fn turn(&mut self, budget: u32, seen: &mut Seen) -> u32 {
         let mut most = 0;
         for rail in &mut self.rails {
@@ -169,7 +169,7 @@ pub fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: 
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }
 
-/// Posts 4 writes, 4 messages and 4 reads in turn, each with 64 bytes of its own; those that are still pending.
+/// Posts 4 writes, 4 messages and 4 reads in turn, 64 bytes each; returns those still pending.
 pub fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64> {
     let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
     for n in 0..12u64 {

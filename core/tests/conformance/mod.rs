@@ -1,10 +1,12 @@
 //! The contract of `Rail`, clause by clause, as tests that any rail can be put through.
 //!
-//! A package includes this file by `#[path]`, implements [`Fixture`] for its rail, and adds one line:
-//! `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture; `cN_` is the clause of the contract in
-//! `core/src/rail.rs`. Randomised ones run over a few seeds and name the seed when they fail.
+//! A package includes this file by `#[path]`, implements [`Fixture`] for its rail, and adds one
+//! line: `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture;
+//! `cN_` is the clause of the contract in `core/src/rail.rs`. Randomised ones run over a few seeds
+//! and name the seed when they fail.
 //!
-//! `link` has the two ends and what they report, `field` the memory; `delivery`, `reach`, `limits`, `ends` and `direct` have the tests.
+//! `link` has the two ends and what they report, `field` the memory; `delivery`, `reach`, `limits`,
+//! `ends` and `direct` have the tests.
 #![allow(dead_code, reason = "each package uses its part of this")]
 
 mod delivery;
@@ -33,14 +35,15 @@ use fishplate_core::rail::{Rail, RailKey};
 pub trait Fixture {
     type Rail: Rail;
 
-    /// Why an origin may still reach memory that it imported when that is taken back, if it may. A region registered
-    /// later is out of its reach all the same.
+    /// Why an origin may still reach memory that it imported when that is taken back, if it may. A
+    /// region registered later is out of its reach all the same.
     const REACHES_ON: Option<&'static str> = None;
 
     /// Why a write whose end a detach reported as failed may land later, if it may.
     const LANDS_LATE: Option<&'static str> = None;
 
-    /// Why an import longer than what was registered is not refused, if it is not. What is posted through it is refused all the same.
+    /// Why an import longer than what was registered is not refused, if it is not. What is posted
+    /// through it is refused all the same.
     const IMPORTS_UNSEEN: Option<&'static str> = None;
 
     /// Why there is no such rail on this machine, if there is none.

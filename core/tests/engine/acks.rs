@@ -1,4 +1,5 @@
-//! Acknowledgements: a cumulative cursor, told in time, never of what has not been applied, and no number without credit.
+//! Acknowledgements: a cumulative cursor, sent in time, never ahead of what is applied,
+//! and no number without credit.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PostError};

@@ -1,4 +1,4 @@
-//! Atomics: every operation at every width, once, in their place in the order, by message or by the rail itself.
+//! Atomics: every operation at every width, once, in order, by message or by the rail itself.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::PostError;

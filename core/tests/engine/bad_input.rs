@@ -146,7 +146,7 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
     let words = Box::leak(Box::new([0u64; 8]));
     let at = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the descriptions that are true are leaked; the others are refused before anything is touched.
+    // SAFETY: the true descriptions are leaked; the others are refused before anything is touched.
     let (empty, odd, endless) = unsafe {
         let odd = NonNull::new(at.as_ptr().add(4)).unwrap();
         let private = RegionKind::Private;

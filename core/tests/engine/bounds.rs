@@ -1,4 +1,5 @@
-//! Bounds: small windows, queues and pools never block each other for ever, a pass does a batch and no more, nothing recurses.
+//! Bounds: small windows, queues and pools never block each other for ever,
+//! a pass does a batch and no more, nothing recurses.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::OpError;

@@ -1,4 +1,5 @@
-//! Connections end in good order: what was accepted is applied, once, and no end takes the exit of the other for a failure.
+//! Connections close in order: what was accepted is applied once,
+//! and a close is not taken for a failure.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -133,7 +133,7 @@ fn a_full_pool_is_again_with_nothing_changed() {
     assert_eq!(engine.fetch(CX, remote.at(8), ADD, 1), Err(OpError::Again));
     assert_eq!(engine.stats(), before);
     passes(&mut engine, 50);
-    // Ended operations keep their slots until they are taken; silent ones that are one post need none.
+    // Ended operations keep their slots until they are taken; silent ones of one post need none.
     assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
     assert!(engine.signal(CX, add(remote, 0, 1), Notice::Silent).is_ok());
     assert!(engine.inject(CX, &[1; 8], remote.at(8)).is_ok());

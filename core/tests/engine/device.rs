@@ -1,5 +1,5 @@
-//! Memory that the processor may not touch: always posted, in order with everything else, and refused where it cannot be. A touch
-//! would fault: see [`veil`].
+//! Memory that the processor may not touch: always posted, in order with everything else, and
+//! refused where it cannot be. A touch would fault: see [`veil`].
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};

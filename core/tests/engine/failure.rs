@@ -1,4 +1,5 @@
-//! Failure: a peer's end ends its operations and nobody else's; a slot used again knows nothing of who had it before.
+//! Failure: it ends the operations of that peer alone,
+//! and a slot used again has no trace of its past.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
@@ -374,8 +375,8 @@ fn what_waited_from_a_removed_peer_is_forgotten() {
     }
 }
 
-/// What rails refuse for good, of operations of every kind, in pieces and whole, fails those alone; each ends once, tells truly what
-/// became of it, and leaves no slot behind.
+/// What rails refuse for good, of operations of every kind, in pieces and whole, fails those alone;
+/// each ends once, tells truly what became of it, and leaves no slot behind.
 #[test]
 fn whatever_rails_refuse_for_good_every_operation_ends_once_and_tells_the_truth() {
     const OPS: u64 = 200;

@@ -1,4 +1,5 @@
-//! Fence orders without waiting, quiet waits without cost when there is nothing to wait for, and a wait that ends in vain says why.
+//! Fence orders without waiting, quiet waits without cost when there is nothing to wait for, and a
+//! wait that ends in vain says why.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{Stuck, WaitError};

@@ -1,4 +1,5 @@
-//! A peer is not trusted: whatever it sends is refused by its name, ends in its quarantine, and touches nothing else.
+//! Peers are not trusted: what one sends is refused by name, puts it in quarantine,
+//! and touches nothing else.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
@@ -16,7 +17,7 @@ type Network = Loopback<64>;
 
 const SIZE: usize = 4096;
 
-/// A message as the wire has it: kind, context, op, width, sequence, ack, region, generation, then words.
+/// A message on the wire: kind, context, op, width, sequence, ack, region, generation, then words.
 fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(seq.to_le_bytes());
@@ -379,8 +380,8 @@ fn damage(seed: u64) {
     fleet::turn_until(&mut nodes, &format!("seed {seed}: the third node"), |nodes| {
         contexts.iter().all(|&context| nodes[2].engine.is_quiet(context, victim) == Ok(true))
     });
-    // A flipped bit may send a signal to another place of the same region, so only the count of the third is exact when the
-    // damage stayed elsewhere; that nothing else was written is certain.
+    // A flipped bit may send a signal to another place of the same region, so only the count of the
+    // third is exact when the damage stayed elsewhere; that nothing else was written is certain.
     for node in &nodes {
         let source = read(&node.engine, node.source.at(0), SIZE);
         let honest = if node.source == nodes[0].source { &source[..0] } else { &source[..] };
@@ -443,7 +444,8 @@ fn numbers_repeated_while_they_wait_change_nothing() {
                 Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
-            // Each three times while number 0 is missing, and again in every pass while they are applied.
+            // Each three times while number 0 is missing,
+            // and again in every pass that applies them.
             for _ in 0..3 {
                 control.borrow_mut().inject.extend(all.iter().cloned());
                 passes(&mut own.engine, 5);

@@ -1,4 +1,4 @@
-//! Rails that differ in one engine: what holds for a peer follows from the rails that lead to it, and from no other.
+//! Rails that differ in one engine: a peer's limits follow from the rails that reach it alone.
 
 use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;

@@ -1,8 +1,9 @@
-//! What the engine promises, over loopback, faulty and simulated rails. Names say the behaviour; `iN_` and `eN_` are the invariants
-//! and edge cases of the ordering specification that a test stands for.
+//! What the engine promises, over loopback, faulty and simulated rails. Names say the behaviour;
+//! `iN_` and `eN_` are the invariants and edge cases of the ordering specification that a test
+//! stands for.
 //!
-//! Randomised tests run over [`support::seeds`] and name the seed when they fail; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n`
-//! that many.
+//! Randomised tests run over [`support::seeds`] and name the seed when they fail;
+//! `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many.
 
 #[path = "../support/mod.rs"]
 mod support;

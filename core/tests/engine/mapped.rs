@@ -84,7 +84,7 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             issued += 1;
             let (from, value) = (own.source.at(0), issued);
             let e = &mut own.engine;
-            // The data of a step lies in unmapped memory, the number of the step in mapped or unmapped memory.
+            // The data of a step lies in unmapped memory, its number in mapped or unmapped memory.
             let done = match random.below(5) {
                 0 => {
                     let place = own.remote.at(64 + issued * 8);

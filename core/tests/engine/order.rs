@@ -1,4 +1,4 @@
-//! Order: signals and atomics are applied in the order of issue, each only when everything before it has landed.
+//! Order: signals and atomics are applied in the order of issue, once everything before has landed.
 
 use fishplate_core::engine::{Config, ContextId, Notice, Signal};
 use fishplate_core::mem::RemoteId;

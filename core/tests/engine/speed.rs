@@ -1,4 +1,5 @@
-//! Rails of different speed, on a simulated fabric that has rates: what they carry together, with the default configuration.
+//! Rails of different speed, on a simulated fabric that has rates:
+//! what they carry together, with the default configuration.
 
 use fishplate_core::engine::{Config, ContextId, Notice, RailPolicy};
 use fishplate_core::rail::sim::Dials;

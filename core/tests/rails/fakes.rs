@@ -1,5 +1,5 @@
-//! What the simulated fabric and the faulty rail promise beyond the contract: the same again for the same seed, the rates
-//! asked for, and no way from one node's key to another node's memory.
+//! What the simulated fabric and the faulty rail promise beyond the contract: the same again for
+//! the same seed, the rates asked for, and no way from one node's key to another node's memory.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};

@@ -1,4 +1,5 @@
-//! Several engines on one simulated fabric, each connected to every other (and to itself), driven in turn by one thread.
+//! Several engines on one simulated fabric, each connected to all and itself,
+//! driven in turn by one thread.
 
 use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::engine::{Config, Engine, Joint};
@@ -71,7 +72,7 @@ pub fn few<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
 }
 
-/// Engines on plain ends that count the rails of the fabric from different ones on: node `n` from rail `n`.
+/// Engines on plain ends that count the fabric's rails from different ones: node `n` from rail `n`.
 pub fn crossed<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -100,8 +101,9 @@ pub fn alike<R>(_: usize, _: usize, rails: &[R]) -> Vec<Joint> {
     (0..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
 }
 
-/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's `Peer(n)`, itself included.
-/// `joints` says how a node's rails lead to another's, `takes` what a node takes of tagged messages. All have met when it returns.
+/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's
+/// `Peer(n)`, itself included. `joints` says how a node's rails lead to another's, `takes` what a
+/// node takes of tagged messages. All have met when it returns.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
@@ -161,9 +163,10 @@ pub const KINDS: [fn(Caps) -> Caps; 4] = [
     |caps| Caps { max_message: 200, max_rma: 1000, inject: 32, ..caps },
 ];
 
-/// Engines that differ: each has some of the rails of one fabric, at least one of them in common with every other, in an order of
-/// its own, and its end of a rail takes other lengths than the others' ends. Some rails keep order. A post that is longer than
-/// either end takes is the end of the test.
+/// Engines that differ: each has some of the rails of one fabric, at least one of them in common
+/// with every other, in an order of its own, and its end of a rail takes other lengths than the
+/// others' ends. Some rails keep order. A post that is longer than either end takes is the end of
+/// the test.
 pub fn mixed<const RAILS: usize>(
     nodes: u16,
     config: Config,

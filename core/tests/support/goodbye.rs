@@ -1,5 +1,5 @@
-//! Engines that shut down at any time, in any order: everything accepted is applied, once, and no end takes the exit of another for a
-//! failure.
+//! Engines that shut down at any time, in any order: everything accepted is applied, once, and no
+//! end takes the exit of another for a failure.
 
 use fishplate_core::engine::{Asleep, ContextId, Notice, Signal, Waiter};
 use fishplate_core::error::{OpError, PeerError, Unfinished};
@@ -14,7 +14,8 @@ pub fn add(node: u64) -> Amo {
     Amo { op: AmoOp::Add, width: 8, operand: 1 << (8 * node), compare: 0 }
 }
 
-/// Issues one random operation to a peer that adds to a word there, or reads. `None`: it was refused for good.
+/// Issues a random operation to a peer: an add to a word there, or a read.
+/// `None`: refused for good.
 fn issue<R: Rail, const RAILS: usize>(
     node: &mut Node<R, RAILS>,
     me: u64,
@@ -53,8 +54,8 @@ struct Life {
     gone: bool,
 }
 
-/// Nodes that issue random operations to each other and shut down at random times. `exit` is told of each that is done, which makes no
-/// progress after that. Returns how much was applied.
+/// Nodes that issue random operations to each other and shut down at random times. `exit` is told
+/// of each that is done, which makes no progress after that. Returns how much was applied.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     mut nodes: Vec<Node<R, RAILS>>,

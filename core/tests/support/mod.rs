@@ -1,7 +1,8 @@
 //! What the engine tests share: engines with leaked memory, regions, a host, a generator of random
 //! numbers; a rail that looks at and changes what passes through it ([`tap`]), one with memory that
 //! no processor may touch ([`veil`]), several engines on a simulated fabric ([`fleet`])
-//! and how they shut down ([`goodbye`]); a model of what they do ([`oracle`]); and engines that attach each other again and again ([`lives`]).
+//! and how they shut down ([`goodbye`]); a model of what they do ([`oracle`]); and engines that
+//! attach each other again and again ([`lives`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod fleet;
@@ -53,7 +54,7 @@ pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) ->
 /// Zeroed memory that is never freed.
 pub fn region(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
-    // SAFETY: leaked, so valid for ever, and touched through the helpers below and the engine alone.
+    // SAFETY: leaked, so valid for ever; only the helpers below and the engine touch it.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }
 
@@ -191,7 +192,8 @@ impl Random {
     }
 }
 
-/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or `count` of them. Printed on failure by the tests.
+/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or `count` of them.
+/// Printed on failure by the tests.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("FISHPLATE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FISHPLATE_SEED is a number")],

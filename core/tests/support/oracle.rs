@@ -1,6 +1,7 @@
-//! The whole against a model: random operations by several contexts and peers, over whatever rails a test brings. Each stream has words of its own, so
-//! the model is one sequence of states per stream; whatever is seen must be one of them, never an earlier one than before, with
-//! all data of earlier writes there.
+//! The whole against a model: random operations by several contexts and peers, over whatever rails
+//! a test brings. Each stream has words of its own, so the model is one sequence of states per
+//! stream; whatever is seen must be one of them, never an earlier one than before, with all data of
+//! earlier writes there.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -171,7 +172,7 @@ impl Model {
         }
     }
 
-    /// Looks at the target: the words are in a state not earlier than before, and its data is there.
+    /// Checks the target: its words are in no earlier state than before, and the data is there.
     fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);
@@ -209,7 +210,7 @@ impl Model {
     }
 }
 
-/// One run. `make` gives that many nodes with regions of that size; `turns` is how many the run may take.
+/// One run of at most `turns` turns. `make` returns that many nodes with regions of that size.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     turns: u64,
@@ -293,7 +294,8 @@ pub fn run<R: Rail, const RAILS: usize>(
             fleet[me].engine.progress();
             while let Some(done) = fleet[me].engine.next_completion() {
                 assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
-                // Streams of one origin and context differ by target: tags are compared over all of them.
+                // Streams of one origin and context differ by target:
+                // tags are compared over all of them.
                 let found = streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
                     let at = stream.waiting.iter().position(|&(tag, value)| {
                         tag == done.tag && value.is_none_or(|value| value == done.value)

@@ -1,7 +1,8 @@
-//! A rail around a rail, for tests: counts what passes, refuses posts, changes, drops, repeats and makes up what is reported.
+//! A rail around a rail, for tests:
+//! counts what passes, refuses posts, changes, drops, repeats and makes up what is reported.
 //!
-//! Several taps may share one [`Control`]. It also checks what the engine promises every rail: that nothing is posted or polled from
-//! inside a report, and that no poll asks for more than a batch.
+//! Several taps may share one [`Control`]. It also checks what the engine promises every rail: that
+//! nothing is posted or polled from inside a report, and that no poll asks for more than a batch.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -56,7 +57,8 @@ pub struct Control {
     /// The largest budget of a poll, and the most events reported in one.
     pub budget: u32,
     pub reported: u32,
-    /// Makes of the rail's capabilities what it says of itself. Messages longer than the rail inside carries are carried here.
+    /// Makes of the rail's capabilities what it says of itself. Messages longer than the rail
+    /// inside carries are carried here.
     pub caps: Option<fn(Caps) -> Caps>,
     /// Nothing can be imported, so payloads come in messages.
     pub unreadable: bool,
@@ -70,7 +72,7 @@ pub struct Control {
     pub mute: bool,
     /// Peers detached.
     pub detached: Vec<Peer>,
-    /// How far behind its place, in bytes, memory is said to be mapped; and imports that were not released.
+    /// How far off, in bytes, memory is reported as mapped; and imports that were not released.
     pub shift: usize,
     pub imported: i32,
     inside: bool,

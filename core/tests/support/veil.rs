@@ -1,5 +1,6 @@
-//! A rail around a rail, for tests: serves "device" memory, which is memory of this process under addresses that no processor may
-//! touch. Whoever copies to or from one faults; only the rail knows where it really lies.
+//! A rail around a rail, for tests: serves "device" memory, which is memory of this process under
+//! addresses that no processor may touch. Whoever copies to or from one faults; only the rail knows
+//! where it really lies.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,5 @@
-//! Random operations with tiny alphabets: 2 communicators, 2 sources, 4 tags, 2 values of bits 64 to 95, and 48 shapes.
+//! Random operations with tiny alphabets:
+//! 2 communicators, 2 sources, 4 tags, 2 values of bits 64 to 95, 48 shapes.
 
 use fishplate_core::engine::tag::{Arrived, Tag};
 
@@ -16,8 +17,8 @@ pub fn tag(random: &mut Random) -> Tag {
     Tag::new(random.below(2) << 40 | random.below(4) | 1 << 63, random.below(2) as u32)
 }
 
-/// One of 24 masks: any of the communicator and of the two bits of the tag are compared or not; a bit that all share is compared
-/// or not with half of these; bits 64 to 95 are compared or not.
+/// One of 24 masks: any of the communicator and of the two bits of the tag are compared or not; a
+/// bit that all share is compared or not with half of these; bits 64 to 95 are compared or not.
 pub fn ignore(random: &mut Random) -> Tag {
     let kind = random.below(12);
     let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;

@@ -1,5 +1,6 @@
-//! Every sequence of operations over 15 letters: receives from 2 sources or any with 2 tags or any (9), messages from 2 sources
-//! with 2 tags (4), cancelling the oldest and the youngest receive (2). After every letter, all 9 probes.
+//! Every sequence of operations over 15 letters: receives from 2 sources or any with 2 tags or any
+//! (9), messages from 2 sources with 2 tags (4), cancelling the oldest and the youngest receive
+//! (2). After every letter, all 9 probes.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,

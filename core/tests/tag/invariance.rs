@@ -1,5 +1,5 @@
-//! One sequence of operations, every configuration, the same answers: sizes and seeds change what a search costs, and nothing
-//! else.
+//! One sequence of operations, every configuration, the same answers: sizes and seeds change what a
+//! search costs, and nothing else.
 
 use super::differential::operation;
 use super::engines::{Build, Ours};

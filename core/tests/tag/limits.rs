@@ -42,7 +42,8 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
             let config =
                 MatcherConfig { first_sequence: Some(first), unhashed, walked: 0, ..MatcherConfig::DEFAULT };
             let mut matcher = matcher(64, config);
-            // Three shapes in turn; every message fits all. A receive of another source stays the oldest.
+            // Three shapes in turn; every message fits all.
+            // A receive of another source stays oldest.
             let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
             assert!(matches!(other, Post::Waiting(_)));
             for n in 0..24 {

@@ -57,7 +57,7 @@ impl Answers for Model {
                     }
                 }
             }
-            // Only of receives that wait: what is said of others depends on whose slot was used again.
+            // Only of receives that wait: the others' answer depends on whose slot was used again.
             Op::Cancel { context } => match self.posted.iter().position(|(c, _)| *c == context) {
                 Some(at) => {
                     self.posted.remove(at);

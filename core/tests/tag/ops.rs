@@ -1,4 +1,5 @@
-//! Operations and what is seen of them, in words that any engine understands: receives by their context, messages by their cookie.
+//! Operations and what is seen of them, in words that any engine understands: receives by their
+//! context, messages by their cookie.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 

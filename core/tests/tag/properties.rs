@@ -79,8 +79,9 @@ fn messages_of_one_pair_never_overtake() {
         .collect();
     let pairs: BTreeMap<u64, u64> =
         pairs(&ops).into_iter().map(|(context, cookie)| (cookie, context)).collect();
-    // Of two messages alike, the second never reaches a receive without the first having reached one before; and the first
-    // never a receive posted later that both accept, while the second gets one posted earlier.
+    // Of two messages alike, the second never reaches a receive without the first having reached
+    // one before; and the first never a receive posted later that both accept, while the second
+    // gets one posted earlier.
     let mut last: BTreeMap<(u32, Tag), (u64, Option<u64>)> = BTreeMap::new();
     for op in &ops {
         let Op::Arrive(message) = op else { continue };

@@ -1,4 +1,5 @@
-//! One message at a time: posted first or unexpected, short, long, synchronous, cut off, claimed, cancelled.
+//! One message at a time: posted first or unexpected, short, long, synchronous,
+//! truncated, claimed, cancelled.
 
 use fishplate_core::engine::protocol::{Cancelled, Received};
 use fishplate_core::engine::{Issued, Notice};

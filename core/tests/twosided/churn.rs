@@ -1,5 +1,5 @@
-//! Peers that fail, go and come back amid traffic of every kind: each receive ends once, with what was sent or as failed, nothing lands after
-//! that, and in the end all room is there again.
+//! Peers that fail, go and come back amid traffic of every kind: each receive ends once, with what
+//! was sent or as failed, nothing lands after that, and in the end all room is there again.
 
 use std::collections::HashMap;
 

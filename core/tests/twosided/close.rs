@@ -1,4 +1,4 @@
-//! Messages and goodbyes: what was sent is received, what nobody will receive fails, and nothing waits for ever.
+//! Messages and goodbyes: what was sent is received, what nobody receives fails, nothing hangs.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use super::support::*;
 
 const CLOSED: Outcome = Outcome::Failed(Fault::Peer(PeerError::Closed));
 
-/// Node 0 sends, both close at random times, node 1 receives whatever it can. Returns how many messages were received, and how many
-/// sends failed.
+/// Node 0 sends, both close at random times, node 1 receives whatever it can. Returns how many
+/// messages were received, and how many sends failed.
 fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let mut random = Random(seed);
     let config = Config { window: [1, 4, 128][seed as usize % 3], ..Config::DEFAULT };

@@ -1,4 +1,5 @@
-//! Tagged messages from and into memory that the processor may not touch. A touch would fault: see [`veil`].
+//! Tagged messages to and from memory that the processor may not touch;
+//! a touch faults, see [`veil`].
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
@@ -126,8 +127,8 @@ fn a_payload_that_came_in_a_message_is_placed_by_the_rail_when_it_has_room() {
 fn credits_come_back_from_what_was_placed_and_what_had_none_is_pulled() {
     let mut rig = plain();
     let own = &mut rig.own;
-    // More than there are credits: the rest stays with its sender, where no rail can read it. One block of those for such payloads
-    // is left to the receives, so that they always end.
+    // More than there are credits: the rest stays with its sender, where no rail can read it. One
+    // block of those for such payloads is left to the receives, so that they always end.
     let count = SMALL.credits as u64 + 3;
     for round in 0..5u64 {
         for n in 0..count {

@@ -1,4 +1,4 @@
-//! A receiver that sleeps: what is sent to it stays within the bound, nothing is lost, and nobody waits for ever.
+//! A receiver that sleeps: what it is sent stays within the bound, nothing is lost, nothing hangs.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};

@@ -1,5 +1,5 @@
-//! A sender is not trusted: what no correct one sends is refused by its name, ends in its quarantine, and touches nothing else.
-//! What a user does wrong is refused with nothing changed.
+//! A sender is not trusted: what no correct one sends is refused by its name, ends in its
+//! quarantine, and touches nothing else. What a user does wrong is refused with nothing changed.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::MatcherMemory;
@@ -56,7 +56,8 @@ impl Bench {
         let mut own = own1(config, SMALL, tap(Network::new(), &control));
         let honest = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(honest, 1).unwrap();
-        // What is heard from the bad one was made up, so what is said to it of that must not come back from it.
+        // The bad peer's messages were forged:
+        // what they trigger must not reach this engine again through it.
         let me = own.me.peer();
         control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
             Event::Message(from, mut bytes) if from == me && bytes.len() >= 12 => {
@@ -283,7 +284,7 @@ fn an_offer_of_memory_that_cannot_be_read_is_fetched_by_messages_or_fails() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // Keys that name nothing: the import is refused, and the pull goes to a send that does not exist.
+    // Keys that name nothing: the import is refused, and the pull names a send that does not exist.
     bench.hear(request(0, 77, 64, 0, 64, 5 | 1 << 32, &[0xdead_beef, 0]));
     let why = PeerError::Protocol(Violation::Reply);
     assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));

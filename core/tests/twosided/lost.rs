@@ -1,4 +1,5 @@
-//! What a lost peer leaves behind is freed once, whatever state it was in: nobody who comes after it has less room, or somebody else's.
+//! What a lost peer leaves behind is freed once, whatever state it was in: nobody who comes after
+//! it has less room, or somebody else's.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};

@@ -1,4 +1,4 @@
-//! Messages of one sender never overtake each other, whatever the rails do, and none is lost or given out twice.
+//! One sender's messages never overtake each other on any rails; none is lost or delivered twice.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy};
@@ -14,7 +14,7 @@ use super::support::*;
 /// Messages that each node sends in all, and bytes set aside for each.
 const MESSAGES: u64 = 24;
 const ROOM: u64 = 640;
-/// Buffers of a receiver, used in turn: more than can be open at once, and than one node can be sent.
+/// A receiver's buffers, used in turn: more than can be open at once, or than a node is sent.
 const PLACES: u64 = 100;
 
 /// A message as its sender made it.
@@ -47,7 +47,8 @@ fn traffic<const RAILS: usize>(seed: u64) {
     run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
 }
 
-/// Everybody sends to everybody over what `make` makes, whose nodes take as much as the configuration says, or less.
+/// Everybody sends to everybody over what `make` makes,
+/// whose nodes take as much as the configuration says, or less.
 fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,
@@ -84,8 +85,8 @@ fn run<R: Rail, const RAILS: usize>(
                 .collect(),
         );
     }
-    // Receives of every kind, no more than messages are to come; those that nothing satisfies are taken back in the end, and
-    // receives of anything follow.
+    // Receives of every kind, no more than messages are to come; those that nothing satisfies are
+    // taken back in the end, and receives of anything follow.
     let mut sent = vec![0usize; nodes];
     let mut open: Vec<usize> = vec![0; nodes];
     let mut places: Vec<u64> = vec![0; nodes];

@@ -1,5 +1,5 @@
-//! A receive like the one before it is posted at once, without a look at anything else; every other is not. Here each of the others comes
-//! right after one like it.
+//! A receive like the one before it is posted at once, without a look at anything else; every other
+//! is not. Here each of the others comes right after one like it.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Cancelled, Payload, Received};
@@ -23,7 +23,7 @@ fn rig() -> (Rig, PeerId) {
     (own, other)
 }
 
-/// Posts a receive that nothing matches and takes it back: what follows with its mask is like the one before it.
+/// Posts a receive that nothing matches and cancels it: the next one may then take the short cut.
 fn prime(own: &mut Rig, source: Option<PeerId>, ignore: Tag) {
     let request = own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
     assert_eq!(own.engine.cancel(request), Ok(Cancelled::Removed));
@@ -63,7 +63,7 @@ fn one_from_anybody_and_one_from_somebody_after_the_other() {
         prime(&mut own, before, EXACT);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(source, tag(1), EXACT, into, 0).unwrap();
-        // Both send. Where one is named the other comes first, and where none is, one that is not the first peer.
+        // Both send: a named source second, and without one `other` before `me`.
         let senders = if source == Some(other) { [me, other] } else { [other, me] };
         senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);

@@ -1,4 +1,5 @@
-//! The compatibility layer keeps PSM's rules: two words or three, fields of statuses, oldest completed first, cancel before wait.
+//! The compatibility layer keeps PSM's rules: two words or three, fields of statuses, oldest
+//! completed first, cancel before wait.
 
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Waiter};

@@ -1,4 +1,5 @@
-//! The compatibility layer and its peers: none holds up another, and none leaves requests behind that nobody can end.
+//! The compatibility layer and its peers:
+//! none holds up another, and none leaves requests that nobody can end.
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;

@@ -1,5 +1,6 @@
-//! Rails that refuse. An answer for good, while a pass has a receive in hand: the peer fails in the middle of it, and every receive that
-//! waits for it ends, once. A message for good: it costs nothing. A message for now: it holds up none to others.
+//! Rails that refuse. An answer for good, while a pass has a receive in hand: the peer fails in the
+//! middle of it, and every receive that waits for it ends, once. A message for good: it costs
+//! nothing. A message for now: it holds up none to others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,8 +21,8 @@ const FIN: u8 = 19;
 const PULL: u8 = 20;
 const CHUNK: u8 = 21;
 
-/// Sends three messages that are matched at once, of which each takes an answer of `kind`; the second such answer is refused. How the
-/// receives ended.
+/// Sends three messages that are matched at once, of which each takes an answer of `kind`; the
+/// second such answer is refused. How the receives ended.
 fn refused(kind: u8, len: usize, sync: bool) -> Vec<Received> {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
@@ -152,7 +153,8 @@ fn a_send_that_is_pulled_when_its_peer_is_lost_ends_once_its_own_post_is_reporte
     let rail = Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
     control.borrow_mut().unreadable = true;
-    // The rail is late with the ends of posts; the request itself arrives, and is answered. But no chunk goes out.
+    // The rail reports posts late; the request itself arrives and is answered.
+    // But no chunk goes out.
     let late = Rc::new(RefCell::new(vec![]));
     let ends = late.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match event {

@@ -1,4 +1,5 @@
-//! What other stacks get wrong or leave open: sections 1, 2 and 7 of the matching specification, one behaviour a test.
+//! What other stacks get wrong or leave open:
+//! sections 1, 2 and 7 of the matching specification, a test each.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! Workers that stop: what they promise to have done, and that no stop waits for a worker that has stopped before.
+//! Workers that stop: what they promise to have done;
+//! no stop waits for a worker that stopped before.
 
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +20,7 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Acknowledgements go out when they are asked for, or half a window is owed: neither happens by itself here.
+/// Acknowledgements go out on request or at half a window; neither happens by itself here.
 const CONFIG: Config = Config { window: 64, ack_age: u32::MAX, ..Config::DEFAULT };
 
 /// Looks at something that must have come to an end long before.
@@ -116,7 +117,8 @@ enum Last {
     Amo,
 }
 
-/// `from` does it, and waits for nothing but that its payload is free again; the other has received it when this returns.
+/// `from` sends and waits only until its payload is free again;
+/// the other has received it on return.
 fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, last: Last, what: &str) {
     let to = 1 - from;
     let before = places[to].word();
@@ -177,7 +179,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
         for order in [Order::First(0), Order::First(1), Order::Together] {
             let what = format!("{RAILS} rails, seed {seed}, {last:?}, {order:?}");
             let mut places = Place::<RAILS>::pair(dials, config, seed);
-            // A few to and fro, and at last one that nothing answers. Then workers again, over the same engines.
+            // A few exchanges, and one that nothing answers.
+            // Then workers again, over the same engines.
             for _ in 0..3 {
                 for n in 0..7 {
                     carry_out(&mut places, n % 2, last, &what);
@@ -198,7 +201,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 #[test]
 fn workers_stop_in_any_order_once_their_users_have_what_was_sent_to_them() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // A send that a rail has refused at first is answered once it is acknowledged, which nobody asks for.
+    // A send that a rail refused at first is answered on its acknowledgement,
+    // which nobody asks for.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);
@@ -230,7 +234,8 @@ fn a_stop_waits_until_what_was_sent_is_there() {
 
 #[test]
 fn a_worker_that_stops_gives_credits_back() {
-    // A signal acknowledges what came before, but says nothing of credits; it is acknowledged itself before anybody asks.
+    // A signal acknowledges what came before, but says nothing of credits;
+    // it is acknowledged itself before anybody asks.
     for signal in [false, true] {
         let mut places = Place::<1>::pair(Dials::CALM, Config { ack_age: 4, ..CONFIG }, 1);
         for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! What a worker is held up by, in a word that its queue may look at any time. Only a report: nothing is handed over by it, and it is
-//! as old as the worker's last turn.
+//! What a worker is held up by, in a word that its queue may look at any time. Only a report:
+//! nothing is handed over by it, and it is as old as the worker's last turn.
 
 /// The command that a worker cannot do yet, and that what was submitted after it waits behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,11 @@ pub struct Held {
 pub enum HeldBy {
     /// Room in the engine: a window, a table or a rail is full.
     Room,
-    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the first half of a copy between peers.
+    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the
+    /// first half of a copy between peers.
     Engine,
-    /// A command that it comes after: [`Event::index`](super::super::command::Event::index) of that, in whichever queue.
+    /// The command that this one follows, in any queue: its
+    /// [`Event::index`](super::super::command::Event::index).
     Event(u16),
 }
 

@@ -1,5 +1,6 @@
-//! Two-sided messages as rails report them. State changes only: nothing here posts. Everything a peer says is checked before it
-//! has an effect. A message that is not the next of its stream is kept until its turn, on its sender's credit.
+//! Two-sided messages as rails report them. State changes only: nothing here posts. Everything a
+//! peer says is checked before it has an effect. A message that is not the next of its stream is
+//! kept until its turn, on its sender's credit.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
@@ -45,7 +46,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Looks at everything about a message. The head is copied out again: what the first look saw of it had no effect.
+    /// Checks everything about a message. Copies the head again, as
+    /// the first look at it had no effect.
     #[inline(never)]
     fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if let Err(violation) = self.tagged_checked(peer, bytes) {
@@ -154,8 +156,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     return self.matched_device(stream, context, tag, payload, token);
                 };
                 let (n, fit) = slot.fit(len as u64);
-                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer;
-                // the payload is readable during this call.
+                // SAFETY: the buffer was checked against its region when the receive was posted,
+                // and `n` against the buffer; the payload is readable during this call.
                 unsafe { copy_message(payload.as_ptr(), slot.ptr, n as usize) };
                 (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
@@ -196,7 +198,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             protocol.blocks.take(stream, source, payload.len() as u32, token).ok_or(Violation::Credit)?;
         account.kept += 1;
         protocol.stats.kept += 1;
-        // SAFETY: the block is this message's alone and holds `size` bytes, which the payload does not exceed.
+        // SAFETY: the block is this message's alone and holds `size` bytes,
+        // at least the payload's length.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(Kept::Block(block))
     }
@@ -279,8 +282,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let from = protocol.blocks.bytes(block);
                 let description = &protocol.blocks.slots[block as usize];
                 let (n, fit) = slot.fit(description.len as u64);
-                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; a
-                // block holds at least the length it was taken for.
+                // SAFETY: the buffer was checked against its region when the receive was posted,
+                // and `n` against the buffer; a block holds at least the length it was taken for.
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
                 (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
@@ -398,7 +401,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if len == 0 || len > slot.left || offset > want || len > want - offset {
             return Err(Violation::Bounds);
         }
-        // SAFETY: `offset + len` lies within what fits the buffer, which was checked against its region.
+        // SAFETY: `offset + len` fits the buffer, which was checked against its region.
         unsafe { copy_message(bytes.as_ptr(), slot.ptr.add(offset as usize), len as usize) };
         slot.left -= len;
         if slot.left == 0 {

@@ -1,6 +1,7 @@
-//! Two-sided messages from and into a device's memory, which the processor may not touch. Such a send keeps its payload, whatever
-//! its length, for its receiver to read. Such a receive reads like any other; a payload that came in a message, or must come in
-//! chunks, goes through a block and is then placed by a rail. Slow paths; none waits but for a device.
+//! Two-sided messages from and into a device's memory, which the processor may not touch. Such a
+//! send keeps its payload, whatever its length, for its receiver to read. Such a receive reads like
+//! any other; a payload that came in a message, or must come in chunks, goes through a block and is
+//! then placed by a rail. Slow paths; none waits but for a device.
 
 use crate::error::{OpError, PostError, Violation};
 use crate::mem::{LocalAddr, RailId, Untrusted, copy_bytes};
@@ -107,11 +108,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &protocol.requests.slots[index as usize];
         let (block, len, region) = (slot.left as u32, slot.delivered as usize, slot.region);
         let from = if ours { protocol.outgoing.bytes(block) } else { protocol.blocks.bytes(block) };
-        // SAFETY: a block holds the payload that it was taken for, of which `len` bytes fit the buffer.
+        // SAFETY: the block was taken for this payload, and `len` of its bytes fit the buffer.
         let from = unsafe { Untrusted::new(from, len) };
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let placed = match core::ptr::NonNull::new(slot.ptr) {
-            // SAFETY: the buffer was checked against its region when the receive was posted, and `len` against the buffer.
+            // SAFETY: the posted receive had its buffer checked against its region;
+            // `len` was checked against the buffer.
             Some(ptr) => unsafe { self.rails[0].place(Local { ptr, len, desc }, from) },
             None => Err(PostError::BadKey),
         };
@@ -146,12 +148,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let piece = &mut bytes[..most.min(CHUNK as u64) as usize];
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
-        // SAFETY: the source of a send stays until it ends; `sent` and the piece do not exceed its length.
+        // SAFETY: the source of a send stays until it ends;
+        // `sent` plus the piece stays within its length.
         match unsafe { self.rails[0].fetch(Local { ptr, len: piece.len(), desc }, piece) } {
             Ok(()) => {}
             Err(PostError::Again) => return false,
             Err(_) => {
-                // The receiver waits for bytes that will not come, and nothing tells it so but this.
+                // The receiver waits for bytes that will not come, and only this tells it so.
                 let peer = self.state.streams[stream as usize].peer;
                 self.state.fail_peer(peer, crate::error::PeerError::Rail(RailId(0)));
                 return false;
@@ -264,7 +267,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, Stage::Tell);
     }
 
-    /// A peer is forgotten, and with it the blocks that its payloads lie in: what has not been placed never will be.
+    /// Forgets a peer and the blocks that hold its payloads: what is not placed yet never will be.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {

@@ -2,19 +2,20 @@
 //!
 //! ```text
 //! head, 16 bytes: kind u8 | context u8 | op u8 | 0 u8 | word u32 | ack u32 | freed u32
-//! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32; op 1: an acknowledgement is wanted soon
+//! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32; op 1: acknowledge soon
 //! Sync        40 bytes and the payload: as Tagged, then token u64
-//! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the region u64, region u16,
-//!             generation u16, rails u32: bit i says that the key of the sender's rail i follows, in their order
+//! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the
+//!             region u64, region u16, generation u16, rails u32: bit i says that the key of the
+//!             sender's rail i follows, in their order
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
 //! ```
 //!
-//! The first three have a number in the stream and wait for their turn, so that messages match in the order sent. The others
-//! answer one of them, by a token or a request that it named, and have none: their word says the
-//! attachment alone. `freed` counts the sender's credits that came
-//! back, over the life of the stream: the last 32 bits, so that a late one is told from a new one.
+//! The first three have a number in the stream and wait for their turn, so that messages match in
+//! the order sent. The others answer one of them, by a token or a request that it named, and have
+//! none: their word says the attachment alone. `freed` counts the sender's credits that came back,
+//! over the life of the stream: the last 32 bits, so that a late one is told from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -118,7 +119,8 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The region at the sender, or [`UNREADABLE`].
     pub region: u16,
     pub generation: u16,
-    /// The region's keys on the rails that join the two ends, and which those are, by bit: at each end as it counts its rails.
+    /// The region's keys on the rails that join the two ends, and which those are, by bit:
+    /// at each end as it counts its rails.
     pub rails: u16,
     pub keys: [RailKey; RAILS],
 }
@@ -147,8 +149,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// Copies out and checks what follows the head, from a peer to which `ours` of our rails lead, by bit. Without the keys of all of
-    /// them it cannot be read.
+    /// Copies out and checks what follows the head, from a peer to which `ours` of our rails lead,
+    /// by bit. Without the keys of all of them it cannot be read.
     pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {

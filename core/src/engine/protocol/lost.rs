@@ -1,5 +1,6 @@
-//! What a lost peer leaves behind. Its failure ends the receives that name it and those whose payload it still had; receives
-//! from anybody stay posted, and payloads that are here can still be received. Its removal clears all that is left. Slow paths.
+//! What a lost peer leaves behind. Its failure ends the receives that name it and those whose
+//! payload it still had; receives from anybody stay posted, and payloads that are here can still be
+//! received. Its removal clears all that is left. Slow paths.
 
 use crate::error::PeerError;
 use crate::op::Fault;
@@ -73,9 +74,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         let Some(protocol) = &mut self.protocol else { return };
-        // Messages that wait for their receive, and claimed ones, whose names end so. What they had is freed below.
+        // Messages that wait for their receive, and claimed ones:
+        // their names go stale here, their memory is freed below.
         protocol.matcher.forget_source(peer as u32);
-        // And so is what receives still have of it: those that read, and those whose turn has not come since it failed.
+        // The same for receives that read from the peer,
+        // and for those whose turn has not come since it failed.
         for slot in protocol.requests.slots.iter_mut() {
             if slot.source.get().is_some_and(|source| source.index == peer) {
                 slot.header = NONE;

@@ -1,5 +1,6 @@
-//! The message that most are: the next of its stream, with its payload, for a receive that is there. Hot: no call but the copy of a
-//! longer payload. Whatever else it is, nothing has changed, and `arrive` looks at everything about it.
+//! The message that most are: the next of its stream, with its payload, for a receive that is
+//! there. Hot: no call but the copy of a longer payload. Whatever else it is, nothing has changed,
+//! and `arrive` looks at everything about it.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_message};
@@ -13,8 +14,9 @@ use super::head::{self, Head};
 use super::request::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The usual case at once: the next message of its stream, with its payload, and nothing about its cursor or credits that has to be
-    /// looked at closely. `false`: it is something else, and nothing changed.
+    /// The usual case at once: the next message of its stream, with its payload, and nothing about
+    /// its cursor or credits that has to be looked at closely. `false`: it is something else, and
+    /// nothing changed.
     #[inline(always)]
     pub(super) fn next_tagged(&mut self, peer: Peer, bytes: Untrusted<'_>) -> bool {
         let Ok((head, payload)) = Head::read(bytes) else { return false };
@@ -28,8 +30,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // The first look is one: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is not wholly posted is among those that
-        // are not acknowledged.
+        // The first look is one: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is
+        // not wholly posted is among those that are not acknowledged.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
@@ -69,8 +71,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (receive.delivered, receive.fit) = (n, fit);
                 let into = receive.ptr;
                 protocol.requests.end(context as u32, &mut self.pending.ends);
-                // SAFETY: the buffer was checked against its region when the receive was posted, and `n` against the buffer; the
-                // payload is readable during this call. Nobody looks at the buffer before this returns.
+                // SAFETY: the buffer was checked against its region when the receive was posted,
+                // and `n` against the buffer; the payload is readable during this call. Nobody
+                // looks at the buffer before this returns.
                 unsafe { copy_message(payload.as_ptr(), into, n as usize) };
             }
             Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),
@@ -79,7 +82,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// What follows for such a message when no receive has matched: the matcher has stored it, or has no room.
+    /// Handles a message that no receive has matched: the matcher has stored it, or has no room.
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {

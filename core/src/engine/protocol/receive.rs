@@ -1,4 +1,4 @@
-//! Receiving: what users call. Nothing here blocks but the wait; an error means that nothing was done.
+//! Receiving: the calls for users. Only the wait blocks; an error means that nothing was done.
 
 use crate::error::{OpError, PeerError, WaitError};
 use crate::mem::{LocalAddr, PeerId};
@@ -16,8 +16,8 @@ use super::stock::Kept;
 /// Passes before a wait looks at the clock, or sleeps.
 const QUICK_PASSES: u32 = 256;
 
-/// A message that only its holder can receive. One that is neither received nor [discarded](Engine::discard) keeps its memory
-/// until its sender is removed.
+/// A message that only its holder can receive. One that is neither received nor
+/// [discarded](Engine::discard) keeps its memory until its sender is removed.
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed {
@@ -27,18 +27,22 @@ pub struct Claimed {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Receives the oldest message that matches, now or when it comes, into `len` bytes at `into`; without `into`, none of it.
-    /// A message matches when it comes from `source`, or that is none, and agrees with `tag` in every bit that is not set
-    /// in `ignore` (PSM's `tagsel` is `!ignore`). `word` comes back in the status.
+    /// Receives the oldest message that matches, now or when it comes, into `len` bytes at `into`;
+    /// without `into`, none of it. A message matches when it comes from `source`, or that is none,
+    /// and agrees with `tag` in every bit that is not set in `ignore` (PSM's `tagsel` is
+    /// `!ignore`). `word` comes back in the status.
     ///
-    /// Neither blocks nor allocates. The buffer stays registered and untouched until the receive has ended, which it does once,
-    /// whatever happens to its peer; one from anybody waits on when a peer fails. It takes its place among
-    /// [`MatchMemory::receives`](super::MatchMemory::receives) until its status is taken by [`test_recv`](Self::test_recv),
-    /// [`next_recv`](Self::next_recv) or [`wait_recv`](Self::wait_recv).
+    /// Neither blocks nor allocates. The buffer stays registered and untouched until the receive
+    /// has ended, which it does once, whatever happens to its peer; one from anybody waits on when
+    /// a peer fails. It takes its place among
+    /// [`MatchMemory::receives`](super::MatchMemory::receives) until its status is taken by
+    /// [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv) or
+    /// [`wait_recv`](Self::wait_recv).
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::Again`] when no place is free, what is wrong with region, range or peer, and
-    /// [`OpError::PeerFailed`] only if no message of it is left that matches.
+    /// [`OpError::NoMatching`], [`OpError::Again`] when no place is free, what is wrong with
+    /// region, range or peer, and [`OpError::PeerFailed`] only if no message of it is left that
+    /// matches.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm2_mq_irecv2")]
     #[doc(alias = "fi_trecv")]
@@ -57,7 +61,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts a receive whose message has not come, into memory of the processor. `None`: it is something else, and nothing changed.
+    /// Posts a receive whose message has not come, into memory of the processor. `None`: it is
+    /// something else, and nothing changed.
     #[inline(always)]
     fn recv_now(
         &mut self,
@@ -116,12 +121,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// What the oldest message that matches says of itself, if one is here that nobody has received. Makes one pass if not,
-    /// and looks again. The message stays. Neither blocks nor allocates.
+    /// What the oldest message that matches says of itself, if one is here that nobody has
+    /// received. Makes one pass if not, and looks again. The message stays. Neither blocks nor
+    /// allocates.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if no message of it is left that matches: none
-    /// will come.
+    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if no message
+    /// of it is left that matches: none will come.
     #[doc(alias = "psm2_mq_iprobe")]
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
@@ -133,8 +139,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.look_for(source, tag, ignore)?.map(|(_, message)| self.state.envelope(&message)))
     }
 
-    /// As [`probe`](Self::probe), and claims the message: no receive and no probe finds it any more. Claimed messages may be
-    /// [received](Self::mrecv) in any order.
+    /// As [`probe`](Self::probe), and claims the message: no receive and no probe finds it any
+    /// more. Claimed messages may be [received](Self::mrecv) in any order.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -159,8 +165,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Receives a claimed message, as [`recv`](Self::recv) does.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was received or discarded before, or its sender was removed. As `recv` otherwise; the
-    /// message stays claimed.
+    /// [`OpError::StaleToken`] if it was received or discarded before, or its sender was removed.
+    /// As `recv` otherwise; the message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn mrecv(
         &mut self,
@@ -182,8 +188,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(request)
     }
 
-    /// Throws a claimed message away. A synchronous send of it, and one whose payload its sender keeps, is done with nothing
-    /// delivered. There is no status to take.
+    /// Throws a claimed message away. A synchronous send of it, and one whose payload its sender
+    /// keeps, is done with nothing delivered. There is no status to take.
     ///
     /// # Errors
     /// As [`mrecv`](Self::mrecv): it takes the place of a receive for a moment.
@@ -205,14 +211,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Whether a message has matched and its payload is still on its way. Slow path: looks at every receive.
+    /// Whether a matched message's payload is still in flight. Slow path: scans every receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
         let protocol = self.state.protocol.as_ref();
         protocol.is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
     }
 
-    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status is to be taken. Neither blocks nor
-    /// makes progress.
+    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status is to
+    /// be taken. Neither blocks nor makes progress.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if its status was taken before. [`OpError::NoMatching`].
@@ -235,7 +241,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`cancel`](Self::cancel) by the word that was given with a receive. Slow path: looks at every receive.
+    /// [`cancel`](Self::cancel) by the word given with a receive. Slow path: scans every receive.
     pub(in super::super) fn cancel_word(&mut self, word: u64) -> Result<Cancelled, OpError> {
         let protocol = self.state.protocol.as_ref().ok_or(OpError::NoMatching)?;
         let open = |slot: &super::RecvSlot| slot.stage != Stage::Free && slot.word == word;
@@ -244,7 +250,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.cancel(request)
     }
 
-    /// Takes the status of a receive if it has ended; `None` while it has not. Does not make progress.
+    /// Takes the status of a receive; `None` while it has not ended. Does not make progress.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if it was taken before.
@@ -259,7 +265,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Some(protocol.requests.take(index)))
     }
 
-    /// The status of the receive that ended first among those whose status was not taken. It stays. Does not make progress.
+    /// Returns the status of the receive that ended first among those not taken yet, and leaves it
+    /// there. Does not make progress.
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline]
     pub fn peek_recv(&self) -> Option<Status> {
@@ -275,11 +282,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         requests.oldest().map(|index| requests.take(index))
     }
 
-    /// Waits until a receive has ended, and takes its status: a receive that fails has one too. `deadline_ns` counts as
-    /// [`Host::now_ns`] does; `u64::MAX` means none. Makes passes meanwhile, the first few without a look at the clock.
+    /// Waits until a receive has ended, and takes its status: a receive that fails has one too.
+    /// `deadline_ns` counts as [`Host::now_ns`] does; `u64::MAX` means none. Makes passes
+    /// meanwhile, the first few without a look at the clock.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still open, and can be waited for again. [`OpError::StaleToken`] if its status was taken before.
+    /// [`WaitError::Deadline`]: it is still open, and can be waited for again.
+    /// [`OpError::StaleToken`] if its status was taken before.
     #[doc(alias = "psm2_mq_wait2")]
     #[inline]
     pub fn wait_recv<H: Host, P: Park>(
@@ -351,7 +360,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(None)
     }
 
-    /// A message that was kept has matched outside of a pass: what it needs posted is posted, what it freed is told in time.
+    /// A stored message has matched outside of a pass:
+    /// posts what it needs, and tells its sender of what it freed in time.
     #[inline(never)]
     pub(super) fn after_match(&mut self) {
         if self.state.has_chores() {

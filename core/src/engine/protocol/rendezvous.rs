@@ -1,5 +1,6 @@
-//! Payloads that stayed at their sender: read from its memory where that can be reached, sent in chunks where not; and what
-//! senders are told afterwards. Part of a pass, bounded as it is; what finds no room is tried again in the next.
+//! Payloads that stayed at their sender: read from its memory where that can be reached, sent in
+//! chunks where not; and what senders are told afterwards. Part of a pass, bounded as it is; what
+//! finds no room is tried again in the next.
 
 use crate::mem::{PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
@@ -82,7 +83,7 @@ enum Read {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Goes on with what the protocol has to post: at most a batch of receives, and a batch of chunks.
+    /// Continues what the protocol has to post: at most a batch of receives and a batch of chunks.
     #[inline(never)]
     pub(in super::super) fn serve_protocol(&mut self) {
         let batch = self.state.config.batch;
@@ -216,15 +217,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
-            // SAFETY: the offer lies inside its region, which is mapped here with the size that the offer says; the buffer was
-            // checked against its region, and `want` against the buffer.
+            // SAFETY: the offer lies inside its region, which is mapped here with the size that the
+            // offer says; the buffer was checked against its region, and `want` against the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
         }
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;
         }
-        // Every slot is taken. A read that is under way frees its own; all others may be taken by ends that nobody asks for.
+        // Every slot is taken. A read that is under way frees its own;
+        // all others may be taken by ends that nobody asks for.
         match &self.state.protocol {
             Some(protocol) if protocol.reads != 0 => Read::Later,
             _ => Read::Unable,
@@ -314,7 +316,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.state.locals.get(slot.local_region as usize).is_some_and(|region| region.device != 0) {
             return self.send_chunk_of_device(index, len);
         }
-        // SAFETY: the source of a send stays until it ends; `sent + len` does not exceed its length.
+        // SAFETY: the source of a send stays until it ends; `sent + len` is within its length.
         let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
         if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, piece).is_none() {
             return false;
@@ -331,7 +333,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.offset == total {
             slot.fetch = false;
             self.state.end_if_over(index);
-            // It may not be over: its own post is still to be reported. But nothing more of it is to be sent.
+            // Its own post may still be outstanding, but nothing more of it is to be sent.
             self.state.stop_pulling(index);
         }
     }

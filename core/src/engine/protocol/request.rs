@@ -1,7 +1,8 @@
 //! Receives: a fixed table of slots from the call that posts one to the call that takes its status.
 //!
-//! A slot is free, posted (in the matcher), on its way (matched, its data still moving), or ended. The ended are a list in order of
-//! completion; those that have something to post are another. Nothing here allocates; everything is a few stores.
+//! A slot is free, posted (in the matcher), on its way (matched, its data still moving), or ended.
+//! The ended are a list in order of completion; those that have something to post are another.
+//! Nothing here allocates; everything is a few stores.
 
 use core::fmt;
 
@@ -74,7 +75,7 @@ pub struct Status {
 /// What became of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Nothing had matched: the receive has ended as [`Received::Cancelled`], and its status can be taken.
+    /// Nothing had matched: the receive ends as [`Received::Cancelled`]; its status can be taken.
     Removed,
     /// A message had matched: the receive ends, or has ended, by itself.
     AlreadyMatched,
@@ -112,7 +113,7 @@ pub(crate) enum Stage {
     Place,
     /// As `Place`, from a block of ours.
     PlaceOurs,
-    /// In no list: the pass that took it off the due goes on with it, also when its sender fails meanwhile.
+    /// In no list: the pass that took it off the due list continues it, even if its sender fails.
     InHand,
     Ended,
 }
@@ -125,8 +126,9 @@ pub(crate) enum Fit {
     Told,
 }
 
-/// Who sent a message: a peer in one word, so that what is stored in a slot is loaded in the same width. A load that covers several
-/// stores waits until all before them are in the cache, those to memory of a peer included.
+/// Who sent a message: a peer in one word, so that what is stored in a slot is loaded in the same
+/// width. A load that covers several stores waits until all before them are in the cache, those to
+/// memory of a peer included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sender(u32);
 
@@ -146,7 +148,7 @@ impl Sender {
     }
 }
 
-/// One receive: three cache lines. A match in time touches two, and what it stores is loaded in the same width.
+/// One receive: three cache lines. A match in time touches two, and loads at the width it stored.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -185,7 +187,8 @@ pub struct RecvSlot {
 
 const _: () = assert!(size_of::<RecvSlot>() == 192);
 
-// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was promised.
+// SAFETY: the pointer names registered memory,
+// which any thread may touch as `Region::new` requires.
 unsafe impl Send for RecvSlot {}
 
 impl RecvSlot {
@@ -253,8 +256,8 @@ impl RecvSlot {
     }
 }
 
-/// What the matcher is told of a receive into a device's memory: no slot has such a number, so who takes it for one finds none and
-/// looks closer.
+/// What the matcher is told of a receive into a device's memory: no slot has such a number, so who
+/// takes it for one finds none and looks closer.
 pub(super) const DEVICE: u64 = 1 << 31;
 
 impl Listed for RecvSlot {
@@ -388,8 +391,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes the status of one that has ended; its name is stale from now on. In line, so that a caller loads no more of it than
-    /// it looks at.
+    /// Takes the status of one that has ended; its name is stale from now on. In line, so that a
+    /// caller loads no more of it than it looks at.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);

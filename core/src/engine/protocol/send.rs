@@ -1,5 +1,6 @@
-//! Sending. A message that can be posted at once is, and is done on return; everything else takes its place behind what its stream
-//! has and is posted by the passes that follow. Nothing here blocks; an error means that nothing was done.
+//! Sending. A message that can be posted at once is, and is done on return; everything else takes
+//! its place behind what its stream has and is posted by the passes that follow. Nothing here
+//! blocks; an error means that nothing was done.
 
 use core::ptr::NonNull;
 
@@ -22,7 +23,8 @@ use super::head::{self, Head, LONGEST, Offer};
 /// What is sent.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes that may be reused when the call returns, whatever it says. At most [`Engine::eager_max`] of the peer.
+    /// Bytes that may be reused when the call returns, whatever it says. At most
+    /// [`Engine::eager_max`] of the peer.
     Bytes(&'a [u8]),
     /// So many bytes from here on, which stay as they are, and registered, until the send is done.
     Region(LocalAddr, usize),
@@ -40,22 +42,26 @@ pub(crate) enum Form {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer match in the order sent. The peer may
-    /// be this engine. Neither blocks nor allocates.
+    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer
+    /// match in the order sent. The peer may be this engine. Neither blocks nor allocates.
     ///
-    /// [`Issued::Done`]: the payload may be reused; the message is on its way, and [`quiet`](Self::quiet) says when it has arrived.
-    /// [`Issued::Pending`]: the payload of a region must stay as it is until the send has ended. Its
-    /// [`Completion`](crate::op::Completion) says so, and carries how many bytes the receiver took where it took them itself. With
-    /// [`Notice::Silent`] there is none, and `quiet` alone says so: it waits until the receiver has all that it takes itself.
+    /// [`Issued::Done`]: the payload may be reused; the message is on its way, and
+    /// [`quiet`](Self::quiet) says when it has arrived. [`Issued::Pending`]: the payload of a
+    /// region must stay as it is until the send has ended. Its
+    /// [`Completion`](crate::op::Completion) says so, and carries how many bytes the receiver took
+    /// where it took them itself. With [`Notice::Silent`] there is none, and `quiet` alone says so:
+    /// it waits until the receiver has all that it takes itself.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with context, region or peer, or [`OpError::Again`]:
-    /// no room in rails or tables, or as many headers wait at the receiver as may. [`OpError::Rail`]: a rail refused a slice for good.
+    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with context,
+    /// region or peer, or [`OpError::Again`]: no room in rails or tables, or as many headers wait
+    /// at the receiver as may. [`OpError::Rail`]: a rail refused a slice for good.
     #[doc(alias = "psm2_mq_isend")]
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
     #[doc(alias = "fi_tsend")]
-    // Out of line, what it saves on the stack is among what lies between two messages: see `sent_at_once`.
+    // Out of line: the stack that this saves lies
+    // on the path between two messages, see `sent_at_once`.
     #[inline(always)]
     pub fn send(
         &mut self,
@@ -71,11 +77,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, false)
     }
 
-    /// [`send`](Self::send) that is done only once a receive has matched, also where the peer is this engine. Never
-    /// [`Issued::Done`]: its completion carries how many bytes the receiver took.
+    /// [`send`](Self::send) that ends only once a receive has matched, also where the peer is this
+    /// engine. Never [`Issued::Done`]: its completion carries how many bytes the receiver took.
     ///
     /// # Errors
-    /// As [`send`](Self::send). A slice waits in one of [`MatchMemory::outgoing`](super::MatchMemory::outgoing): without a free one,
+    /// As [`send`](Self::send). A slice waits in one of
+    /// [`MatchMemory::outgoing`](super::MatchMemory::outgoing): without a free one,
     /// [`OpError::Again`].
     #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
     #[doc(alias = "fi_tsendmsg")]
@@ -96,7 +103,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
     }
 
-    /// Posts the message now, if it has a credit, its stream has nothing unposted, and a rail takes it.
+    /// Posts the message if it has a credit, its stream has nothing unposted, and a rail takes it.
     #[inline(always)]
     fn send_now(
         &mut self,
@@ -207,14 +214,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = match payload {
             Payload::Region(at, len) => locate(state.locals, at, len as u64)?.0.as_ptr(),
             Payload::Bytes([]) => NonNull::dangling().as_ptr(),
-            // The last block is for receives into a device's memory: they end without asking anything of a send.
+            // The last block is for receives into device memory:
+            // they end without needing anything of a send.
             Payload::Bytes(_) if state.devices != 0 && protocol.outgoing.is_last() => {
                 return Err(OpError::Again);
             }
             Payload::Bytes(bytes) => {
                 outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
-                // SAFETY: a block holds `eager` bytes, which the slice does not exceed, and is this send's alone.
+                // SAFETY: a block holds `eager` bytes, at least the slice's length,
+                // and is this send's alone.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
                 block
             }
@@ -255,7 +264,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts bytes that have a credit on any rail, now or not at all: there is no copy of them to wait with.
+    /// Posts bytes that have a credit on any rail, or fails: no copy of them is kept to retry with.
     fn send_bytes(&mut self, stream: u32, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, OpError> {
         let s = &self.state.streams[stream as usize];
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
@@ -311,7 +320,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Form::Request => (self.state.offer(peer, slot, token).write(&mut out), 0),
         };
-        // SAFETY: the source of a send was checked against its region, or is a block of its own, and stays until the send ends.
+        // SAFETY: the source of a send was checked against its region, or is a block of its own,
+        // and stays until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
         let posted = self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))?;
         let slot = &mut self.state.pending.slots[index as usize];
@@ -322,7 +332,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Sends a message of the protocol on any rail that has room; `out` holds what follows the head up to `len`.
+    /// Sends a message of the protocol on any rail with room;
+    /// `out` holds the bytes after the head, up to `len`.
     #[expect(clippy::too_many_arguments, reason = "a message in its parts")]
     pub(super) fn post_headed(
         &mut self,
@@ -343,7 +354,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// Sends a message of the protocol that has no number. `None`: no rail has room, or the peer is lost.
+    /// Sends a message of the protocol without a number. `None`:
+    /// no rail has room, or the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -375,11 +387,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A message with its payload has taken the next number and a credit, and told of the cursor and of all credits given back. No slot
-    /// follows it: the stream itself is open until it is acknowledged.
+    /// A message with its payload has taken the next number and a credit, and told of the cursor
+    /// and of all credits given back. No slot follows it: the stream itself is open until it is
+    /// acknowledged.
     ///
-    /// Few lines are written, each in one go, and none that does not change: stores become visible in the order of the program, and one to
-    /// a lane that has to wait for its line holds up all behind it.
+    /// Few lines are written, each in one go, and none that does not change: stores become visible
+    /// in the order of the program, and one to a lane that has to wait for its line holds up all
+    /// behind it.
     #[inline(always)]
     fn sent_at_once(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];

@@ -1,5 +1,6 @@
-//! What is kept for messages that cannot go on yet: blocks for payloads, headers for payloads that stayed at the sender, and one
-//! account per stream that says how many of them each side may still use. Fixed at setup; nothing here allocates or posts.
+//! What is kept for messages that cannot go on yet: blocks for payloads, headers for payloads that
+//! stayed at the sender, and one account per stream that says how many of them each side may still
+//! use. Fixed at setup; nothing here allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
@@ -182,8 +183,9 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
 
 /// What the two ends of a stream may still use of each other's memory.
 ///
-/// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours at the peer, `kept` and
-/// `returned` count the peer's here. A header is used from its request to send until the answer, so it needs no count on the wire.
+/// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours
+/// at the peer, `kept` and `returned` count the peer's here. A header is used from its request to
+/// send until the answer, so it needs no count on the wire.
 ///
 /// A cache line, so that the index is a shift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,14 +202,15 @@ pub struct Account {
     /// Credits of the peer given back, and of how many it was told.
     pub(crate) returned: u32,
     pub(crate) told: u32,
-    /// Longest payload that travels in its message to this peer, in bytes; how many payloads, and how many headers, it keeps of ours.
+    /// Longest payload that travels in its message to this peer, in bytes; how many payloads, and
+    /// how many headers, it keeps of ours.
     pub(crate) takes: MatchLimits,
     /// Fins sent; Fins that came; and how many the peer says it has sent, in its Bye.
     pub(crate) fins_sent: u32,
     pub(crate) fins_heard: u32,
     pub(crate) fins_said: u32,
-    /// Messages that were sent at once, since the peer was connected: a counter of the engine's, kept beside what such a message
-    /// stores anyway.
+    /// Messages that were sent at once, since the peer was connected: a counter of the engine's,
+    /// kept beside what such a message stores anyway.
     pub(crate) at_once: u64,
 }
 
@@ -245,7 +248,8 @@ impl Account {
     pub(crate) fn freed(&mut self, freed: u32) -> Result<(), Violation> {
         let more = freed.wrapping_sub(self.freed);
         if more > self.used() {
-            // An older message that was overtaken says what is known; a number ahead of what was sent is made up.
+            // An older message, overtaken, repeats what is known;
+            // a number ahead of what was sent is forged.
             return if more >> 31 != 0 { Ok(()) } else { Err(Violation::Credit) };
         }
         self.freed = freed;

@@ -1,5 +1,5 @@
-//! The way of everything that is not simply done directly: looked at closely, refused by name, done at once where the rail can, or
-//! put behind what its stream has, to be posted in order.
+//! The way of everything that is not simply done directly: looked at closely, refused by name, done
+//! at once where the rail can, or put behind what its stream has, to be posted in order.
 
 use core::ptr::NonNull;
 
@@ -256,8 +256,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline]
     fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
         if !to.mapped.is_null() {
-            // SAFETY: `from` was checked against its registered region, `mapped` against the imported one; the rail
-            // keeps the mapping until the peer is detached, and a failed peer's regions are marked unmapped first.
+            // SAFETY: `from` was checked against its registered region, `mapped` against the
+            // imported one; the rail keeps the mapping until the peer is detached, and a failed
+            // peer's regions are marked unmapped first.
             unsafe { copy_bytes(from.as_ptr(), to.mapped, len) };
             self.state.direct = true;
             return Some(Ok(()));

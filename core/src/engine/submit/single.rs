@@ -1,9 +1,10 @@
-//! The usual numbered operation: one post, nothing before it that waits, room everywhere. It is posted at once. One that is
-//! reported takes its slot afterwards, with nothing in it that is left to do; a silent one takes none: its stream counts its
-//! post, and the cursor that passes its number says the rest.
+//! The usual numbered operation: one post, nothing before it that waits, room everywhere. It is
+//! posted at once. One that is reported takes its slot afterwards, with nothing in it that is left
+//! to do; a silent one takes none: its stream counts its post, and the cursor that passes its
+//! number says the rest.
 //!
-//! `None` means that nothing has changed and that the operation goes into the queue. A rail that refuses is asked again from
-//! there, and it is there that a refusal is dealt with.
+//! `None` means that nothing has changed and that the operation goes into the queue. A rail that
+//! refuses is asked again from there, and it is there that a refusal is dealt with.
 
 use core::ptr::NonNull;
 
@@ -34,8 +35,8 @@ struct Way {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A silent put that is one piece, from its look-ups to its post: what a stream of puts over a network does, made in one go.
-    /// `false`: nothing has changed.
+    /// A silent put that is one piece, from its look-ups to its post: what a stream of puts over a
+    /// network does, made in one go. `false`: nothing has changed.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -80,9 +81,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
         let word = s.word(*mask);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
-        // SAFETY: both ranges lie in their regions, the local one stays as it is until the operation ends (the promise of
-        // `Region::new`). The remote one was imported on every rail of its peer, of which this is one; no rail takes less than
-        // `single_max`.
+        // SAFETY: both ranges lie in their regions, the local one stays as it is until the
+        // operation ends (the promise of `Region::new`). The remote one was imported on every rail
+        // of its peer, of which this is one; no rail takes less than `single_max`.
         match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
             Ok(posted) => {
                 let pending = posted == Posted::Pending;
@@ -102,8 +103,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a write that is one piece, on none of the rails in `exclude`. A `from_region` that does not exist: an inject, which the
-    /// rail copies at once.
+    /// Posts a write that is one piece, on none of the rails in `exclude`. A `from_region` that
+    /// does not exist: an inject, which the rail copies at once.
     #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
     #[inline(always)]
     pub(super) fn write_single(
@@ -127,9 +128,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };
         let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
-        // SAFETY: the range was checked by the caller, and the source stays as it is until the operation ends (the promise of
-        // `Region::new`), that of an inject during the call. The target was checked by the caller, too, and imported on every rail
-        // of its peer, of which this is one; none of these takes less than `single`.
+        // SAFETY: the range was checked by the caller, and the source stays as it is until the
+        // operation ends (the promise of `Region::new`), that of an inject during the call. The
+        // target was checked by the caller, too, and imported on every rail of its peer, of which
+        // this is one; none of these takes less than `single`.
         let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
@@ -163,7 +165,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Whether all rails to a peer take so many bytes in one post, which not all rails of this engine do.
+    /// Whether all rails to a peer take this many bytes in one post;
+    /// not all rails of this engine do.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {

@@ -1,11 +1,12 @@
-//! Hash tables of groups. A group is all entries with one key, oldest first; only its leader, the oldest, is in the
-//! chain of a bucket. So a look-up meets one entry per key, however many are alike, and what it finds is the oldest.
+//! Hash tables of groups. A group is all entries with one key, oldest first; only its leader, the
+//! oldest, is in the chain of a bucket. So a look-up meets one entry per key, however many are
+//! alike, and what it finds is the oldest.
 //!
-//! The members of a group form a ring: before the leader stands the youngest. Adding and removing cost a few stores,
-//! whichever member it is; no group is ever walked.
+//! The members of a group form a ring: before the leader stands the youngest. Adding and removing
+//! cost a few stores, whichever member it is; no group is ever walked.
 //!
-//! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted by `BITS`, and the table in the
-//! low bits.
+//! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted
+//! by `BITS`, and the table in the low bits.
 
 use super::super::list::{Links, NONE};
 
@@ -17,8 +18,8 @@ const MEMBER: u32 = u32::MAX;
 /// What an entry needs to be in one table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
-    /// Leader: the nodes after and before it in its bucket's chain; before the first, [`HEAD`] and the bucket. Of others,
-    /// `prev` is [`MEMBER`].
+    /// Leader: the nodes after and before it in its bucket's chain; before the first, [`HEAD`] and
+    /// the bucket. Of others, `prev` is [`MEMBER`].
     pub chain: Links,
     /// The entries after and before it in the ring.
     pub ring: Links,
@@ -69,7 +70,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (node >> BITS, (node & ((1 << BITS) - 1)) as usize)
     }
 
-    /// The leader of the group in `table` that `same` accepts, or [`NONE`]; and how many others the chain had before it.
+    /// The leader of the group in `table` that `same` accepts, or [`NONE`];
+    /// and how many entries preceded it.
     #[inline(always)]
     pub(super) fn find<T: Grouped>(
         &self,
@@ -92,7 +94,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (NONE, passed)
     }
 
-    /// Puts an entry, younger than all others in `table`, into the group that `same` accepts, or a new one.
+    /// Adds an entry, the youngest in `table`, to the group that `same` accepts, or to a new one.
     #[inline(always)]
     pub(super) fn insert<T: Grouped>(
         &mut self,

@@ -1,9 +1,11 @@
-//! Indexes over unexpected messages: one hash table per shape that receives and probes really use, a few at a time.
+//! Indexes over unexpected messages:
+//! one hash table per shape that receives and probes use, a few at a time.
 //!
-//! A message is indexed when somebody looks for it, not when it arrives: each index has a cursor into the order of arrival, and a
-//! search that finds nothing before the cursor moves it on, message by message, until one matches. So a message enters each
-//! index at most once, and messages received in order enter none. A shape gets an index with its second search among
-//! more than [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first walks them.
+//! A message is indexed when somebody looks for it, not when it arrives: each index has a cursor
+//! into the order of arrival, and a search that finds nothing before the cursor moves it on,
+//! message by message, until one matches. So a message enters each index at most once, and messages
+//! received in order enter none. A shape gets an index with its second search among more than
+//! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first walks them.
 
 use super::super::list::NONE;
 use super::key::Key;
@@ -29,7 +31,8 @@ impl Index {
 }
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
-    /// The oldest message that a receive of this key, mask and shape accepts. There is at least one message.
+    /// The oldest message that a receive of this key, mask and shape accepts.
+    /// The table is not empty.
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
@@ -142,7 +145,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Gives a shape an index, empty as yet: a free one, or that of a shape which has not been looked for of late.
+    /// Gives a shape an empty index: a free one, or that of a shape not searched for recently.
     #[cold]
     fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
         let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {
@@ -150,7 +153,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
             None => {
                 let oldest = (0..INDEXES).min_by_key(|k| self.indexes[*k].used)?;
                 if self.clock - self.indexes[oldest].used < PATIENCE {
-                    // Searches without an index count too, or a shape that is no longer used would keep its own.
+                    // Searches without an index count too,
+                    // or a shape out of use would keep its index.
                     self.clock += 1;
                     return None;
                 }

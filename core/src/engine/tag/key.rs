@@ -2,7 +2,7 @@
 
 use super::words::Tag;
 
-/// A source and a tag; or a mask that says which of their bits are compared (1 is compared, as in PSM's `tagsel`).
+/// A source and a tag; or a mask over their bits, where 1 is compared, as in PSM's `tagsel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The tag's bits 0 to 63.
@@ -47,8 +47,9 @@ impl Key {
         ((self.lo ^ other.lo) & mask.lo) | ((self.hi ^ other.hi) & mask.hi) == 0
     }
 
-    /// Spreads a masked key over 32 bits: a multiplication of 64 by 64 bits, both halves folded, and another to break up what
-    /// remains of a sequence. Keys come from peers, so the salt is secret: with a known one, they could be chosen to collide.
+    /// Spreads a masked key over 32 bits: a multiplication of 64 by 64 bits, both halves folded,
+    /// and another to break up what remains of a sequence. Keys come from peers, so the salt is
+    /// secret: with a known one, they could be chosen to collide.
     #[inline(always)]
     pub(super) const fn hash(self, salt: Key) -> u32 {
         let product = (self.lo ^ salt.lo) as u128 * (self.hi ^ salt.hi) as u128;
@@ -88,7 +89,8 @@ mod tests {
                     };
                     buckets[key.hash(salt) as usize % 1024] += 1;
                 }
-                // Random keys leave 1/e of the buckets empty, and have no more than 8 in one with a chance of 0.999.
+                // Random keys leave 1/e of the buckets empty;
+                // none has more than 8 with probability 0.999.
                 let (empty, most) = (buckets.iter().filter(|n| **n == 0).count(), buckets.iter().max());
                 assert!(empty < 480 && *most.unwrap() <= 16, "field {field} seed {seed}: {empty} {most:?}");
             }

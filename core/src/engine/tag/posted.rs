@@ -1,9 +1,11 @@
 //! Receives that wait, in the order of posting.
 //!
-//! The youngest few are only in that order; the others are in the hash table too, by shape and masked key, or in the
-//! overflow list when their shape has no place. So a short queue is never hashed, and in a long one every receive is hashed at most
-//! once, when it is no longer among the youngest; a bounded number more wait for that until a message is not for the oldest. An arrival looks at the oldest receive, at one group per shape, at the
-//! overflow list, and at the youngest few.
+//! The youngest few are only in that order; the others are in the hash table too, by shape and
+//! masked key, or in the overflow list when their shape has no place. So a short queue is never
+//! hashed, and in a long one every receive is hashed at most once, when it is no longer among the
+//! youngest; a bounded number more wait for that until a message is not for the oldest. An arrival
+//! looks at the oldest receive, at one group per shape, at the overflow list, and at the youngest
+//! few.
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
@@ -34,7 +36,8 @@ pub struct PostedSlot {
     pub(super) seq: u64,
     pub(super) context: u64,
     pub(super) order: Links,
-    /// In the hash table. Of shape [`OVERFLOW`]: `chain` is the overflow list, `ring` the mask's low half.
+    /// In the hash table. Of shape [`OVERFLOW`]:
+    /// `chain` is the overflow list, `ring` the mask's low half.
     pub(super) group: GroupLinks,
     /// Of shape [`OVERFLOW`]: the mask's bits 64 to 95, and whether it names a source.
     mask_hi: u32,
@@ -119,7 +122,8 @@ pub(super) struct Posted<'m> {
     /// The oldest that is not indexed, and how many are not.
     pub cursor: u32,
     pub fresh: u32,
-    /// How many need not be, and how many are not although they could be found faster, as long as every message is for the oldest.
+    /// How many need not be, and how many are not although they could be found faster, as long as
+    /// every message is for the oldest.
     unhashed: u32,
     most_fresh: u32,
     /// How many are.
@@ -190,7 +194,8 @@ impl<'m> Posted<'m> {
         shapes
     }
 
-    /// Takes out the oldest receive and returns its id and context, if it accepts a message with this key and is not indexed.
+    /// Takes out the oldest receive and returns its id and context,
+    /// if it accepts a message with this key and is not indexed.
     #[inline(always)]
     pub(super) fn pop_fresh<const S: usize>(
         &mut self,
@@ -270,7 +275,7 @@ impl<'m> Posted<'m> {
         Found { index, probes, passed }
     }
 
-    /// Adds the youngest receive. `shape` has this mask, or is [`OVERFLOW`]. None when no slot is free.
+    /// Adds the youngest receive. `shape` has this mask, or is [`OVERFLOW`]. `None`: no free slot.
     #[inline(always)]
     pub(super) fn append<const S: usize>(
         &mut self,
@@ -330,7 +335,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Makes the receives ready for a search: a message is not for the oldest, or was not when it was looked at alone.
+    /// Prepares the receives for a search, once a message does not match the oldest one.
     #[inline]
     pub(super) fn catch_up<const S: usize>(&mut self, shapes: &mut Shapes<S>, key: Key) {
         let head = &self.slots[self.order.head as usize];

@@ -9,8 +9,8 @@ pub struct MatcherMemory<'m> {
     pub posted: &'m mut [PostedSlot],
     /// One per message that waits or is claimed: 128 bytes each.
     pub unexpected: &'m mut [UnexpectedSlot],
-    /// Heads of hash chains, half for receives and half for messages: at least 2, best [`MatcherMemory::buckets`]. With fewer,
-    /// searches pass over more entries.
+    /// Heads of hash chains, half for receives and half for messages: at least 2, best
+    /// [`MatcherMemory::buckets`]. With fewer, searches pass over more entries.
     pub buckets: &'m mut [u32],
 }
 
@@ -29,15 +29,18 @@ pub struct MatcherConfig {
     pub tag_bits: u32,
     /// Keeps peers from choosing tags that collide: a random number, secret to them.
     pub seed: u64,
-    /// The number of the first receive and of the first message, below 2^63; by default made from the seed, so that ids of one
-    /// matcher mean nothing to another. Tests begin just before a wrap of 32 bits.
+    /// The number of the first receive and of the first message, below 2^63; by default made from
+    /// the seed, so that ids of one matcher mean nothing to another. Tests begin just before a wrap
+    /// of 32 bits.
     pub first_sequence: Option<u64>,
     /// So many of the youngest receives are looked at one by one, and not hashed.
     pub unhashed: u32,
-    /// So many more are hashed only when a message comes that is not for the oldest receive: a window of receives that match in order
-    /// is never hashed, and the first message out of order costs as much more.
+    /// So many more are hashed only when a message comes that is not for the oldest receive: a
+    /// window of receives that match in order is never hashed, and the first message out of order
+    /// costs as much more.
     pub lazily: u32,
-    /// Among so many messages or fewer, a receive that does not get the oldest looks at them one by one, without an index.
+    /// Up to this many messages, a receive
+    /// that does not match the oldest scans the rest, without an index.
     pub walked: u32,
 }
 

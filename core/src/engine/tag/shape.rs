@@ -1,8 +1,8 @@
-//! Shapes: the masks in use. Of all receives with one mask, a message matches those whose masked key equals its own, so
-//! one look-up answers for all of them.
+//! Shapes: the masks in use. Of all receives with one mask, a message matches those whose masked
+//! key equals its own, so one look-up answers for all of them.
 //!
-//! A shape stays known after its last receive until its place is needed for another mask, except while it is pinned. When
-//! every place is taken by shapes in use, further masks are [`OVERFLOW`].
+//! A shape stays known after its last receive until its place is needed for another mask, except
+//! while it is pinned. When every place is taken by shapes in use, further masks are [`OVERFLOW`].
 
 use super::key::Key;
 use crate::engine::mix;

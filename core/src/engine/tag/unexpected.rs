@@ -1,5 +1,5 @@
-//! Messages that came before their receive, in the order of arrival; and messages claimed by a matched probe, which are out of
-//! that order.
+//! Messages that came before their receive, in the order of arrival; and messages claimed by a
+//! matched probe, which are out of that order.
 //!
 //! How they are found is in `index`.
 
@@ -122,7 +122,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         first_seq: u64,
         walked: u32,
     ) -> Self {
-        // What another matcher left here has no name any more. Memory that nobody used stays untouched.
+        // A name that another matcher left here is stale.
+        // Memory that was never used stays untouched.
         slots.iter_mut().filter(|slot| slot.state != State::Free).for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
@@ -183,7 +184,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         true
     }
 
-    /// Takes out the oldest message and returns it, if it agrees with a key in the bits of `mask` and no index knows it.
+    /// Takes the oldest message out if it matches a key in the bits of `mask`
+    /// and no index knows it.
     #[inline(always)]
     pub(super) fn pop_unindexed<const S: usize>(
         &mut self,

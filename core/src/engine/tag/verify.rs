@@ -23,7 +23,7 @@ fn check_list<const LIST: usize, T: Listed<LIST>>(
     if list.tail == before { Ok(count) } else { Err("a list whose tail is not its last") }
 }
 
-/// Goes through the chains of all buckets and the rings of all leaders; returns how many entries are in table `table`.
+/// Walks the chains of all buckets and the rings of all leaders; counts the entries in `table`.
 fn check_buckets<const BITS: u32, T: group::Grouped>(
     buckets: &group::Buckets<'_, BITS>,
     entries: &[T],
@@ -66,8 +66,9 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
 }
 
 impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
-    /// Looks at every list, group and counter, and says the first thing that does not agree. Changes nothing. For tests, and for
-    /// whoever suspects that memory was overwritten. Slow: looks at everything.
+    /// Looks at every list, group and counter, and says the first thing that does not agree.
+    /// Changes nothing. For tests, and for whoever suspects that memory was overwritten. Slow:
+    /// looks at everything.
     ///
     /// # Errors
     /// What is wrong.

@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::{BitAnd, BitOr, BitXor, Not};
 
-/// A tag of up to 96 bits, or a mask over one. A mask is written as libfabric's `ignore`: a bit that is 1 is not compared.
-/// PSM's `tagsel` is the other way round: `ignore = !tagsel`.
+/// A tag of up to 96 bits, or a mask over one. A mask is written as libfabric's `ignore`: a bit
+/// that is 1 is not compared. PSM's `tagsel` is the other way round: `ignore = !tagsel`.
 #[doc(alias = "psm2_mq_tag_t")]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag {
@@ -160,7 +160,8 @@ pub enum Arrive {
 pub enum Cancel {
     /// The receive is gone, and this was its context. No message will be given to it.
     Removed(u64),
-    /// A message was given to it before. Nothing changed. Said as long as no later receive took its slot.
+    /// The receive was given a message already. Nothing changed.
+    /// Reported until its slot is used again.
     AlreadyMatched,
     /// No such receive: cancelled before, over for long, or of another matcher. Nothing changed.
     Stale,
@@ -196,14 +197,16 @@ impl core::error::Error for TagError {}
 /// Counters since setup. Plain numbers of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchStats {
-    /// Searches: one per arrival that found receives posted, one per post or probe that found messages waiting.
+    /// Searches: one per arrival that found posted receives,
+    /// one per post or probe that found messages.
     pub searches: u64,
     /// Look-ups in a hash table, all searches together. A search does at most one per shape in use.
     pub probes: u64,
     /// Most look-ups in one search.
     pub most_probes: u32,
-    /// Most entries that one search passed over: hash neighbours with another key, entries not indexed, receives beyond
-    /// the limit of shapes. Groups of equal receives or messages are never walked.
+    /// Most entries that one search passed over: hash neighbours with another key, entries not
+    /// indexed, receives beyond the limit of shapes. Groups of equal receives or messages are never
+    /// walked.
     pub longest_walk: u32,
     /// Messages that found their receive posted, and their bytes.
     pub expected: u64,

@@ -2,16 +2,17 @@
 
 use core::ptr;
 
-/// Copies of at least this many bytes stream, in bytes. Measured against `memmove`, in GB/s, on 32 MiB of L3 (Zen, two processors):
-/// 4 MiB 27 to 36, 8 MiB 25 to 24, 12 MiB 27 to 22, 16 MiB 24 to 16, 64 MiB 15 to 11.
+/// Copies of at least this many bytes stream, in bytes. Measured against `memmove`, in GB/s, on 32
+/// MiB of L3 (Zen, two processors): 4 MiB 27 to 36, 8 MiB 25 to 24, 12 MiB 27 to 22, 16 MiB 24 to
+/// 16, 64 MiB 15 to 11.
 pub(super) const STREAM_MIN: usize = 12 << 20;
 
 /// One step of the loop, in bytes: a cache line, which streaming stores fill and send off whole.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Copies as [`copy_bytes`](super::copy_bytes) does. What is stored may be seen late, and in any order, by others until this returns, and
-/// by then is ordered before every later store.
+/// Copies as [`copy_bytes`](super::copy_bytes) does. What is stored may be seen late, and in any
+/// order, by others until this returns, and by then is ordered before every later store.
 ///
 /// # Safety
 /// As for `copy_bytes`.
@@ -29,8 +30,9 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: `head <= tail <= len`, and the lines lie between the two, the targets aligned to `LINE`. SSE2 is part of x86-64. The
-    // fence orders the streaming stores, which nothing else does, before whatever tells others of them.
+    // SAFETY: `head <= tail <= len`, and the lines lie between the two, the targets aligned to
+    // `LINE`. SSE2 is part of x86-64. The fence orders the streaming stores, which nothing else
+    // does, before whatever tells others of them.
     unsafe {
         ptr::copy_nonoverlapping(from, to, head);
         for line in 0..lines {

@@ -1,4 +1,4 @@
-//! One node's end of one rail: what is posted at it, and what becomes of a packet when it is polled.
+//! One node's end of one rail: what is posted there, and the fate of a packet when it is polled.
 
 use core::ptr::{self, NonNull};
 
@@ -133,7 +133,7 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// What is in flight to dead nodes, or is reported to them, ends here. Reports at most `budget` of them.
+    /// Ends what is in flight or reported to dead nodes, at most `budget` of them.
     fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut peers_down = 0u16;
         {
@@ -293,7 +293,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                 }
                 world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
                 world.schedule(link, self.node, self.rail, 0);
-                // Unordered, it was put first; ordered, last: the walk goes on where it was, and passes over it if it comes.
+                // Unordered, it was put first; ordered, last:
+                // the walk goes on where it was, and passes over it if it comes.
                 if last == NONE && world.heads[endpoint as usize] == link {
                     last = link;
                 }
@@ -314,7 +315,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         let from = (len > INJECT).then_some(ptr);
         self.post(peer, Kind::Write { from, len, remote, data }, cx, |bytes| {
             if from.is_none() {
-                // SAFETY: the source is readable by this function's contract; the packet is longer than `INJECT`.
+                // SAFETY: the source is readable by this function's contract;
+                // the packet exceeds `INJECT`.
                 unsafe { ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
             }
         })
@@ -381,7 +383,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
                         Some(source) => {
-                            // SAFETY: the source is registered; the target is writable until the post is done, which it is now.
+                            // SAFETY: the source is registered; the target is writable until the
+                            // post is done, which it is now.
                             unsafe { ptr::copy(source, into, len) };
                             Ok(())
                         }
@@ -392,7 +395,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
                         let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
-                        // SAFETY: the target is registered; the source is readable until the post is done, or it is ours.
+                        // SAFETY: the target is registered;
+                        // the source is readable until the post ends, or is ours.
                         unsafe { ptr::copy(from, target, len) };
                         if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
                             sink.landed(peer, data);

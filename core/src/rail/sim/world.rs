@@ -21,7 +21,8 @@ pub(super) const NONE: u16 = u16::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Free,
-    /// At the target: copy, report the word if there is one, report the end to the origin. No source: the bytes are here.
+    /// At the target: copy, report the word if there is one, report the end to the origin.
+    /// No source: the bytes are here.
     Write {
         from: Option<NonNull<u8>>,
         len: usize,
@@ -87,7 +88,8 @@ pub(super) struct World<'m> {
     pub(super) trace: u64,
 }
 
-/// A place for a region: the node and the rail that registered it, where it lies, and how often the place was used, which is part of its key.
+/// A place for a region: the node and the rail that registered it, where it lies, and how often the
+/// place was used, which is part of its key.
 #[derive(Clone, Copy)]
 pub(super) struct Registered {
     pub(super) memory: Option<((u16, u16), NonNull<u8>, usize)>,

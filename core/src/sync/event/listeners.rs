@@ -1,27 +1,30 @@
-//! Those who want to be notified of something that happens on somebody else's account: a worker whose next command waits for an
-//! event of another worker's queue, a thread that waits for another thread's queue. Nothing here blocks or allocates.
+//! Those who want to be notified of something that happens on somebody else's account: a worker
+//! whose next command waits for an event of another worker's queue, a thread that waits for another
+//! thread's queue. Nothing here blocks or allocates.
 //!
-//! Whoever brings things about notifies its listeners, if it has any, and forgets them; who still listens says so again. So a
-//! listener that went away costs one notification for nothing, and there is nothing to take back.
+//! Whoever brings things about notifies its listeners, if it has any, and forgets them; who still
+//! listens says so again. So a listener that went away costs one notification for nothing, and
+//! there is nothing to take back.
 //!
 //! # The race
 //!
-//! | listener                                          | notifier                                    |
-//! |---------------------------------------------------|---------------------------------------------|
-//! | 0. [`listen`](Listeners::listen) says `Standing`  |                                             |
-//! | 1. announces its sleep                            | 1. publishes work                           |
-//! | 2. full barrier                                   | 2. full barrier                             |
-//! | 3. `listen` still says `Standing`; no work        | 3. takes every listener, notifies each      |
-//! | 4. sleeps                                         |                                             |
+//! | listener                                         | notifier                               |
+//! |--------------------------------------------------|----------------------------------------|
+//! | 0. [`listen`](Listeners::listen) says `Standing` |                                        |
+//! | 1. announces its sleep                           | 1. publishes work                      |
+//! | 2. full barrier                                  | 2. full barrier                        |
+//! | 3. `listen` still says `Standing`; no work       | 3. takes every listener, notifies each |
+//! | 4. sleeps                                        |                                        |
 //!
-//! If the notifier's barrier comes first, step 3 of the listener finds the work. If it comes second, the notifier finds the
-//! listener, unless it took it before, for something else: then that notification, which has a barrier of its own behind the
-//! taking, came behind the listener's too (or step 3 would not have found its place standing), and so saw the announcement. A
-//! place taken in step 3 itself stands before no barrier, which is why `New` is not a reason to sleep.
+//! If the notifier's barrier comes first, step 3 of the listener finds the work. If it comes
+//! second, the notifier finds the listener, unless it took it before, for something else: then that
+//! notification, which has a barrier of its own behind the taking, came behind the listener's too
+//! (or step 3 would not have found its place standing), and so saw the announcement. A place taken
+//! in step 3 itself stands before no barrier, which is why `New` is not a reason to sleep.
 //!
-//! | edge            | release                            | acquire                              | carries                    |
-//! |-----------------|------------------------------------|--------------------------------------|----------------------------|
-//! | `event.listen`  | place, by [`Listeners::listen`]    | place, by [`Listeners::notify`]      | the eventcount it points to |
+//! | edge           | release                  | acquire                  | carries        |
+//! |----------------|--------------------------|--------------------------|----------------|
+//! | `event.listen` | by [`Listeners::listen`] | by [`Listeners::notify`] | the eventcount |
 
 use core::{marker::PhantomData, ptr};
 
@@ -57,7 +60,8 @@ impl<'e, const N: usize> Listeners<'e, N> {
         Self { places: filled_places(), kind: PhantomData }
     }
 
-    /// Has `event` notified by the next [`notify`](Self::notify). One thread at a time listens with the same `event`.
+    /// Makes the next [`notify`](Self::notify) notify `event` too.
+    /// One thread at a time listens with an `event`.
     #[cold]
     pub fn listen(&self, event: &'e EventCount) -> Listening {
         let listener = ptr::from_ref(event).cast_mut();
@@ -73,8 +77,9 @@ impl<'e, const N: usize> Listeners<'e, N> {
         if placed { Listening::New } else { Listening::Full }
     }
 
-    /// Notifies all listeners, once. Call it after publishing the work *and* a barrier of the notifier's
-    /// ([`Host::notifier_barrier`]), such as notifying an eventcount has. Returns how many wake-up calls were made.
+    /// Notifies all listeners, once. Call it after publishing the work *and* a barrier of the
+    /// notifier's ([`Host::notifier_barrier`]), such as notifying an eventcount has. Returns how
+    /// many wake-up calls were made.
     ///
     /// A load per place if nobody listens.
     #[inline]
@@ -85,7 +90,8 @@ impl<'e, const N: usize> Listeners<'e, N> {
     /// Whether nobody listens.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        // Relaxed: orders nothing by itself; for `notify`, the caller's barrier puts it behind the work.
+        // Relaxed: orders nothing itself;
+        // for `notify`, the caller's barrier orders it after the work.
         self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null())
     }
 
@@ -96,7 +102,8 @@ impl<'e, const N: usize> Listeners<'e, N> {
         for place in &self.places {
             // Acquire, edge `event.listen`: the eventcount is as its thread made it.
             let listener = place.swap(ptr::null_mut(), edge!("event.listen.take", Acquire));
-            // SAFETY: places hold null and what was a `&'e EventCount`, and `'e` is not over while `self` is borrowed.
+            // SAFETY: places hold null or what was a `&'e EventCount`,
+            // and `'e` outlives the borrow of `self`.
             if let Some(listener) = unsafe { listener.as_ref() } {
                 calls += u64::from(listener.notify(host));
             }

@@ -1,5 +1,5 @@
-//! A sleeper and its notifiers, as threads and under the model checker. The host's sleeps have no deadline, so a lost
-//! wake-up hangs, which the model checker reports as a deadlock.
+//! A sleeper and its notifiers, as threads and under the model checker. The host's sleeps have no
+//! deadline, so a lost wake-up hangs, which the model checker reports as a deadlock.
 
 extern crate std;
 
@@ -14,7 +14,8 @@ use crate::sync::{
 const ROUNDS: u64 = rounds(1, 2_000);
 const FOREVER: u64 = u64::MAX;
 
-/// Work counted in and out. Relaxed on purpose: the scenarios rest on the barriers of the eventcount and nothing else.
+/// Work counted in and out. Relaxed on purpose:
+/// the scenarios rest on the barriers of the eventcount and nothing else.
 struct Scene {
     host: LockHost,
     work: [AtomicU64; 2],
@@ -152,7 +153,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
                         let listening = listeners.listen(event);
                         assert_ne!(listening, Listening::Full);
                         if listening == Listening::Standing {
-                            // As in a worker's turn: what was taken meanwhile is a reason to look again.
+                            // As in a worker's turn: something taken meanwhile is a reason to look
+                            // again.
                             event.park(host, FOREVER, || {
                                 listeners.listen(event) != Listening::Standing || done()
                             });
@@ -173,8 +175,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
     const ALL: u64 = rounds(2, 2_000);
 }
 
-/// A host whose notifiers leave the barrier to the sleeper, as `membarrier` allows: nothing but the edge of the place itself
-/// stands between a listener and the look at it.
+/// A host whose notifiers leave the barrier to the sleeper, as `membarrier` allows: nothing but the
+/// edge of the place itself stands between a listener and the look at it.
 struct Asymmetric(LockHost);
 
 impl Host for Asymmetric {

@@ -1,5 +1,5 @@
-//! Giving slots back by the handful, for threads that end many values of the same pool: one compare-and-swap for up to
-//! [`Batch::LIMIT`] of them. Never blocks, never allocates.
+//! Giving slots back by the handful, for threads that end many values of the same pool: one
+//! compare-and-swap for up to [`Batch::LIMIT`] of them. Never blocks, never allocates.
 
 use core::{marker::PhantomData, ptr::NonNull};
 
@@ -38,7 +38,8 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Ends a value, and gives its slot back with the batch. The batch goes out first if it is full or of another pool.
+    /// Ends a value and adds its slot to the batch.
+    /// A full batch, or one of another pool, is given back first.
     #[inline]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         let Some(header) = lease.header() else { return drop(lease) };
@@ -47,7 +48,8 @@ impl<'m, T> Batch<'m, T> {
             self.header = Some(header);
         }
         let vacant = Vacant { slot: lease.vacate(), batch: self };
-        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard still takes the slot.
+        // SAFETY: `vacate` gave up the only access to the value.
+        // If its drop panics, the guard takes the slot.
         unsafe { (*vacant.slot.as_ref().body.get()).assume_init_drop() };
     }
 
@@ -66,7 +68,8 @@ impl<'m, T> Batch<'m, T> {
         if self.count == 0 {
             return;
         }
-        // SAFETY: `last` was out until now, so in place, and the slots from `first` to `last` are this batch's alone.
+        // SAFETY: `last` was out, so it is in place;
+        // the slots `first` to `last` are this batch's alone.
         unsafe { Header::give_back(header, self.first, &self.last.as_ref().next, self.count) };
         self.count = 0;
     }

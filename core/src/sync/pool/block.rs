@@ -1,4 +1,4 @@
-//! Values of different types in slots of one size. A type that does not fit its class does not compile:
+//! Values of different types in slots of one size. A type too large for its class does not compile:
 //!
 //! ```compile_fail,E0080
 //! use fishplate_core::sync::pool::Block;
@@ -10,7 +10,8 @@ use core::{
     mem::{MaybeUninit, align_of, size_of},
 };
 
-/// Room for a `Copy` value of at most `BYTES` bytes, aligned to 8. With 40, 104 and 232 bytes a slot takes 64, 128 and 256.
+/// Room for a `Copy` value of at most `BYTES` bytes, aligned to 8.
+/// With 40, 104 and 232 bytes a slot takes 64, 128 and 256.
 #[repr(C, align(8))]
 pub struct Block<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
 

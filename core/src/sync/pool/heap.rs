@@ -1,4 +1,5 @@
-//! Pools on the heap, and values beside them when they are full. The one file of this crate that allocates; feature `alloc`.
+//! Pools on the heap, and values beside them when they are full.
+//! The one file of this crate that allocates; feature `alloc`.
 
 extern crate alloc;
 
@@ -17,7 +18,8 @@ struct HeapSlab<T> {
 
 impl<T> HeapSlab<T> {
     /// # Safety
-    /// `slab` came from `Box::into_raw` of a slab of this type that nobody uses any more, and holds no values.
+    /// `slab` came from `Box::into_raw` of a slab of this type, holds no values, and has no other
+    /// user.
     unsafe fn free(slab: *mut ()) {
         // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(slab.cast::<Self>()) });
@@ -25,8 +27,8 @@ impl<T> HeapSlab<T> {
 }
 
 impl<T: 'static> Pool<'static, T> {
-    /// A pool on the heap. Allocates now; the memory is freed when the pool is closed and every slot given back, by whoever
-    /// lets go last.
+    /// A pool on the heap. Allocates now; the memory is freed when the pool is closed and every
+    /// slot given back, by whoever lets go last.
     ///
     /// # Errors
     ///
@@ -37,8 +39,9 @@ impl<T: 'static> Pool<'static, T> {
         let slab =
             Box::into_raw(Box::new(HeapSlab { header: Header::new(), slots: slots.into_boxed_slice() }));
         let reclaim = Reclaim { call: HeapSlab::<T>::free, data: slab.cast() };
-        // SAFETY: just made, so this function is alone with it until it hands out the pool; freed by `reclaim` alone, on any
-        // thread, and values have ended before their slots are given back.
+        // SAFETY: just made, so this function is alone with it until it hands out the pool; freed
+        // by `reclaim` alone, on any thread, and values have ended before their slots are given
+        // back.
         unsafe {
             let (header, slots) = (NonNull::from(&(*slab).header), NonNull::from(&*(*slab).slots));
             header.as_ref().line.keeps.store(OWNER, Ordering::Relaxed);
@@ -48,8 +51,8 @@ impl<T: 'static> Pool<'static, T> {
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// [`create`](Self::create), on the heap by itself if every slot is out. Such a value has no id and is counted as
-    /// [`overflow`](super::Counts::overflow).
+    /// [`create`](Self::create), on the heap by itself if every slot is out. Such a value has no id
+    /// and is counted as [`overflow`](super::Counts::overflow).
     pub fn create_or_spill(&mut self, value: T) -> Lease<'m, T> {
         self.create(value).unwrap_or_else(|full| self.spill(full.0))
     }

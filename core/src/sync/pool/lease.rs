@@ -1,5 +1,6 @@
-//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may go to any thread, outlive the pool,
-//! and be dropped anywhere; dropping the last gives the slot back by one compare-and-swap.
+//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may go to
+//! any thread, outlive the pool, and be dropped anywhere; dropping the last gives the slot back by
+//! one compare-and-swap.
 
 use core::{
     fmt,
@@ -41,15 +42,16 @@ assert_not_impl_any!(Lease<'static, *const u8>: Send, Sync);
 unsafe impl<T: Send> Send for Lease<'_, T> {}
 // SAFETY: a shared lease gives shared access to the value alone.
 unsafe impl<T: Sync> Sync for Lease<'_, T> {}
-// SAFETY: gives shared access from several threads, and the last one to hold it, on whichever thread, drops the value.
+// SAFETY: several threads share access, and the last holder, on whichever thread, drops the value.
 unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
 // SAFETY: a reference can be cloned into a handle of its own.
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'m, T> Lease<'m, T> {
     /// # Safety
-    /// The slot holds a value and is the caller's, of the pool of that header, whose slab a slot that is out keeps for `'m` at least
-    /// or until it is given back; or without a header, it lies on the heap by itself.
+    /// The slot holds a value and is the caller's, of the pool of that header, whose slab a slot
+    /// that is out keeps for `'m` at least or until it is given back; or without a header, it lies
+    /// on the heap by itself.
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
@@ -112,7 +114,8 @@ impl<T> Drop for Lease<'_, T> {
     fn drop(&mut self) {
         self.watch_write();
         let back = Back { slot: self.slot, header: self.header };
-        // SAFETY: the only holder is being dropped. If the value's drop panics, the guard still gives the slot back.
+        // SAFETY: the only holder is being dropped.
+        // If the value's drop panics, the guard frees the slot.
         unsafe { (*back.slot.as_ref().body.get()).assume_init_drop() };
     }
 }
@@ -196,8 +199,8 @@ impl<'m, T> Shared<'m, T> {
     /// The value alone again, if there is no other holder; otherwise the handle back.
     #[inline]
     pub fn into_lease(self) -> Result<Lease<'m, T>, Self> {
-        // Acquire, edge `pool.refs`: pairs with the decrements of those who were holders. Nobody can become one now: that
-        // takes a holder, and this is the only one.
+        // Acquire, edge `pool.refs`: pairs with the decrements of those who were holders. Nobody
+        // can become one now: that takes a holder, and this is the only one.
         if self.slot().holders.load(edge!("pool.refs.alone", Acquire)) != 1 {
             return Err(self);
         }
@@ -210,7 +213,7 @@ impl<'m, T> Shared<'m, T> {
     ///
     /// # Errors
     ///
-    /// The handle back, if an id of the same value is out already, or if the value lies on the heap by itself.
+    /// Returns the handle if an id of the same value is out, or if the value is alone on the heap.
     pub fn into_id(self) -> Result<Id, Self>
     where
         T: Sync,
@@ -220,7 +223,8 @@ impl<'m, T> Shared<'m, T> {
         if link == EMPTY || state & ID_OUT != 0 {
             return Err(self);
         }
-        // Release, edge `pool.id`: pairs with `Pool::redeem` and `Pool::get`. Whoever redeems observes the value.
+        // Release, edge `pool.id`: pairs with `Pool::redeem` and `Pool::get`,
+        // which observe the value.
         let out = edge!("pool.id.out", Release);
         match self.slot().state.compare_exchange(state, state | ID_OUT, out, Ordering::Relaxed) {
             Ok(_) => {
@@ -252,7 +256,7 @@ impl<'m, T> Shared<'m, T> {
         if self.slot().holders.fetch_sub(1, edge!("pool.refs.drop", Release)) != 1 {
             return false;
         }
-        // Acquire, edge `pool.refs`: the last one observes everybody's uses of the value before it ends.
+        // Acquire, edge `pool.refs`: the last holder observes all uses of the value before it ends.
         self.slot().holders.load(edge!("pool.refs.last", Acquire));
         true
     }

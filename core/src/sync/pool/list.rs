@@ -1,10 +1,12 @@
-//! The list of free places of a table: the place given back last is taken next, and those never used come last. One owner, no
-//! atomics; never blocks, never allocates. A [`Pool`](super::Pool) keeps its own slots in one, and so does every table whose
-//! places nobody but its owner gives back.
+//! The list of free places of a table: the place given back last is taken next, and those never
+//! used come last. One owner, no atomics; never blocks, never allocates. A [`Pool`](super::Pool)
+//! keeps its own slots in one, and so does every table whose places nobody but its owner gives
+//! back.
 //!
-//! The list runs through the places themselves: each has a word for the link of the next, which its table reads and writes here.
-//! A link is an index plus one, and 0 the end, so zeroed memory is an empty list. Links are checked as they are followed: one
-//! that somebody overwrote makes the table smaller and leads nowhere else.
+//! The list runs through the places themselves: each has a word for the link of the next, which its
+//! table reads and writes here. A link is an index plus one, and 0 the end, so zeroed memory is an
+//! empty list. Links are checked as they are followed: one that somebody overwrote makes the table
+//! smaller and leads nowhere else.
 
 /// The end of a list.
 pub(super) const EMPTY: u32 = 0;
@@ -24,7 +26,8 @@ impl FreeList {
         Self { head: EMPTY, fresh: 0 }
     }
 
-    /// Takes a place of a table of `len`. `link` reads the link in a place, if its table has that place.
+    /// Takes a place of a table of `len`.
+    /// `link` reads the link in a place, if the table has that place.
     #[inline(always)]
     pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
         // The table's check stands for the end of the list too.
@@ -38,7 +41,8 @@ impl FreeList {
         }
     }
 
-    /// The place given back last. At the end of the list, or behind a link that was overwritten: one that no table has.
+    /// The place freed last. At the list's end, or behind an overwritten link,
+    /// a place that no table has.
     #[inline(always)]
     pub(super) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)

@@ -1,5 +1,5 @@
-//! The owner's side: takes slots, gives them back without atomics, closes. Never blocks, never allocates; used by one thread at
-//! a time.
+//! The owner's side: takes slots, gives them back without atomics, closes. Never blocks, never
+//! allocates; used by one thread at a time.
 
 use core::{error::Error, fmt, marker::PhantomData, mem, ptr::NonNull};
 
@@ -51,8 +51,8 @@ struct Own<T> {
 assert_impl_all!(Pool<'static, u64>: Send);
 assert_not_impl_any!(Pool<'static, u64>: Sync, Clone);
 
-// SAFETY: a pool holds no values, only free slots, which any thread may use; `T: Send` since values created here may have
-// been given back, and be dropped, elsewhere.
+// SAFETY: a pool holds no values, only free slots, which any thread may use; `T: Send` since values
+// created here may have been given back, and be dropped, elsewhere.
 unsafe impl<T: Send> Send for Pool<'_, T> {}
 
 /// What a pool did so far. Plain numbers of its owner.
@@ -77,8 +77,8 @@ pub struct Counts {
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// Lays a pool over memory that is borrowed for as long as values are out. All slots start free. `reclaim` is called when
-    /// the pool is closed and every slot given back.
+    /// Lays a pool over memory that is borrowed for as long as values are out. All slots start
+    /// free. `reclaim` is called when the pool is closed and every slot given back.
     ///
     /// # Errors
     ///
@@ -91,8 +91,9 @@ impl<'m, T> Pool<'m, T> {
         let capacity = Self::checked(slots.len())?;
         // Relaxed: the memory is borrowed exclusively.
         header.line.keeps.store(OWNER, Ordering::Relaxed);
-        // SAFETY: both are borrowed exclusively for `'m`, so they belong together and are nobody else's; what was out of an
-        // earlier pool in this memory was leaked, or that borrow would not have ended.
+        // SAFETY: both are borrowed exclusively for `'m`, so they belong together and are nobody
+        // else's; what was out of an earlier pool in this memory was leaked, or that borrow would
+        // not have ended.
         Ok(unsafe { Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim) })
     }
 
@@ -108,8 +109,9 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Safety
     ///
-    /// Header and `capacity` slots, a power of two, stay in place until the last lets go. The caller is alone with them and
-    /// has the keep of the header's owner. `reclaim` may be called by any thread.
+    /// Header and `capacity` slots, a power of two, stay in place until the last lets go. The
+    /// caller is alone with them and has the keep of the header's owner. `reclaim` may be called by
+    /// any thread.
     pub(super) unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<Slot<T>>,
@@ -118,7 +120,8 @@ impl<'m, T> Pool<'m, T> {
     ) -> Self {
         // SAFETY: in place, by the caller's promise.
         let line = unsafe { &header.as_ref().line };
-        // All relaxed: the caller is alone with the memory, and whoever gets a value gets it by an edge of its own.
+        // All relaxed: the caller alone has the memory,
+        // and a value is handed out by an edge of its own.
         line.head.store(EMPTY, Ordering::Relaxed);
         line.capacity.store(capacity, Ordering::Relaxed);
         line.reclaim.set(reclaim);
@@ -139,7 +142,8 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// [`Full`], which gives the value back, if every slot is out. Slots that others give back are found by the next call.
+    /// [`Full`], with the value, if every slot is out.
+    /// The next call finds slots that others give back.
     #[inline(always)]
     pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
         match self.take() {
@@ -148,11 +152,13 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Makes a value for a free slot, in place where the compiler can. If `make` fails or panics, the slot is free again.
+    /// Makes a value for a free slot, in place where the compiler can.
+    /// If `make` fails or panics, the slot is freed.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Full`] if every slot is out, and `make` was not called; [`CreateError::Refused`] with its error.
+    /// [`CreateError::Full`] if every slot is out, and `make` was not called;
+    /// [`CreateError::Refused`] with its error.
     #[inline]
     pub fn create_with<E>(
         &mut self,
@@ -170,14 +176,16 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends a value and gives its slot back without atomics. A value of another pool goes to that pool, as if dropped.
+    /// Ends a value and frees its slot without atomics.
+    /// Drops a value of another pool into that pool.
     #[inline(always)]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         if lease.header() != Some(self.own.header) {
             return drop(lease);
         }
         let taken = Taken { slot: lease.vacate(), pool: self };
-        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard still gives the slot back.
+        // SAFETY: `vacate` gave up the only access to the value.
+        // If its drop panics, the guard still gives the slot back.
         unsafe { (*taken.slot.as_ref().body.get()).assume_init_drop() };
     }
 
@@ -215,8 +223,8 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// As for [`redeem`](Self::redeem). An id that came from another thread by nothing that orders memory may be taken for stale
-    /// at first.
+    /// As for [`redeem`](Self::redeem). An id that came from another thread by nothing that orders
+    /// memory may be taken for stale at first.
     pub fn get(&mut self, id: Id) -> Result<&T, StaleId> {
         let (slot, state) = self.find(id)?;
         // SAFETY: in `find`.
@@ -226,13 +234,14 @@ impl<'m, T> Pool<'m, T> {
             return Err(StaleId);
         }
         self.header().watch_read(out.link.get());
-        // SAFETY: the id is out, so the slot has a value, and somebody holds it as long as the id is not redeemed, which takes
-        // `&mut self`. Holders of a value that has an id have shared access alone.
+        // SAFETY: the id is out, so the slot has a value, and somebody holds it as long as the id
+        // is not redeemed, which takes `&mut self`. Holders of a value that has an id have shared
+        // access alone.
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
     }
 
-    /// Looks at the value that an id stands for, and redeems the id if `ready` finds in it what it looks for. `None` if not: the id
-    /// is still out.
+    /// Looks at the value that an id stands for, and redeems the id if `ready` finds in it what it
+    /// looks for. `None` if not: the id is still out.
     ///
     /// # Errors
     ///
@@ -252,7 +261,7 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// As for [`redeem`](Self::redeem): in particular an id released twice is [`StaleId`] the second time.
+    /// As for [`redeem`](Self::redeem): releasing an id twice is [`StaleId`] the second time.
     pub fn release_id(&mut self, id: Id) -> Result<(), StaleId> {
         let shared = self.redeem(id)?;
         self.release_shared(shared);
@@ -264,7 +273,8 @@ impl<'m, T> Pool<'m, T> {
         shared.header() == Some(self.own.header)
     }
 
-    /// Closes the pool, as dropping it does. Values that are out live on, and the last of them ends the slab.
+    /// Closes the pool, as dropping it does. Values that are out stay valid;
+    /// the last one frees the slab.
     pub fn close(self) {}
 
     /// What happened so far.
@@ -309,7 +319,7 @@ impl<'m, T> Pool<'m, T> {
         Ok((self.slot(index as u32), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot. Its index, so that the caller's test is that of the list and not of a pointer.
+    /// Takes a free slot. Returns its index, so that the caller tests the list and not a pointer.
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
@@ -317,7 +327,8 @@ impl<'m, T> Pool<'m, T> {
         if index >= self.own.capacity {
             index = self.refill()?;
         }
-        // SAFETY: inside the slots, which the owner keeps. Relaxed: the owner wrote it, or acquired it with its list.
+        // SAFETY: inside the slots, which the owner keeps. Relaxed:
+        // the owner wrote it, or acquired its list.
         let next = unsafe { self.slot(index).as_ref() }.next.load(Ordering::Relaxed);
         self.own.free.set_head(next);
         self.own.counts.allocs += 1;
@@ -334,7 +345,8 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Finds a free slot when the owner's list is empty: the first of what others gave back, or one that was never used.
+    /// Finds a free slot when the owner's list is empty:
+    /// one that others gave back, or one never used.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {
@@ -356,17 +368,17 @@ impl<'m, T> Pool<'m, T> {
             own.counts.full += 1;
             return None;
         };
-        // SAFETY: below the capacity. Relaxed: a slot never used is the owner's alone. The word is whatever an earlier pool in
-        // this memory left there.
+        // SAFETY: below the capacity. Relaxed: a slot never used is the owner's alone. The word is
+        // whatever an earlier pool in this memory left there.
         unsafe { self.slot(index).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
         Some(index)
     }
 
-    /// Walks a list that is the owner's by now. Bounded by the number of slots, whatever was written there.
+    /// Walks a list that the owner has taken. At most as many steps as slots, whatever it holds.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {
-            // SAFETY: inside the slots, as just checked. Relaxed: acquired with the head of the list.
+            // SAFETY: inside the slots, as just checked. Relaxed: acquired with the list's head.
             link = unsafe { self.slot(link - 1).as_ref() }.next.load(Ordering::Relaxed);
             length += 1;
         }
@@ -382,7 +394,8 @@ impl<T> Drop for Pool<'_, T> {
         let back = self.length(back);
         // What is out now was out when the head was closed, and counts down by itself.
         let out = self.outstanding().saturating_sub(back);
-        // SAFETY: the owner's keep, less what it leaves to the slots that are out. It uses neither header nor slots again.
+        // SAFETY: the owner's keep, less what it leaves to slots still out.
+        // It uses neither header nor slots again.
         unsafe { Header::let_go(self.own.header, OWNER - out) };
     }
 }

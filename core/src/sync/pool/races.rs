@@ -1,5 +1,6 @@
-//! One owner and those who give back, as threads and under the model checker, with pools of two slots so that full and empty
-//! both happen. What races or is used after the end, the model checker reports.
+//! One owner and those who give back, as threads and under the model checker, with pools of two
+//! slots so that full and empty both happen. What races or is used after the end, the model checker
+//! reports.
 
 extern crate std;
 

@@ -1,4 +1,4 @@
-//! One thread, for the most part: the pool against a model that cannot be wrong, and every bad use that has a name.
+//! Single-threaded for the most part: the pool against a simple model, and every misuse it detects.
 
 #![cfg(not(fishplate_loom))]
 
@@ -402,8 +402,8 @@ mod heap {
         assert_eq!(Pool::<u8>::on_heap(100).err(), Some(AttachError::Capacity { slots: 100 }));
     }
 
-    /// Values live in four threads and in events when their pool goes; run it under AddressSanitizer (tests/sanitize.sh) to
-    /// see that nothing leaks or is used after its end.
+    /// Values live in four threads and in events when their pool goes; run it under
+    /// AddressSanitizer (tests/sanitize.sh) to see that nothing leaks or is used after its end.
     #[test]
     fn pools_destroyed_under_load_leave_nothing_behind() {
         const POOLS: usize = 10_000;

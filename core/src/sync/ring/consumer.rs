@@ -1,4 +1,4 @@
-//! The side of a ring that takes values out. Never blocks, never allocates; owned by one thread at a time.
+//! The side of a ring that takes values. Never blocks or allocates; one thread at a time owns it.
 
 use core::{marker::PhantomData, ptr::NonNull, slice};
 
@@ -19,8 +19,8 @@ pub struct Consumer<'m, T, M: Memory = Private> {
     head: u64,
     /// The tail as last seen: the head at which the ring is empty as far as known.
     seen: u64,
-    /// The most values that an honest tail leaves in the ring; zero once the peer has shown that it is not honest.
-    /// See the same field of the producer.
+    /// The most values that an honest tail leaves in the ring; zero once the peer has shown that it
+    /// is not honest. See the same field of the producer.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -28,8 +28,9 @@ pub struct Consumer<'m, T, M: Memory = Private> {
 assert_impl_all!(Consumer<'static, u64>: Send);
 assert_not_impl_any!(Consumer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), it reads only slots
-// that edge `filled` has handed over, and `T: Send` lets the values cross from the producer's thread.
+// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), it
+// reads only slots that edge `filled` has handed over, and `T: Send` lets the values cross from the
+// producer's thread.
 unsafe impl<T: Send, M: Memory> Send for Consumer<'_, T, M> {}
 
 impl<'m, T: Copy> Consumer<'m, T, Shared> {
@@ -43,18 +44,21 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
     ///
     /// # Safety
     ///
-    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and writing and hold
-    /// initialised memory (a fresh mapping does); no other `Consumer` of this ring exists; nothing in this process
-    /// makes a reference to the slots; and every pattern of bits is a valid `T`, since the peer may write any.
+    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
+    /// writing and hold initialised memory (a fresh mapping does); no other `Consumer` of this ring
+    /// exists; nothing in this process makes a reference to the slots; and every pattern of bits is
+    /// a valid `T`, since the peer may write any.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<T>,
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: mapped for `'m` by the caller's promise, aligned as `of_raw` has checked; a header is only atomics.
+        // SAFETY: mapped for `'m` by the caller's promise, and `of_raw` checked alignment;
+        // a header is only atomics.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only consumers write the head, and whoever handed the ring to this one ordered that hand-over.
+        // Relaxed: only consumers write the head,
+        // and the hand-over to this one ordered their writes.
         let head = header.head.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, head))
     }
@@ -66,7 +70,8 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
         Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
     }
 
-    /// Takes the oldest value out. `None` if the ring is empty; the producer may fill a slot at any time.
+    /// Takes the oldest value. `None` if the ring is empty;
+    /// the producer may fill a slot at any time.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         if self.head == self.seen && self.look() == 0 {
@@ -86,16 +91,16 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
         Some(self.value(0))
     }
 
-    /// Takes out as many values as there are, up to the length of `into`, and releases their slots at once. Returns
-    /// how many.
+    /// Takes out as many values as there are, up to the length of `into`,
+    /// and releases their slots at once. Returns how many.
     #[inline]
     pub fn pop_slice(&mut self, into: &mut [T]) -> usize {
         let len = into.len().min(self.filled_for(into.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.head, len);
         self.watch(len);
-        // SAFETY: both runs lie inside the slots and are filled, as checked above (edge `filled`), and stay so until
-        // edge `freed`, or are of any valid bits if a dishonest peer writes them; together they are as long as
-        // `into[..len]`, which lies elsewhere.
+        // SAFETY: both runs lie inside the slots and are filled, as checked above (edge `filled`),
+        // and stay so until edge `freed`, or are of any valid bits if a dishonest peer writes them;
+        // together they are as long as `into[..len]`, which lies elsewhere.
         unsafe {
             M::copy(a.as_ptr(), into.as_mut_ptr(), a_len);
             M::copy(b.as_ptr(), into.as_mut_ptr().add(a_len), b_len);
@@ -104,21 +109,22 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
         len
     }
 
-    /// The oldest values, up to `max` of them, to be read in place and released together. `None` if the ring is
-    /// empty. Dropping the result leaves them in the ring.
+    /// The oldest values, up to `max` of them, to be read in place and released together. `None` if
+    /// the ring is empty. Dropping the result leaves them in the ring.
     #[inline]
     pub fn filled(&mut self, max: usize) -> Option<Filled<'_, 'm, T, M>> {
         let len = max.min(self.filled_for(max));
         (len != 0).then_some(Filled { ring: self, len })
     }
 
-    /// Values in the ring, looking at the producer's counter. At least this many stay until the next pop.
+    /// Values in the ring by the producer's counter. At least this many stay until the next pop.
     #[inline]
     pub fn len(&mut self) -> usize {
         self.look() as usize
     }
 
-    /// Whether the ring holds nothing, looking at the producer's counter only if nothing is known to be there.
+    /// Whether the ring is empty. Reads the producer's counter only
+    /// if no value is known to be there.
     #[inline(always)]
     pub fn is_empty(&mut self) -> bool {
         self.head == self.seen && self.look() == 0
@@ -134,7 +140,8 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
         self.head
     }
 
-    /// Whether the producer's counter once showed what no honest producer writes. The ring is empty for ever then.
+    /// Whether the producer's counter once held an impossible value.
+    /// The ring is then empty for ever.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
@@ -149,8 +156,8 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
     /// Loads the producer's counter. Returns the number of values in the ring.
     #[inline(always)]
     fn look(&mut self) -> u64 {
-        // Acquire, edge `filled`: pairs with the store in `Producer::advance`. The contents of the slots below the
-        // tail observed are visible from here on.
+        // Acquire, edge `filled`: pairs with the store in `Producer::advance`. The contents of the
+        // slots below the tail observed are visible from here on.
         let tail = self.header.tail.load(edge!("ring.filled.load", Acquire));
         let filled = tail.wrapping_sub(self.head);
         if filled > self.believed {
@@ -173,9 +180,10 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
     fn value(&self, at: usize) -> T {
         let count = self.head.wrapping_add(at as u64);
         self.header.watch.read(self.slots.index(count));
-        // SAFETY: the caller has found this slot below the tail seen, so the producer has filled it (edge `filled`)
-        // and leaves it alone until edge `freed`. A dishonest peer of a shared ring may still write it meanwhile:
-        // the copy is volatile then, and whatever it yields is a valid `T` by the promise of `from_raw`.
+        // SAFETY: the caller has found this slot below the tail seen, so the producer has filled it
+        // (edge `filled`) and leaves it alone until edge `freed`. A dishonest peer of a shared ring
+        // may still write it meanwhile: the copy is volatile then, and whatever it yields is a
+        // valid `T` by the promise of `from_raw`.
         unsafe { M::read(self.slots.slot(count)) }
     }
 
@@ -191,8 +199,8 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.head = self.head.wrapping_add(len);
-        // Release, edge `freed`: pairs with the load in `Producer::look`. The copies out of these slots come before
-        // any overwriting by whoever observes this head.
+        // Release, edge `freed`: pairs with the load in `Producer::look`. The copies out of these
+        // slots come before any overwriting by whoever observes this head.
         self.header.head.store(self.head, edge!("ring.freed.store", Release));
     }
 }
@@ -210,8 +218,8 @@ impl<T: Copy> Filled<'_, '_, T, Private> {
     #[inline]
     pub fn slices(&self) -> (&[T], &[T]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: both runs lie inside the slots and are filled (edge `filled`), and the producer, which is of this
-        // process, leaves them alone until `release`, which consumes `self`.
+        // SAFETY: both runs lie inside the slots and are filled (edge `filled`), and the producer,
+        // which is of this process, leaves them alone until `release`, which consumes `self`.
         unsafe { (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len)) }
     }
 }
@@ -235,14 +243,14 @@ impl<T: Copy, M: Memory> Filled<'_, '_, T, M> {
         (0..self.len).map(|at| self.ring.value(at))
     }
 
-    /// The values, in order, as (first, how many): up to the end of the memory, and the rest from its start. Read them
-    /// with raw copies, and make no reference if the memory is [`Shared`].
+    /// The values, in order, as (first, how many): up to the end of the memory, and the rest from
+    /// its start. Read them with raw copies, and make no reference if the memory is [`Shared`].
     #[inline]
     pub fn parts(&self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.head, self.len)
     }
 
-    /// Releases the slots of the `len` oldest values, or all if there are fewer; the rest stay in the ring.
+    /// Frees the slots of the `len` oldest values, or of all if there are fewer; keeps the rest.
     #[inline]
     pub fn release(self, len: usize) {
         let len = len.min(self.len);

@@ -1,8 +1,9 @@
 //! The slots of a ring: where they lie, and how they are read and written.
 //!
-//! Memory of this process alone is plain memory: copies are ordinary and slices may be lent. A mapping that another
-//! process can write at any moment is an allegation: it is copied out once, by volatile accesses, and no reference to
-//! it is ever made. The two kinds are types, so lending a slice of a shared mapping does not compile.
+//! Memory of this process alone is plain memory: copies are ordinary and slices may be lent. A
+//! mapping that another process can write at any moment is an allegation: it is copied out once, by
+//! volatile accesses, and no reference to it is ever made. The two kinds are types, so lending a
+//! slice of a shared mapping does not compile.
 
 use core::{
     marker::PhantomData,
@@ -44,8 +45,8 @@ mod sealed {
         /// Copies `len` values from one place to another.
         ///
         /// # Safety
-        /// As for `read` from each of the `len` places from `from` on and `write` to each from `to` on. The two do not
-        /// overlap.
+        /// As for `read` from each of the `len` places from `from` on and `write` to each from `to`
+        /// on. The two do not overlap.
         #[inline]
         unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
             for at in 0..len {
@@ -76,7 +77,7 @@ impl sealed::Copies for Private {
     }
 }
 
-// Volatile: the compiler may not fetch a value twice and so see what the peer changed after it was checked.
+// Volatile: the compiler may not read a value twice and so see a change made after the check.
 impl sealed::Copies for Shared {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
@@ -113,7 +114,7 @@ impl<'m, T: Copy> Span<'m, T> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Over `capacity` slots from `first` on, beside a header that is looked at only for its alignment.
+    /// Over `capacity` slots from `first` on, with a header of which only the alignment is checked.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,
@@ -147,13 +148,13 @@ impl<'m, T: Copy> Span<'m, T> {
     /// The slot that `count` falls on. Inside the span for every `count`.
     #[inline(always)]
     pub(super) fn slot(&self, count: u64) -> *mut T {
-        // SAFETY: the index is at most `mask`, and `mask + 1` slots lie from `first` on, in one object (`of_slice`:
-        // the slice; `of_raw`: its caller's promise).
+        // SAFETY: the index is at most `mask`, and `mask + 1` slots lie from `first` on, in one
+        // object (`of_slice`: the slice; `of_raw`: its caller's promise).
         unsafe { self.first.as_ptr().add(self.index(count)) }
     }
 
-    /// The run of `len <= capacity` slots from `count` on: the part up to the end of the memory, and the rest from
-    /// its start.
+    /// The run of `len <= capacity` slots from `count` on:
+    /// the part up to the end of the memory, and the rest from its start.
     #[inline]
     pub(super) fn run(&self, count: u64, len: usize) -> [(NonNull<T>, usize); 2] {
         let index = self.index(count);

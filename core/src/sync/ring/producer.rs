@@ -1,4 +1,4 @@
-//! The side of a ring that fills slots. Never blocks, never allocates; owned by one thread at a time.
+//! The side of a ring that fills slots. Never blocks or allocates; one thread at a time owns it.
 
 use core::{error::Error, fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull, slice};
 
@@ -19,8 +19,9 @@ pub struct Producer<'m, T, M: Memory = Private> {
     tail: u64,
     /// The tail at which the ring is full: head as last seen, plus the capacity.
     limit: u64,
-    /// The most values that an honest head leaves in the ring. Zero once the peer has shown that it is not honest:
-    /// then every later look finds the ring full or corrupt, at no cost to the path that does not look.
+    /// The most values that an honest head leaves in the ring. Zero once the peer has shown that it
+    /// is not honest: then every later look finds the ring full or corrupt, at no cost to the path
+    /// that does not look.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -28,8 +29,9 @@ pub struct Producer<'m, T, M: Memory = Private> {
 assert_impl_all!(Producer<'static, u64>: Send);
 assert_not_impl_any!(Producer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), the slots it touches
-// are its own until edge `filled` hands them over, and `T: Send` lets the values cross to the consumer's thread.
+// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it),
+// the slots it touches are its own until edge `filled` hands them over, and `T: Send` lets the
+// values cross to the consumer's thread.
 unsafe impl<T: Send, M: Memory> Send for Producer<'_, T, M> {}
 
 impl<'m, T: Copy> Producer<'m, T, Shared> {
@@ -43,18 +45,21 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
     ///
     /// # Safety
     ///
-    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and writing; no other
-    /// `Producer` of this ring exists; nothing in this process makes a reference to the slots or writes them; and
-    /// every pattern of bits is a valid `T`, since the peer may write any.
+    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
+    /// writing; no other `Producer` of this ring exists; nothing in this process makes a reference
+    /// to the slots or writes them; and every pattern of bits is a valid `T`, since the peer may
+    /// write any.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<T>,
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: mapped for `'m` by the caller's promise, aligned as `of_raw` has checked; a header is only atomics.
+        // SAFETY: mapped for `'m` by the caller's promise, and `of_raw` checked alignment;
+        // a header is only atomics.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only producers write the tail, and whoever handed the ring to this one ordered that hand-over.
+        // Relaxed: only producers write the tail,
+        // and the hand-over to this one ordered their writes.
         let tail = header.tail.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, tail))
     }
@@ -70,28 +75,30 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
     ///
     /// # Errors
     ///
-    /// [`Full`], which gives the value back, if no slot is free. The consumer may free one at any time.
+    /// [`Full`], with the value, if no slot is free. The consumer may free one at any time.
     #[inline(always)]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
         if self.tail == self.limit && self.look() == 0 {
             return Err(Full(value));
         }
         self.header.watch.write(self.slots.index(self.tail));
-        // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled and the consumer has let go of
-        // this one (edge `freed`); `&mut self` on the only producer excludes a second writer.
+        // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled and the
+        // consumer has let go of this one (edge `freed`); `&mut self` on the only producer excludes
+        // a second writer.
         unsafe { M::write(self.slots.slot(self.tail), value) };
         self.advance(1);
         Ok(())
     }
 
-    /// Puts in as many of `values` as fit, from the first on, and publishes them at once. Returns how many.
+    /// Adds as many of `values` as fit, in order, and publishes them at once. Returns how many.
     #[inline]
     pub fn push_slice(&mut self, values: &[T]) -> usize {
         let len = values.len().min(self.free_for(values.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.tail, len);
         self.watch(len);
-        // SAFETY: both runs lie inside the slots and are free, as checked above, so the consumer does not read them
-        // until edge `filled`; together they are as long as `values[..len]`, which lies elsewhere.
+        // SAFETY: both runs lie inside the slots and are free, as checked above, so the consumer
+        // does not read them until edge `filled`; together they are as long as `values[..len]`,
+        // which lies elsewhere.
         unsafe {
             M::copy(values.as_ptr(), a.as_ptr(), a_len);
             M::copy(values.as_ptr().add(a_len), b.as_ptr(), b_len);
@@ -100,14 +107,14 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
         len
     }
 
-    /// Sets `len` free slots aside, to be filled in place and published together. Dropping the result gives them
-    /// back. `None` if fewer are free.
+    /// Sets `len` free slots aside, to be filled in place and published together. Dropping the
+    /// result gives them back. `None` if fewer are free.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<Reserved<'_, 'm, T, M>> {
         (self.free_for(len) >= len).then_some(Reserved { ring: self, len })
     }
 
-    /// Free slots, looking at the consumer's counter. At least this many stay free until the next push.
+    /// Free slots by the consumer's counter. At least this many stay free until the next push.
     #[inline]
     pub fn free(&mut self) -> usize {
         self.look() as usize
@@ -123,7 +130,8 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
         self.tail
     }
 
-    /// Whether the consumer's counter once showed what no honest consumer writes. The ring is full for ever then.
+    /// Whether the consumer's counter once held an impossible value.
+    /// The ring is then full for ever.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
@@ -138,8 +146,9 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
     /// Loads the consumer's counter. Returns the number of free slots.
     #[inline(always)]
     fn look(&mut self) -> u64 {
-        // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. Whoever observes this head may
-        // overwrite the slots below it, since the consumer's copies out of them came before.
+        // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. Whoever observes this
+        // head may overwrite the slots below it, since the consumer's copies out of them came
+        // before.
         let head = self.header.head.load(edge!("ring.freed.load", Acquire));
         let used = self.tail.wrapping_sub(head);
         if used > self.believed {
@@ -162,8 +171,9 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
     fn place(&mut self, at: usize, value: T) {
         let count = self.tail.wrapping_add(at as u64);
         self.header.watch.write(self.slots.index(count));
-        // SAFETY: every slot of the span may be written by this process as far as memory goes; this one is free as
-        // the caller has checked, so the consumer does not read it until edge `filled`.
+        // SAFETY: every slot of the span may be written by this process as far as memory goes; this
+        // one is free as the caller has checked, so the consumer does not read it until edge
+        // `filled`.
         unsafe { M::write(self.slots.slot(count), value) };
     }
 
@@ -179,8 +189,8 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.tail = self.tail.wrapping_add(len);
-        // Release, edge `filled`: pairs with the load in `Consumer::look`. Whoever observes this tail observes the
-        // contents of the slots below it.
+        // Release, edge `filled`: pairs with the load in `Consumer::look`. Whoever observes this
+        // tail observes the contents of the slots below it.
         self.header.tail.store(self.tail, edge!("ring.filled.store", Release));
     }
 }
@@ -198,8 +208,8 @@ impl<T: Copy> Reserved<'_, '_, T, Private> {
     #[inline]
     pub fn slices(&mut self) -> (&mut [MaybeUninit<T>], &mut [MaybeUninit<T>]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: the two runs lie inside the slots, do not overlap, and are free, so the consumer does not read them
-        // while `self` is borrowed; `MaybeUninit<T>` has the layout of `T`.
+        // SAFETY: the two runs lie inside the slots, do not overlap, and are free, so the consumer
+        // does not read them while `self` is borrowed; `MaybeUninit<T>` has the layout of `T`.
         unsafe {
             (
                 slice::from_raw_parts_mut(a.as_ptr().cast(), a_len),
@@ -216,8 +226,8 @@ impl<T: Copy, M: Memory> Reserved<'_, '_, T, M> {
         self.len
     }
 
-    /// The slots, in order, as (first, how many): up to the end of the memory, and the rest from its start. Write them
-    /// with raw copies, and make no reference if the memory is [`Shared`].
+    /// The slots, in order, as (first, how many): up to the end of the memory, and the rest from
+    /// its start. Write them with raw copies, and make no reference if the memory is [`Shared`].
     #[inline]
     pub fn parts(&mut self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.tail, self.len)

@@ -8,7 +8,8 @@ use std::boxed::Box;
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// Runs one side of a ring of `N` slots in a thread of its own and the other here. The counters wrap on the way.
+/// Runs one side of a ring of `N` slots in its own thread and the other here.
+/// The counters wrap on the way.
 fn across<const N: usize>(
     fill: impl FnOnce(Producer<'static, u64>) + Send + 'static,
     drain: impl FnOnce(Consumer<'static, u64>),
@@ -20,7 +21,8 @@ fn across<const N: usize>(
     let filling = thread::spawn(move || fill(tx));
     drain(rx);
     filling.join().unwrap();
-    // SAFETY: these came from boxes, and both sides are gone: one with its thread, one with `drain`.
+    // SAFETY: these came from boxes, and both sides are gone:
+    // one with its thread, one with `drain`.
     drop(unsafe { (Box::from_raw(header), Box::from_raw(slots)) });
 }
 

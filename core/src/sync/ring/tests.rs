@@ -32,7 +32,8 @@ impl Mapping {
         let capacity = self.slots.len() - 2;
         let header = NonNull::from(&*self.header);
         let slots = NonNull::from(&mut self.slots[1]);
-        // SAFETY: both live as long as the borrow of `self`, which excludes every other use; u64 has no invalid bits.
+        // SAFETY: both live as long as the borrow of `self`,
+        // which excludes other uses; every u64 is valid.
         unsafe {
             (
                 Producer::from_raw(header, slots, capacity).unwrap(),

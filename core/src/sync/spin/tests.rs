@@ -1,4 +1,4 @@
-//! The phases of a wait, step by step on a clock that the tests turn, and the loop on hosts that misbehave.
+//! The phases of a wait, step by step on a clock set by the tests; and the loop on faulty hosts.
 
 #![cfg(not(fishplate_loom))]
 

@@ -44,12 +44,12 @@ pub enum Waited {
 /// Busy turns between two looks at the deadline.
 const BUSY_BATCH: u32 = 64;
 
-/// Runs `turn` until it is ready or `host.now_ns()` reaches `deadline_ns`, idling in between as `idle` says.
+/// Runs `turn` until it is ready or `host.now_ns()` reaches `deadline_ns`; idles as `idle` says.
 ///
-/// `event` is what this thread sleeps on: an [`EventCount`](super::EventCount), or two of them. Every turn may do
-/// work, the one between announcing the sleep and sleeping included; a result of [`Turn::Ready`] is never lost.
-/// `turn` runs at least once, and at most a few microseconds pass before a deadline that lies in the past is noticed.
-/// `u64::MAX` means no deadline.
+/// `event` is what this thread sleeps on: an [`EventCount`](super::EventCount), or two of them.
+/// Every turn may do work, the one between announcing the sleep and sleeping included; a result of
+/// [`Turn::Ready`] is never lost. `turn` runs at least once, and at most a few microseconds pass
+/// before a deadline that lies in the past is noticed. `u64::MAX` means no deadline.
 #[inline]
 pub fn wait_until<H: Host + ?Sized, P: Park + ?Sized>(
     host: &H,

@@ -8,8 +8,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Random numbers (splitmix64) from a seed that is printed, so that a failing run can be had again with
-/// `FISHPLATE_SEED`.
+/// Random numbers (splitmix64) from a seed that is printed,
+/// so that a failing run can be had again with `FISHPLATE_SEED`.
 #[derive(Debug)]
 pub struct Random(u64);
 

@@ -1,5 +1,6 @@
-//! Operations of which one end, or both, is a device's memory: always posted, never copied by the processor and never carried in a
-//! message. Whatever the ordinary way refuses ends up here, so here it is said what is wrong with it. Nothing blocks.
+//! Operations of which one end, or both, is a device's memory: always posted, never copied by the
+//! processor and never carried in a message. Whatever the ordinary way refuses ends up here, so
+//! here it is said what is wrong with it. Nothing blocks.
 
 use core::ptr::NonNull;
 
@@ -13,7 +14,7 @@ use super::super::super::wire::Body;
 use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A put, and the signal behind it if there is one, of which the processor may not touch both ends.
+    /// A put, with or without a signal, of which the processor cannot touch both ends.
     #[inline(never)]
     pub(super) fn put_device(
         &mut self,
