@@ -7,6 +7,7 @@ mod copy;
 
 pub use copy::{copy_bytes, copy_message, copy_to_window};
 
+use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
@@ -115,38 +116,55 @@ impl Region {
     }
 }
 
-/// Registered memory of this process, by number.
-// Eight bytes: an address of eight and eight has no padding. With padding it is stored in one width
-// and loaded in another, and such a load waits for all earlier stores, those to memory of the peer
-// included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LocalId {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
+/// Defines the name of a region: its slot in a table and the generation of that, in one number, so
+/// that an address is two numbers, which calls hand over in registers.
+macro_rules! region_id {
+    ($(#[$doc:meta])* $id:ident, $addr:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $id(u64);
+
+        impl $id {
+            #[inline(always)]
+            pub(crate) const fn new(index: u32, generation: u32) -> Self {
+                $id((generation as u64) << 32 | index as u64)
+            }
+
+            #[inline(always)]
+            pub(crate) const fn index(self) -> usize {
+                self.0 as u32 as usize
+            }
+
+            #[inline(always)]
+            pub(crate) const fn generation(self) -> u32 {
+                (self.0 >> 32) as u32
+            }
+
+            /// The place `offset` bytes into the region.
+            #[inline(always)]
+            pub const fn at(self, offset: u64) -> $addr {
+                $addr { region: self, offset }
+            }
+        }
+
+        impl fmt::Debug for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} {}.{}", stringify!($id), self.index(), self.generation())
+            }
+        }
+    };
 }
 
-impl LocalId {
-    /// The place `offset` bytes into the region.
-    #[inline(always)]
-    pub fn at(self, offset: u64) -> LocalAddr {
-        LocalAddr { region: self, offset }
-    }
-}
-
-/// Imported memory of a peer, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RemoteId {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
-}
-
-impl RemoteId {
-    /// The place `offset` bytes into the region.
-    #[inline(always)]
-    pub fn at(self, offset: u64) -> RemoteAddr {
-        RemoteAddr { region: self, offset }
-    }
-}
+region_id!(
+    /// Registered memory of this process, by number.
+    LocalId,
+    LocalAddr
+);
+region_id!(
+    /// Imported memory of a peer, by number.
+    RemoteId,
+    RemoteAddr
+);
 
 /// A place in registered memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

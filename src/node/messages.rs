@@ -73,15 +73,15 @@ impl Node {
         tag: Tag,
         from: Source<'_>,
         notice: Notice,
-        error: Error,
+        error: OpError,
     ) -> Result<Issued, Error> {
         match (error, from) {
-            (Error::Op(OpError::UnknownPeer), _) if self.is_met(to) == Some(false) => {
+            (OpError::UnknownPeer, _) if self.is_met(to) == Some(false) => {
                 self.connected(to)?;
                 self.send(to, tag, from, notice)
             }
-            (Error::Op(OpError::TooLong { .. }), Source::Bytes(bytes)) => self.send_copy(to, tag, bytes),
-            (error, _) => Err(error),
+            (OpError::TooLong { .. }, Source::Bytes(bytes)) => self.send_copy(to, tag, bytes),
+            (error, _) => Err(error.into()),
         }
     }
 
@@ -96,7 +96,7 @@ impl Node {
             }
             issued => {
                 self.give_back(copy);
-                issued
+                Ok(issued?)
             }
         }
     }
@@ -172,13 +172,11 @@ impl Node {
         let posted =
             issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word));
         match posted {
-            Err(Error::Op(OpError::UnknownPeer))
-                if source.and_then(|peer| self.is_met(peer)) == Some(false) =>
-            {
+            Err(OpError::UnknownPeer) if source.and_then(|peer| self.is_met(peer)) == Some(false) => {
                 source.map_or(Ok(()), |peer| self.connected(peer))?;
-                issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word))
+                Ok(issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word))?)
             }
-            posted => posted,
+            posted => Ok(posted?),
         }
     }
 

@@ -76,8 +76,8 @@ impl Node {
     /// Writes to memory of a peer. Bytes travel in pieces that rails copy at once.
     ///
     /// # Errors
-    /// [`Error::Op`] says what was wrong; nothing of a slice of memory was written then. Bytes
-    /// cannot be [reported](Notice::Report): [`OpError::Unreported`].
+    /// Nothing of a slice of memory was written then. Bytes cannot be
+    /// [reported](Notice::Report): [`OpError::Unreported`].
     #[doc(alias = "shmem_put_nbi")]
     #[inline(always)]
     pub fn put<'a>(
@@ -85,12 +85,12 @@ impl Node {
         from: impl Into<Source<'a>>,
         to: RemoteAddr,
         notice: Notice,
-    ) -> Result<Issued, Error> {
+    ) -> Result<Issued, OpError> {
         match from.into() {
             Source::Memory(Slice { at, len }) => {
                 issue!(self, engine => engine.put(CONTEXT, at, len, to, notice))
             }
-            Source::Bytes(_) if notice != Notice::Silent => Err(OpError::Unreported.into()),
+            Source::Bytes(_) if notice != Notice::Silent => Err(OpError::Unreported),
             Source::Bytes(bytes) => self.inject(bytes, to).map(|()| Issued::Pending(Token::NONE)),
         }
     }
@@ -108,13 +108,28 @@ impl Node {
         to: RemoteAddr,
         signal: Signal,
         notice: Notice,
-    ) -> Result<Issued, Error> {
+    ) -> Result<Issued, OpError> {
         match from.into() {
             Source::Memory(Slice { at, len }) => {
-                issue!(self, engine => engine.put_signal(CONTEXT, at, len, to, signal, notice))
+                match self.home.engine.put_signal_mapped(CONTEXT, at, len, to, signal) {
+                    Some(issued) => Ok(issued),
+                    None => self.put_signal_later(at, len, to, signal, notice),
+                }
             }
             Source::Bytes(bytes) => self.put_signal_bytes(bytes, to, signal, notice),
         }
+    }
+
+    #[inline(never)]
+    fn put_signal_later(
+        &mut self,
+        at: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        issue!(self, engine => engine.put_signal_posted(CONTEXT, at, len, to, signal, notice))
     }
 
     #[inline(never)]
@@ -124,7 +139,7 @@ impl Node {
         to: RemoteAddr,
         signal: Signal,
         notice: Notice,
-    ) -> Result<Issued, Error> {
+    ) -> Result<Issued, OpError> {
         self.inject(bytes, to)?;
         self.signal(signal, notice)
     }
@@ -132,29 +147,37 @@ impl Node {
     /// Applies a signal after everything that was sent to its peer before has landed.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was done.
+    /// Nothing was done.
     #[inline(always)]
-    pub fn signal(&mut self, signal: Signal, notice: Notice) -> Result<Issued, Error> {
-        issue!(self, engine => engine.signal(CONTEXT, signal, notice))
+    pub fn signal(&mut self, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
+        match self.home.engine.signal_mapped(CONTEXT, signal) {
+            Some(issued) => Ok(issued),
+            None => self.signal_later(signal, notice),
+        }
+    }
+
+    #[inline(never)]
+    fn signal_later(&mut self, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
+        issue!(self, engine => engine.signal_posted(CONTEXT, signal, notice))
     }
 
     /// Reads memory of a peer into memory of this node. It is there after [`quiet`](Self::quiet),
     /// or when its completion says so.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was done.
+    /// Nothing was done.
     #[doc(alias = "shmem_get_nbi")]
     #[inline(always)]
-    pub fn get(&mut self, into: Slice, from: RemoteAddr, notice: Notice) -> Result<Issued, Error> {
+    pub fn get(&mut self, into: Slice, from: RemoteAddr, notice: Notice) -> Result<Issued, OpError> {
         issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
     }
 
     /// Executes an atomic at a peer, in the order of operations, without fetching.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was done.
+    /// Nothing was done.
     #[inline(always)]
-    pub fn amo(&mut self, at: RemoteAddr, amo: Amo, notice: Notice) -> Result<Issued, Error> {
+    pub fn amo(&mut self, at: RemoteAddr, amo: Amo, notice: Notice) -> Result<Issued, OpError> {
         issue!(self, engine => engine.amo(CONTEXT, at, amo, notice))
     }
 
@@ -165,10 +188,9 @@ impl Node {
     /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
     /// [`Error::Failed`]: it has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
-        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0)) {
-            Ok(Issued::Done { value }) => Ok(value),
-            Ok(Issued::Pending(token)) => self.finish(token, timeout).map(|end| end.value),
-            Err(error) => Err(error),
+        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))? {
+            Issued::Done { value } => Ok(value),
+            Issued::Pending(token) => self.finish(token, timeout).map(|end| end.value),
         }
     }
 
@@ -196,11 +218,11 @@ impl Node {
     /// Orders: writes to the peer issued after it land after everything issued before it.
     ///
     /// # Errors
-    /// [`Error::Op`]: the peer is not known or has failed.
+    /// The peer is not known or has failed.
     #[doc(alias = "shmem_fence")]
     #[inline]
-    pub fn fence(&mut self, peer: PeerId) -> Result<(), Error> {
-        Ok(self.home.engine.fence(CONTEXT, peer)?)
+    pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
+        self.home.engine.fence(CONTEXT, peer)
     }
 
     /// Waits until everything sent to the peer is applied there, and everything asked of it is
@@ -270,8 +292,8 @@ impl Node {
     ///
     /// # Errors
     /// The token was taken before, or never given.
-    pub fn test(&mut self, token: Token) -> Result<Option<Completion>, Error> {
-        Ok(self.home.engine.test(token)?)
+    pub fn test(&mut self, token: Token) -> Result<Option<Completion>, OpError> {
+        self.home.engine.test(token)
     }
 
     /// The next completion that was not taken, in the order of completion. Makes no progress.
@@ -285,9 +307,9 @@ impl Node {
     }
 
     /// Writes bytes that may be reused on return: in one piece, or as many as it takes.
-    fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), Error> {
+    fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         match issue!(self, engine => engine.inject(CONTEXT, bytes, to)) {
-            Err(Error::Op(OpError::TooLong { max, .. })) if max != 0 => {
+            Err(OpError::TooLong { max, .. }) if max != 0 => {
                 let mut at = to;
                 for piece in bytes.chunks(max) {
                     issue!(self, engine => engine.inject(CONTEXT, piece, at))?;
@@ -307,7 +329,7 @@ impl Node {
         &mut self,
         mut error: OpError,
         mut issue: impl FnMut(&mut NodeEngine) -> Result<T, OpError>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, OpError> {
         let deadline_ns = self.deadline_ns(self.builder.patience);
         while error == OpError::Again {
             self.reap();
@@ -322,7 +344,7 @@ impl Node {
                 self.home.host().yield_now();
             }
         }
-        Err(error.into())
+        Err(error)
     }
 
     /// Waits in slices, and meets peers in between.

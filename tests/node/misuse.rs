@@ -68,7 +68,7 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     assert_eq!(node.load(memory.at(4)), Err(OpError::Misaligned { offset: 4, width: 8 }.into()));
     assert!(node.put(memory.slice(..5000), there.at(0), Notice::Silent).is_err());
     assert!(node.put(&bytes, there.at(4090), Notice::Silent).is_err());
-    assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported.into()));
+    assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported));
     assert!(node.signal(Signal::set(there.at(3), 1), Notice::Silent).is_err());
     assert!(node.wait(memory.at(8192), Cmp::Eq, 1, None, SOON).is_err());
     // It is imported by this very process.

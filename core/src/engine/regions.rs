@@ -43,9 +43,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
             }
         }
-        slot.generation = id.generation as u16;
+        slot.generation = id.generation() as u16;
         self.state.devices += (device != 0) as u32;
-        self.state.locals[id.index as usize] = slot;
+        self.state.locals[id.index()] = slot;
         Ok(id)
     }
 
@@ -63,14 +63,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             self.release_slot(idle);
         }
-        if let Some(by) = self.use_of(region.index as u16, &slot) {
+        if let Some(by) = self.use_of(region.index() as u16, &slot) {
             return Err(AttachError::InUse(by));
         }
         let (keys, device) = (slot.keys, slot.device != 0);
         self.state.devices -= device as u32;
         let deregistered = deregister_on(&mut self.rails, keys);
-        self.state.locals[region.index as usize] =
-            LocalSlot { generation: (region.generation as u16).wrapping_add(1), ..LocalSlot::EMPTY };
+        self.state.locals[region.index()] =
+            LocalSlot { generation: (region.generation() as u16).wrapping_add(1), ..LocalSlot::EMPTY };
         deregistered
     }
 
@@ -78,7 +78,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
-        let theirs = (region.index as u16, region.generation as u16);
+        let theirs = (region.index() as u16, region.generation() as u16);
         Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }
             .encode(self.rails.len(), into)
     }
@@ -151,7 +151,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             len,
             device,
             peer: peer.index,
-            generation: id.generation as u16,
+            generation: id.generation() as u16,
             theirs: handle.theirs,
             rail: rails.trailing_zeros() as u8,
             keys: handle.keys,
@@ -176,7 +176,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             return Err(error);
         }
-        self.state.remotes[id.index as usize] = remote;
+        self.state.remotes[id.index()] = remote;
         Ok(id)
     }
 
@@ -185,15 +185,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// # Errors
     /// [`AttachError::InUse`] while operations to it are still to be posted.
     pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
-        match self.state.remotes.get(region.index as usize) {
+        match self.state.remotes.get(region.index()) {
             Some(slot)
-                if slot.generation as u32 == region.generation && slot.peer != RemoteSlot::<RAILS>::FREE => {}
+                if slot.generation as u32 == region.generation()
+                    && slot.peer != RemoteSlot::<RAILS>::FREE => {}
             _ => return Err(AttachError::UnknownRegion),
         }
-        if self.state.pending.slots.iter().any(|op| op.uses_remote(region.index as u16)) {
+        if self.state.pending.slots.iter().any(|op| op.uses_remote(region.index() as u16)) {
             return Err(AttachError::InUse(Use::Operations));
         }
-        self.release_slot(region.index as usize);
+        self.release_slot(region.index());
         Ok(())
     }
 
@@ -220,7 +221,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
-        let slot = self.locals.get(region.index as usize)?;
-        (slot.generation as u32 == region.generation && !slot.ptr.is_null()).then_some(slot)
+        let slot = self.locals.get(region.index())?;
+        (slot.generation as u32 == region.generation() && !slot.ptr.is_null()).then_some(slot)
     }
 }

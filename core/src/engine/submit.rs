@@ -122,15 +122,31 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        if let Some((target, word)) = self.there_with_word(context, to, len, signal.at)
-            && let Some(source) = self.here(from, len)
-        {
-            // SAFETY: as in `put`.
-            unsafe { copy_bytes(source, target, len) };
-            self.signal_now(word, signal.op, signal.value);
-            return Ok(Issued::Done { value: 0 });
+        match self.put_signal_mapped(context, from, len, to, signal) {
+            Some(issued) => Ok(issued),
+            None => self.put_signal_posted(context, from, len, to, signal, notice),
         }
-        self.put_signal_slow(context, from, len, to, signal, notice)
+    }
+
+    /// The first half of [`put_signal`](Self::put_signal): where the peer's memory is mapped and
+    /// nothing is in flight, this thread's stores do it. `None`: nothing was done, and
+    /// [`put_signal_posted`](Self::put_signal_posted) does it or says what is wrong. For callers
+    /// that handle a refusal in a function of their own, out of the hot path.
+    #[inline(always)]
+    pub fn put_signal_mapped(
+        &mut self,
+        context: ContextId,
+        from: LocalAddr,
+        len: usize,
+        to: RemoteAddr,
+        signal: Signal,
+    ) -> Option<Issued> {
+        let (target, word) = self.there_with_word(context, to, len, signal.at)?;
+        let source = self.here(from, len)?;
+        // SAFETY: as in `put`.
+        unsafe { copy_bytes(source, target, len) };
+        self.signal_now(word, signal.op, signal.value);
+        Some(Issued::Done { value: 0 })
     }
 
     /// Writes bytes that may be reused on return. At most [`inject_max`](Self::inject_max).
@@ -157,13 +173,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Applies a signal after everything that was sent before it has landed.
     #[inline]
     pub fn signal(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
-        if let Some(word) = self.there(context, signal.at, 8)
-            && signal.at.offset & 7 == 0
-        {
-            self.signal_now(word, signal.op, signal.value);
-            return Ok(Issued::Done { value: 0 });
+        match self.signal_mapped(context, signal) {
+            Some(issued) => Ok(issued),
+            None => self.signal_posted(context, signal, notice),
         }
-        self.signal_slow(context, signal, notice)
+    }
+
+    /// The first half of [`signal`](Self::signal), as
+    /// [`put_signal_mapped`](Self::put_signal_mapped) is of `put_signal`.
+    #[inline(always)]
+    pub fn signal_mapped(&mut self, context: ContextId, signal: Signal) -> Option<Issued> {
+        let word = self.there(context, signal.at, 8)?;
+        if signal.at.offset & 7 != 0 {
+            return None;
+        }
+        self.signal_now(word, signal.op, signal.value);
+        Some(Issued::Done { value: 0 })
     }
 
     /// Reads `len` bytes at `from` into `into`. Not ordered with writes: call
@@ -238,9 +263,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The local memory of an operation if all of it is valid. The slow path says what is not.
     #[inline(always)]
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
-        let slot = self.state.locals.get(addr.region.index as usize)?;
+        let slot = self.state.locals.get(addr.region.index())?;
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != addr.region.generation || end > slot.len {
+        if slot.generation as u32 != addr.region.generation() || end > slot.len {
             return None;
         }
         Some(slot.ptr.wrapping_add(addr.offset as usize))
@@ -251,12 +276,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The slow path looks closer.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
-        let slot = self.state.remotes.get(addr.region.index as usize)?;
+        let slot = self.state.remotes.get(addr.region.index())?;
         if slot.mapped.is_null() {
             return None;
         }
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != addr.region.generation
+        if slot.generation as u32 != addr.region.generation()
             || end > slot.len
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
@@ -277,12 +302,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         len: usize,
         word: RemoteAddr,
     ) -> Option<(*mut u8, Mapped)> {
-        let slot = self.state.remotes.get(to.region.index as usize)?;
+        let slot = self.state.remotes.get(to.region.index())?;
         if slot.mapped.is_null() {
             return None;
         }
         let end = to.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != to.region.generation
+        if slot.generation as u32 != to.region.generation()
             || end > slot.len
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
@@ -294,8 +319,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = if word.region == to.region {
             slot
         } else {
-            let other = self.state.remotes.get(word.region.index as usize)?;
-            if other.generation as u32 != word.region.generation
+            let other = self.state.remotes.get(word.region.index())?;
+            if other.generation as u32 != word.region.generation()
                 || other.peer != slot.peer
                 || other.mapped.is_null()
             {

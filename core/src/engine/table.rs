@@ -195,9 +195,9 @@ pub(crate) fn resolve_local<const RAILS: usize>(
     addr: LocalAddr,
     len: u64,
 ) -> Result<NonNull<u8>, OpError> {
-    let slot = locals.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
+    let slot = locals.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
     let base = match NonNull::new(slot.ptr) {
-        Some(base) if slot.generation as u32 == addr.region.generation => base,
+        Some(base) if slot.generation as u32 == addr.region.generation() => base,
         _ => return Err(OpError::UnknownRegion),
     };
     if !in_bounds(addr.offset, len, slot.len) {
@@ -214,8 +214,8 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     addr: RemoteAddr,
     len: u64,
 ) -> Result<&RemoteSlot<RAILS>, OpError> {
-    let slot = remotes.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
-    if slot.generation as u32 != addr.region.generation || slot.peer == RemoteSlot::<RAILS>::FREE {
+    let slot = remotes.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
+    if slot.generation as u32 != addr.region.generation() || slot.peer == RemoteSlot::<RAILS>::FREE {
         return Err(OpError::UnknownRegion);
     }
     if !in_bounds(addr.offset, len, slot.len) {
@@ -234,7 +234,7 @@ pub(crate) fn locate<const RAILS: usize>(
 ) -> Result<(NonNull<u8>, bool), OpError> {
     match resolve_local(locals, addr, len) {
         Err(OpError::DeviceMemory) => {
-            let slot = locals.get(addr.region.index as usize).ok_or(OpError::UnknownRegion)?;
+            let slot = locals.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
             let place = slot.ptr.wrapping_add(addr.offset as usize);
             NonNull::new(place).map(|place| (place, true)).ok_or(OpError::UnknownRegion)
         }
@@ -323,7 +323,7 @@ pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
 /// The next free slot for a registered region.
 pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Result<LocalId, AttachError> {
     let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
-    Ok(LocalId { index: index as u32, generation: locals[index].generation as u32 })
+    Ok(LocalId::new(index as u32, locals[index].generation as u32))
 }
 
 /// The next free slot for an imported region.
@@ -331,7 +331,7 @@ pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
 ) -> Result<RemoteId, AttachError> {
     let index = remotes.iter().position(|r| r.peer == RemoteSlot::<RAILS>::FREE).ok_or(AttachError::Full)?;
-    Ok(RemoteId { index: index as u32, generation: remotes[index].generation as u32 })
+    Ok(RemoteId::new(index as u32, remotes[index].generation as u32))
 }
 
 #[cfg(test)]
@@ -369,7 +369,7 @@ mod tests {
     fn a_device_s_memory_is_located_and_never_resolved() {
         let mut locals = [LocalSlot::<1>::EMPTY; 2];
         locals[1] = LocalSlot { ptr: ptr::without_provenance_mut(0x7000), device: 64, ..LocalSlot::EMPTY };
-        let at = |offset| LocalId { index: 1, generation: 0 }.at(offset);
+        let at = |offset| LocalId::new(1, 0).at(offset);
         assert_eq!(resolve_local(&locals, at(8), 8), Err(OpError::DeviceMemory));
         assert_eq!(resolve_local(&locals, at(64), 0), Err(OpError::DeviceMemory));
         let outside = OpError::OutOfBounds { offset: 60, len: 8, size: 64 };

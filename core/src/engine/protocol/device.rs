@@ -47,7 +47,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok((Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }, false));
         };
         let (place, device) = locate(self.state.locals, at, len as u64)?;
-        Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index as u16 }, device))
+        Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))
     }
 
     /// Begins to fetch the payload of such a receive, which is in no list.

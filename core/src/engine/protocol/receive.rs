@@ -332,7 +332,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match into {
             Some((at, len)) => {
                 let ptr = resolve_local(self.state.locals, at, len as u64)?.as_ptr();
-                Ok(Buffer { ptr, len: len as u64, region: at.region.index as u16 })
+                Ok(Buffer { ptr, len: len as u64, region: at.region.index() as u16 })
             }
             None => Ok(Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }),
         }

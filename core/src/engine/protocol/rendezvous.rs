@@ -302,8 +302,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // What its owner has not announced is not waited for: the payload comes in chunks, if it
         // comes.
         let id = self.import_evicting(source, handle, R::try_import).ok()?;
-        self.state.remotes[id.index as usize].auto = true;
-        Some(id.index as u16)
+        self.state.remotes[id.index()].auto = true;
+        Some(id.index() as u16)
     }
 
     /// Sends the next chunk of a send that its receiver pulls. `false`: no rail has room.

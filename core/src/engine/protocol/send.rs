@@ -183,7 +183,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Payload::Bytes(bytes) => (bytes.len(), u16::MAX, false),
             Payload::Region(at, len) => {
                 let (_, device) = locate(state.locals, at, len as u64)?;
-                (len, at.region.index as u16, device)
+                (len, at.region.index() as u16, device)
             }
         };
         let slot = state.peers.get(to.index as usize).filter(|slot| slot.generation == to.generation);

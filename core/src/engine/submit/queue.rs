@@ -83,14 +83,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return done.map(|()| Issued::Done { value: 0 });
         }
-        if let Some(issued) = self.write_single(stream, source, from.region.index, len, &target, notice, 0) {
+        if let Some(issued) = self.write_single(stream, source, from.region.index(), len, &target, notice, 0)
+        {
             self.flush();
             return Ok(issued);
         }
         let ask = Ask {
             kind: Kind::Write,
             local: source.as_ptr(),
-            local_region: from.region.index as u16,
+            local_region: from.region.index() as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -99,8 +100,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
+    /// The second half of [`put_signal`](Self::put_signal), after
+    /// [`put_signal_mapped`](Self::put_signal_mapped): posts it to a rail, now or later.
     #[inline(never)]
-    pub(super) fn put_signal_slow(
+    pub fn put_signal_posted(
         &mut self,
         context: ContextId,
         from: LocalAddr,
@@ -143,7 +146,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             kind: if eager { Kind::Message } else { Kind::Write },
             message: Some(message),
             local: source.as_ptr(),
-            local_region: from.region.index as u16,
+            local_region: from.region.index() as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -152,8 +155,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
+    /// The second half of [`signal`](Self::signal), after [`signal_mapped`](Self::signal_mapped):
+    /// posts it to a rail, now or later.
     #[inline(never)]
-    pub(super) fn signal_slow(
+    pub fn signal_posted(
         &mut self,
         context: ContextId,
         signal: Signal,
@@ -199,7 +204,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let ask = Ask {
             kind: Kind::Read,
             local: local.as_ptr(),
-            local_region: into.region.index as u16,
+            local_region: into.region.index() as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -216,7 +221,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if slot.mapped.is_null() { slot.mapped } else { slot.mapped.wrapping_add(addr.offset as usize) };
         Ok(Target {
             peer: slot.peer,
-            region: addr.region.index as u16,
+            region: addr.region.index() as u16,
             theirs: slot.theirs,
             rail: slot.rail,
             offset: addr.offset,
@@ -363,7 +368,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let as_write = rails != 0;
         let issued = if as_write {
             let from = NonNull::from(bytes).cast();
-            self.write_single(stream, from, u32::MAX, bytes.len(), &target, Notice::Silent, !rails)
+            self.write_single(stream, from, usize::MAX, bytes.len(), &target, Notice::Silent, !rails)
         } else {
             let (body, payload) = (Body::Data { at: target.place() }, Untrusted::from_slice(bytes));
             self.message_single(stream, body, payload, MESSAGES, Notice::Silent)

@@ -46,9 +46,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         to: RemoteAddr,
     ) -> bool {
         let (bytes, state) = (len as u64, &self.state);
-        let Some(remote) = state.remotes.get(to.region.index as usize) else { return false };
+        let Some(remote) = state.remotes.get(to.region.index()) else { return false };
         if !remote.mapped.is_null()
-            || remote.generation as u32 != to.region.generation
+            || remote.generation as u32 != to.region.generation()
             || bytes.wrapping_sub(1) >= state.single_max
             || to.offset.checked_add(bytes).is_none_or(|end| end > remote.len)
         {
@@ -60,8 +60,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES)) {
             return false;
         }
-        let Some(local) = state.locals.get(from.region.index as usize) else { return false };
-        if local.generation as u32 != from.region.generation
+        let Some(local) = state.locals.get(from.region.index()) else { return false };
+        if local.generation as u32 != from.region.generation()
             || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
         {
             return false;
@@ -69,11 +69,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // A rail is picked only for what will be posted: its turn is over with that.
         let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
         let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
-        let (Some(local), Some(remote), Some(s)) = (
-            locals.get(from.region.index as usize),
-            remotes.get(to.region.index as usize),
-            streams.get_mut(stream),
-        ) else {
+        let (Some(local), Some(remote), Some(s)) =
+            (locals.get(from.region.index()), remotes.get(to.region.index()), streams.get_mut(stream))
+        else {
             return false;
         };
         // SAFETY: a byte of the region is asked for, so it is one that is registered.
@@ -111,7 +109,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         &mut self,
         stream: u32,
         from: NonNull<u8>,
-        from_region: u32,
+        from_region: usize,
         len: usize,
         to: &Target,
         notice: Notice,
@@ -123,7 +121,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return None;
         }
         let way = state.way(stream, bytes, notice, WRITES, exclude)?;
-        let desc = state.locals.get(from_region as usize).map_or(0, |region| region.desc[way.rail]);
+        let desc = state.locals.get(from_region).map_or(0, |region| region.desc[way.rail]);
         let key = state.remotes.get(to.region as usize)?.keys[way.rail];
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };

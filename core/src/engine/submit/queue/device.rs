@@ -41,7 +41,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.usable(target.peer)?;
         if message.is_none()
             && let Some(issued) =
-                self.write_single(stream, source, from.region.index, len, &target, notice, 0)
+                self.write_single(stream, source, from.region.index(), len, &target, notice, 0)
         {
             self.flush();
             return Ok(issued);
@@ -70,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ask {
             kind,
             local: local.as_ptr(),
-            local_region: addr.region.index as u16,
+            local_region: addr.region.index() as u16,
             remote: target.region,
             offset: target.offset,
             left: len as u64,
@@ -82,14 +82,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
             Err(OpError::DeviceMemory) => {
-                let slot = self.state.remotes.get(addr.region.index as usize);
+                let slot = self.state.remotes.get(addr.region.index());
                 slot.filter(|slot| in_bounds(addr.offset, len, slot.device)).ok_or(OpError::UnknownRegion)?
             }
             resolved => resolved?,
         };
         Ok(Target {
             peer: slot.peer,
-            region: addr.region.index as u16,
+            region: addr.region.index() as u16,
             theirs: slot.theirs,
             rail: slot.rail,
             offset: addr.offset,
