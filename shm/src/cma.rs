@@ -3,8 +3,8 @@
 //! where the peer's pages are provided by another program (`userfaultfd`, FUSE): see
 //! [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
 //!
-//! A process is named by its number here, which the kernel may give to another once it is gone: callers look at its
-//! pidfd and socket, now or just before.
+//! A process is named by its number here, which the kernel may give to another once it is gone:
+//! callers look at its pidfd and socket, now or just before.
 
 use std::ptr::NonNull;
 
@@ -48,7 +48,8 @@ pub(crate) unsafe fn copy(
         let here = libc::iovec { iov_base: here.as_ptr().cast(), iov_len: len - done };
         let there = (remote as usize).wrapping_add(done) as *mut libc::c_void;
         let there = libc::iovec { iov_base: there, iov_len: len - done };
-        // SAFETY: one element each; the kernel touches only `here` in this process, and checks the addresses there.
+        // SAFETY: one element each; the kernel touches only `here` in this process,
+        // and checks addresses there.
         let n = unsafe {
             match way {
                 Way::Put => libc::process_vm_writev(pid, &here, 1, &there, 1, 0),

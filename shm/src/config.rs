@@ -15,7 +15,7 @@ pub enum Users {
     Listed(Vec<u32>),
 }
 
-/// How a [`ShmRail`](crate::ShmRail) is made. The sizes marked * must be the same at both ends of a link.
+/// How a [`ShmRail`](crate::ShmRail) is made. Sizes marked * must be equal at both ends of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
     /// Peers that can be attached at once; they are numbered below this.
@@ -28,23 +28,26 @@ pub struct ShmConfig {
     pub lane_cells: u32,
     /// * Longest message, in bytes: from 256 to what three quarters of a lane hold.
     pub max_message: usize,
-    /// * Size of the segment that each pair has in common, in bytes; a multiple of 4096, or 0 for none.
+    /// * Size of each pair's common segment, in bytes; a multiple of 4096, or 0 for none.
     pub common_len: usize,
-    /// Whether this process is registered for `membarrier(2)` of other processes, and its own sleepers call it: what
-    /// `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either end does not, the rail notifies with a full
-    /// fence. So the host that it is given may leave the fence out (`peer_uses_membarrier(true)`).
+    /// Whether this process is registered for `membarrier(2)` of other processes, and its own
+    /// sleepers call it: what `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either
+    /// end does not, the rail notifies with a full fence. So the host that it is given may leave
+    /// the fence out (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// From this length on payloads of two-sided messages that lie in private memory are copied by the kernel, whatever their sender
-    /// does. Shorter ones come whichever way has been the quicker one of late: by the kernel, or through the lane while the sender
-    /// makes progress. In bytes; 0: always by the kernel.
+    /// From this length on payloads of two-sided messages that lie in private memory are copied by
+    /// the kernel, whatever their sender does. Shorter ones come whichever way has been the quicker
+    /// one of late: by the kernel, or through the lane while the sender makes progress. In bytes;
+    /// 0: always by the kernel.
     pub read_from: usize,
-    /// Moves data to and from private memory through the lane even where the kernel would copy it directly.
+    /// Stages private memory through the lane even where the kernel could copy it directly.
     ///
     /// Set this where peers are not trusted to be prompt. A copy by the kernel waits for whoever
     /// provides the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a
     /// file of FUSE, can hold such a copy, and so its caller, up.
     pub force_staging: bool,
-    /// What this process is called by whoever it meets: see [`Link::peer_id`](crate::Link::peer_id).
+    /// What this process is called by whoever it meets: see
+    /// [`Link::peer_id`](crate::Link::peer_id).
     pub id: u64,
     /// Whose processes may be peers.
     pub users: Users,

@@ -1,8 +1,9 @@
-//! The socket after the handshake: blobs of the layer above, announcements of segments, packets of other packages (see
-//! [`extension`]), and the good-bye, all in one order. Slow path: allocates, makes system calls, and waits only where a deadline is given.
+//! The socket after the handshake: blobs of the layer above, announcements of segments, packets of
+//! other packages (see [`extension`]), and the good-bye, all in one order. Slow path: allocates,
+//! makes system calls, and waits only where a deadline is given.
 //!
-//! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer that exceeds either
-//! breaks the protocol; a correct one is at most one blob ahead.
+//! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer
+//! that exceeds either breaks the protocol; a correct one is at most one blob ahead.
 
 mod extension;
 
@@ -59,7 +60,8 @@ pub(crate) struct Control {
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
-    /// How many the peer may have announced and not withdrawn. Those that we still use count no more: it cannot know of them.
+    /// How many the peer may have announced and not withdrawn.
+    /// Those that we still use count no more: it cannot know of them.
     max_segments: usize,
     extensions: Extensions,
     /// The peer's nonce: which life of which process this is.
@@ -140,8 +142,8 @@ impl Control {
         self.send_notices();
     }
 
-    /// Tells the peer that no region lies in that segment any more. If it is still to be told of the segment, it is told nothing: a
-    /// peer that does not read must not keep the memory alive.
+    /// Tells the peer that no region lies in that segment any more. If it is still to be told of
+    /// the segment, it is told nothing: a peer that does not read must not keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it =
             |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
@@ -166,8 +168,8 @@ impl Control {
         }
     }
 
-    /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said, without waiting.
-    /// Returns whether nothing more is to come for now.
+    /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said,
+    /// without waiting. Returns whether nothing more is to come for now.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
         self.take_in()
@@ -187,7 +189,8 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Waits until the socket may have room, and takes in what arrives meanwhile: the peer may be waiting for room as well.
+    /// Waits for room in the socket, and takes in what arrives meanwhile:
+    /// the peer may be waiting for room too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -197,7 +200,8 @@ impl Control {
         Ok(())
     }
 
-    /// Takes in the next packet, waiting for it. Looks at the clock first: a peer may send without end what is not waited for.
+    /// Takes in the next packet, waiting for it. Looks at the clock first:
+    /// a peer may send without end what is not waited for.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -220,7 +224,7 @@ impl Control {
 
     fn end(&mut self, error: HandshakeError) {
         self.ended = Some(match error {
-            // What a packet announced cannot be had here, which is no fault of the peer, and no end.
+            // What a packet announced is not available here: not the peer's fault, and not the end.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
@@ -279,8 +283,8 @@ impl Control {
         self.segments.retain(|segment| !segment.withdrawn || segment.users > 0);
     }
 
-    /// Where `len` bytes at `offset` of the peer's segment are mapped here. Waits for the announcement until the
-    /// deadline. To be given back with [`release`](Control::release).
+    /// Where `len` bytes at `offset` of the peer's segment are mapped here. Waits for the
+    /// announcement until the deadline. To be given back with [`release`](Control::release).
     pub(crate) fn import(
         &mut self,
         number: u32,

@@ -1,8 +1,8 @@
 //! The word on which a process sleeps, in memory that every peer maps: one page, one
-//! [`EventCount`]. Making one allocates and makes system calls; ringing it is [`EventCount::notify`], a load and a
-//! branch while the owner is awake.
+//! [`EventCount`]. Making one allocates and makes system calls; ringing it is
+//! [`EventCount::notify`], a load and a branch while the owner is awake.
 //!
-//! Peers can write the page. Whatever they write, the owner wakes for nothing or sleeps until its deadline.
+//! Peers can write the page: at worst the owner wakes for nothing or sleeps until its deadline.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,14 +51,15 @@ impl Doorbell {
 
     #[inline(always)]
     pub(crate) fn event(&self) -> &EventCount {
-        // SAFETY: the page is mapped as long as `self` lives and aligned beyond what the type asks. Zeroed memory is a
-        // valid eventcount, it consists of atomics, and any value in them is one that it copes with.
+        // SAFETY: the page is mapped as long as `self` lives and aligned beyond what the type asks.
+        // Zeroed memory is a valid eventcount, it consists of atomics, and any value in them is one
+        // that it copes with.
         unsafe { self.page.ptr().cast::<EventCount>().as_ref() }
     }
 }
 
-/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it outlives the rail, and
-/// clones are the same eventcount.
+/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it
+/// outlives the rail, and clones are the same eventcount.
 #[derive(Clone, Debug)]
 pub struct Bell {
     doorbell: Arc<Doorbell>,

@@ -1,10 +1,10 @@
-//! What a package uses that stands on this one and adds to it, as `fishplate-gpu` does. Programs need nothing of it.
+//! For packages that build on this one, such as `fishplate-gpu`. Programs need none of it.
 //!
-//! - Packets of its own over the sockets of links: [`Extension`], [`Line`], [`Writer`] and [`Reader`].
+//! - Own packets over the sockets of links: [`Extension`], [`Line`], [`Writer`] and [`Reader`].
 //! - Descriptors from peers, which must be dropped without waiting: [`Foreign`], [`Batch`].
 //! - Sealed memory by its descriptors: [`create`], [`seal`], [`verify`], [`Mapping`], [`unmap`].
-//! - A rail over [`ShmRail`](crate::ShmRail): its methods [`line`](crate::ShmRail::line), [`is_up`](crate::ShmRail::is_up),
-//!   [`land`](crate::ShmRail::land) and the like.
+//! - A rail over [`ShmRail`](crate::ShmRail): its methods [`line`](crate::ShmRail::line),
+//!   [`is_up`](crate::ShmRail::is_up), [`land`](crate::ShmRail::land) and the like.
 
 pub use crate::control::{Descriptors, Extension, Line};
 pub use crate::foreign::{Batch, Foreign, unmap};

@@ -1,19 +1,23 @@
-//! Which way the payload of a message comes that lies in its sender's private memory: the kernel copies it, or its sender puts it into
-//! the lane. Nothing here blocks, allocates or looks at a clock; what is measured is handed in.
+//! Which way the payload of a message comes that lies in its sender's private memory: the kernel
+//! copies it, or its sender puts it into the lane. Nothing here blocks, allocates or looks at a
+//! clock; what is measured is handed in.
 //!
-//! Which way is quicker depends on what the two processors share: a payload of 1 MiB takes 66 us through the lane and 97 by the kernel
-//! where that is a core's caches, 150 and 90 where it is a cache behind them, 510 and 90 where it is none. Processes move, and other load
-//! counts too, so it is measured, by length and peer, while payloads come:
+//! Which way is quicker depends on what the two processors share: a payload of 1 MiB takes 66 us
+//! through the lane and 97 by the kernel where that is a core's caches, 150 and 90 where it is a
+//! cache behind them, 510 and 90 where it is none. Processes move, and other load counts too, so it
+//! is measured, by length and peer, while payloads come:
 //!
 //! - The way that was quicker is in use, and measured again every [`AGAIN`] payloads.
-//! - The other is *tried* from time to time, until it has been measured once: the seldomer, the slower it was, so that trials cost
-//!   some 3 % at most.
-//! - A copy of the kernel takes as long as its call. Through the lane several come at once, so there the time in which any was on its way
-//!   is divided by all that came in it.
-//! - A trial of the lane whose sender puts nothing into it is given up by the payloads that follow; those already asked for wait.
+//! - The other is *tried* from time to time, until it has been measured once: the seldomer, the
+//!   slower it was, so that trials cost some 3 % at most.
+//! - A copy of the kernel takes as long as its call. Through the lane several come at once, so
+//!   there the time in which any was on its way is divided by all that came in it.
+//! - A trial of the lane whose sender puts nothing into it is given up by the payloads that follow;
+//!   those already asked for wait.
 //!
-//! Times are in nanoseconds per KiB. A shorter one counts as much as what was known; a longer one an eighth, because this thread may have
-//! lost its processor meanwhile, and where it is much longer the next payload is measured as well.
+//! Times are in nanoseconds per KiB. A shorter one counts as much as what was known; a longer one
+//! an eighth, because this thread may have lost its processor meanwhile, and where it is much
+//! longer the next payload is measured as well.
 
 /// The ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +49,11 @@ const WORST: u64 = 8;
 /// How many times what was known one measure counts, at most.
 const OUTLIER: u64 = 2;
 
-/// What a trial of the lane is waited for while nothing is known of the kernel, in nanoseconds per KiB.
+/// How long to wait for a trial of the lane while the kernel's speed is unknown, in ns per KiB.
 const SLOW: u64 = 1000;
 
-/// Payloads by the way in use for each of a trial: from the first trials, which measure memory that was never touched, to the later ones.
+/// Payloads by the way in use for each of a trial: from the first trials, which measure memory that
+/// was never touched, to the later ones.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
 /// Lengths that are kept apart: below 16 KiB, below 32 KiB, and so on to 2 MiB and above.

@@ -3,21 +3,25 @@
 //! but never past its deadline. `shake` has the steps of one handshake, [`meeting`](crate::meeting)
 //! goes through many at once.
 //!
-//! | step  | both sides send                                                  | both sides check                     |
-//! |-------|------------------------------------------------------------------|--------------------------------------|
-//! | 0     |                                                                  | the user who connected, from the kernel |
-//! | Hello | version, role, sizes, a number of its own, a fresh random nonce   | version, role, sizes; the sender's user, from the kernel |
-//! | Offer | *the other's nonce*, lane and doorbell descriptors; the first also the common segment | own nonce came back; seals, sizes, pages; magic, version and both nonces in the lane |
-//! | Ready | the other's nonce again                                          | own nonce came back, from the process that sent the Hello: see [`identity`](crate::identity) |
+//! | step  | both sides send | both sides check |
+//! |-------|---|---|
+//! | 0     |  | the peer's user, from the kernel |
+//! | Hello | version, role, sizes, number, fresh nonce | version, role, sizes; the sender's user |
+//! | Offer | *the other's nonce*, descriptors | own nonce; seals, sizes; the lane's header |
+//! | Ready | the other's nonce again | own nonce, from the Hello's process |
+//!
+//! Descriptors are those of the lane, the doorbell and, from the first end, the common segment.
+//! [`identity`](crate::identity) says how the Hello's process is proven.
 //!
 //! The end that listens makes its lane and the common segment once it has the other's Offer, so a
 //! stranger costs it no memory by saying Hello.
 //!
-//! Nothing of a peer is used before it has echoed our nonce, which it can only know from this conversation: a segment
-//! of an earlier run, or of a peer that has been replaced, never passes. Nothing is *active* before Ready: both
-//! sides have then mapped and checked everything, so there is no state in which one side uses a channel that the other
-//! has given up. A side that fails closes its socket and drops whatever it was sent; the other sees
-//! [`HandshakeError::HungUp`], or its deadline.
+//! Nothing of a peer is used before it has echoed our nonce, which it can only know from this
+//! conversation: a segment of an earlier run, or of a peer that has been replaced, never passes.
+//! Nothing is *active* before Ready: both sides have then mapped and checked everything, so there
+//! is no state in which one side uses a channel that the other has given up. A side that fails
+//! closes its socket and drops whatever it was sent; the other sees [`HandshakeError::HungUp`], or
+//! its deadline.
 
 mod shake;
 
@@ -134,7 +138,8 @@ pub enum Role {
 }
 
 /// What this process brings to every handshake: its sizes and its doorbell. From
-/// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread, while the rail works elsewhere.
+/// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread, while the rail works
+/// elsewhere.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) config: Arc<ShmConfig>,
@@ -150,7 +155,7 @@ pub struct Link {
     pub(crate) pair: Pair,
     pub(crate) doorbell: Doorbell,
     pub(crate) common: Option<Mapping>,
-    /// Names the pair: both ends compute the same, and no other pair the same but by a chance of one in 2^32.
+    /// Names the pair: both ends compute the same; another pair has it with a chance of 1 in 2^32.
     pub(crate) pair_id: u32,
     /// Whether every sleeper and notifier of the two works with `membarrier`.
     pub(crate) light: bool,
@@ -238,8 +243,9 @@ impl Link {
         meet(Shake::new(Socket::new(socket), role, profile)?, deadline)
     }
 
-    /// Swaps opaque bytes with the peer, at most [`MAX_BLOB`](crate::MAX_BLOB): the n-th call here gets what the n-th
-    /// call there sent. After an error the two may not be in step any more: hang up.
+    /// Swaps opaque bytes with the peer, at most [`MAX_BLOB`](crate::MAX_BLOB): the n-th call here
+    /// gets what the n-th call there sent. After an error the two may not be in step any more: hang
+    /// up.
     pub fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.control.exchange(blob, deadline)
     }
@@ -249,13 +255,14 @@ impl Link {
         Line::new(&mut self.control, self.peer.pidfd.as_ref())
     }
 
-    /// First byte and size of the segment that the two have in common, if one was configured. It is mapped until the
-    /// peer is detached. Both write there: atomics and raw copies only.
+    /// First byte and size of the segment that the two have in common, if one was configured. It is
+    /// mapped until the peer is detached. Both write there: atomics and raw copies only.
     pub fn common(&self) -> Option<(NonNull<u8>, usize)> {
         self.common.as_ref().map(|mapping| (mapping.ptr(), mapping.len()))
     }
 
-    /// The `len` bytes at `offset` of the common segment, to be registered once this link is attached as `peer`.
+    /// The `len` bytes at `offset` of the common segment,
+    /// to register once this link is attached as `peer`.
     ///
     /// # Safety
     /// As for [`Region::new`]; the memory lives until the peer is detached.
@@ -292,7 +299,7 @@ impl Link {
         self.nonces
     }
 
-    /// Whether the peer's private memory can be read and written directly; otherwise it is staged through the lane.
+    /// Whether the peer's private memory can be accessed directly; otherwise the lane stages it.
     pub fn reaches_private(&self) -> bool {
         self.cma
     }

@@ -9,10 +9,10 @@
 //! here when a pidfd that was opened before the peer could know our nonce, or that came with the
 //! packet, is still alive after the last packet of the handshake:
 //!
-//! | kernel      | pidfd                                                                  | proves the sender of   |
-//! |-------------|------------------------------------------------------------------------|------------------------|
-//! | 6.5 and on  | comes with the Hello                                                   | the Hello              |
-//! | before      | of the process that connected, opened before our own Hello is sent      | what echoes our nonce  |
+//! | kernel     | pidfd                                             | proves the sender of  |
+//! |------------|---------------------------------------------------|-----------------------|
+//! | 6.5 and on | comes with the Hello                              | the Hello             |
+//! | before     | of the connected process, opened before our Hello | what echoes our nonce |
 //!
 //! On an older kernel a process that was forked with one end of a pair is not proven. Its private
 //! memory is staged through the lane.

@@ -1,50 +1,58 @@
-//! A lane: records of any length from one producer to one consumer, through memory that the producer alone can write.
-//! Neither end blocks, allocates, locks or makes a system call; each end belongs to one thread.
+//! A lane: records of any length from one producer to one consumer, through memory that the
+//! producer alone can write. Neither end blocks, allocates, locks or makes a system call; each end
+//! belongs to one thread.
 //!
-//! A record lies in 1 to n contiguous cells of 64 bytes. Its first cell begins with a *stamp*, derived from the
-//! record's absolute position, and the stamp is stored last: a consumer that waits for the next record looks at
-//! the very line that the record comes in, so a short record costs one line transfer, where a ring with a shared tail
-//! costs two. The cells are mapped twice in a row, so a record that starts in the last cell simply goes on.
+//! A record lies in 1 to n contiguous cells of 64 bytes. Its first cell begins with a *stamp*,
+//! derived from the record's absolute position, and the stamp is stored last: a consumer that waits
+//! for the next record looks at the very line that the record comes in, so a short record costs one
+//! line transfer, where a ring with a shared tail costs two. The cells are mapped twice in a row,
+//! so a record that starts in the last cell simply goes on.
 //!
-//! | byte of the first cell | what                                                                            |
-//! |------------------------|---------------------------------------------------------------------------------|
-//! | 0..8                   | stamp: twice the position, plus one. Never 0, so fresh memory holds no record    |
-//! | 8..16                  | header: the kind in the low half, a value that depends on it in the high half    |
-//! | 16..64                 | payload, going on in the cells that follow                                      |
+//! | byte of the first cell | what |
+//! |---|---|
+//! | 0..8 | stamp: twice the position, plus one. Never 0, so fresh memory holds no record |
+//! | 8..16 | header: the kind in the low half, a value that depends on it in the high half |
+//! | 16..64 | payload, going on in the cells that follow |
 //!
 //! # Stale stamps
 //!
-//! A cell that was in the middle of a record holds payload where a stamp would be, and payload can be anything. So the cell
-//! *behind* a record, where the consumer will look next, is cleared of a stamp that it happens to hold before the record becomes
-//! visible. That cell must not be in use, which is why a lane of n cells holds n - 1.
+//! A cell that was in the middle of a record holds payload where a stamp would be, and payload can
+//! be anything. So the cell *behind* a record, where the consumer will look next, is cleared of a
+//! stamp that it happens to hold before the record becomes visible. That cell must not be in use,
+//! which is why a lane of n cells holds n - 1.
 //!
 //! # Claimed cells
 //!
-//! A line that the consumer has read has to be taken back from it before it can be written, and stores wait for that in the order of
-//! the program: a record that needs one such line, with a few dozen stores elsewhere before the next, waits a whole transfer, whether
-//! the line was prefetched for writing or not. Lines that are stored to in a row are asked for together (`bare-stream` in
-//! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the stamps of the next free cells in one go,
-//! behind the record; those that follow find their lines, and clean cells behind them, in place.
+//! A line that the consumer has read has to be taken back from it before it can be written, and
+//! stores wait for that in the order of the program: a record that needs one such line, with a few
+//! dozen stores elsewhere before the next, waits a whole transfer, whether the line was prefetched
+//! for writing or not. Lines that are stored to in a row are asked for together (`bare-stream` in
+//! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the
+//! stamps of the next free cells in one go, behind the record; those that follow find their lines,
+//! and clean cells behind them, in place.
 //!
-//! Behind a long record it claims as many cells as that took: the next, if it is as long, is copied to lines that are in place, which is
-//! what most of a copy waits for (`bare-lane`). In a stream it waits for them here instead.
+//! Behind a long record it claims as many cells as that took: the next, if it is as long, is copied
+//! to lines that are in place, which is what most of a copy waits for (`bare-lane`). In a stream it
+//! waits for them here instead.
 //!
 //! # Edges
 //!
-//! | edge         | release store          | acquire load            | carries                                   |
-//! |--------------|------------------------|-------------------------|-------------------------------------------|
-//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]    | the record, and that the next cell is clean |
-//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]   | permission to overwrite cells             |
-//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`]  | the rest of the segment's header          |
+//! | edge | release store | acquire load | carries |
+//! |---|---|---|---|
+//! | `lane.stamp` | [`Producer::publish`] | [`Consumer::header`] | the record, the next cell clean |
+//! | `lane.freed` | [`Consumer::advance`] | [`Producer::reserve`] | permission to overwrite cells |
+//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`] | the segment's header |
 //!
 //! # Segment
 //!
-//! Each end makes the segment of its *outgoing* lane and seals it against other writers; it also keeps in it the
-//! cursor of its *incoming* lane, so that neither end ever writes into the other's segment. Positions are absolute, never
-//! reset, and wrap at 2^64. Sizes are constants agreed in the handshake, never read from the segment.
+//! Each end makes the segment of its *outgoing* lane and seals it against other writers; it also
+//! keeps in it the cursor of its *incoming* lane, so that neither end ever writes into the other's
+//! segment. Positions are absolute, never reset, and wrap at 2^64. Sizes are constants agreed in
+//! the handshake, never read from the segment.
 //!
-//! The consumer trusts nothing: a stamp only says "look here", the header is loaded once and checked, the payload is
-//! copied out once. The producer trusts the consumer's cursor only as far as it moves forward and not past the end.
+//! The consumer trusts nothing: a stamp only says "look here", the header is loaded once and
+//! checked, the payload is copied out once. The producer trusts the consumer's cursor only as far
+//! as it moves forward and not past the end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -67,10 +75,10 @@ mod tests;
 pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, cells_for};
 use header::Header;
 
-/// The longest message that a lane always accepts once it has been emptied, in bytes, wherever in its first cell or with the second it
-/// begins.
+/// The longest message that a lane always accepts once it has been emptied, in bytes, wherever in
+/// its first cell or with the second it begins.
 ///
-/// A consumer holds back up to a quarter of the lane before it says that it is free, and one cell stays unused.
+/// A consumer holds back up to a quarter of the lane before it frees it, and one cell stays unused.
 pub(crate) const fn max_message(cells: u32) -> usize {
     (cells as usize / 4 * 3 - 1) * CELL
 }
@@ -115,8 +123,9 @@ impl LaneMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the first page is mapped as long as `self` lives, page-aligned, and consists of atomics only, for
-        // which every value is valid. On a read-only mapping they are only loaded.
+        // SAFETY: the first page is mapped as long as `self` lives, page-aligned, and consists of
+        // atomics only, for which every value is valid. On a read-only mapping they are only
+        // loaded.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
@@ -155,12 +164,12 @@ impl Pair {
     }
 }
 
-/// The producer of `outgoing` and the consumer of `incoming`, each of whose segments holds the cursor of the other lane.
-/// With one segment for both: the two ends of one lane.
+/// The producer of `outgoing` and the consumer of `incoming`, each of whose segments holds the
+/// cursor of the other lane. With one segment for both: the two ends of one lane.
 ///
 /// # Safety
-/// They are used only while both segments live; `outgoing` is mapped writable and has no other producer here, `incoming`
-/// no other consumer.
+/// They are used only while both segments live; `outgoing` is mapped writable and has no other
+/// producer here, `incoming` no other consumer.
 pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
     // SAFETY: each segment has as many cells as it says, mapped twice in a row, and a cursor; all
@@ -176,8 +185,9 @@ pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u
     (producer, consumer)
 }
 
-/// Copies the head of a message: whole words where it consists of them, as it was written. Loaded in a greater width than it was
-/// stored in, it would have to wait until every store before it is in the cache, those to the lane included.
+/// Copies the head of a message: whole words where it consists of them, as it was written. Loaded
+/// in a greater width than it was stored in, it would have to wait until every store before it is
+/// in the cache, those to the lane included.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.

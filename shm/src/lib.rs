@@ -1,24 +1,26 @@
-//! Same-node rails: sealed segments, a handshake, and a [`Rail`](fishplate_core::rail::Rail) over shared memory.
+//! Same-node rails: sealed segments, a handshake,
+//! a [`Rail`](fishplate_core::rail::Rail) over shared memory.
 //!
-//! | module      | gives                                                                                     |
-//! |-------------|-------------------------------------------------------------------------------------------|
-//! | `segment`   | anonymous memory of fixed size, checked before it is mapped                               |
-//! | `doorbell`  | the word on which a process sleeps                                                        |
-//! | `lane`      | records from one producer to one consumer, one line transfer for a short one              |
-//! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors                                |
-//! | `foreign`   | descriptors that peers have sent, closed without waiting                                  |
-//! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet                               |
-//! | [`meeting`] | handshakes with many peers at once, none of which makes another wait                      |
-//! | `identity`  | which process is at the other end of a socket                                             |
-//! | `control`   | the socket after the handshake                                                            |
-//! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail                                        |
-//! | `fetch`     | which way payloads come out of private memory: measured                                   |
-//! | `rail`      | [`ShmRail`]                                                                               |
-//! | [`extension`] | what packages use that stand on this one, with packets of their own                     |
+//! | module | gives |
+//! |---|---|
+//! | `segment` | anonymous memory of fixed size, checked before it is mapped |
+//! | `doorbell` | the word on which a process sleeps |
+//! | `lane` | records from one producer to one consumer, one line transfer for a short one |
+//! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors |
+//! | `foreign` | descriptors that peers have sent, closed without waiting |
+//! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet |
+//! | [`meeting`] | handshakes with many peers at once, none of which makes another wait |
+//! | `identity` | which process is at the other end of a socket |
+//! | `control` | the socket after the handshake |
+//! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail |
+//! | `fetch` | which way payloads come out of private memory: measured |
+//! | `rail` | [`ShmRail`] |
+//! | [`extension`] | what packages use that stand on this one, with packets of their own |
 //!
 //! # Example
 //!
-//! Two ends, here in two threads of one process. One exports a segment, the other writes into it and says so.
+//! Two ends, here in two threads of one process. One exports a segment;
+//! the other writes and signals.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! What travels over the socket. Slow path: writing a packet allocates. Reading one checks magic, version, kind and
-//! length, in this order, before anything in it is believed; the body is taken by fields of fixed width.
+//! What travels over the socket. Slow path: writing a packet allocates. Reading one checks magic,
+//! version, kind and length, in this order, before anything in it is believed; the body is taken by
+//! fields of fixed width.
 //!
 //! | bytes | field                                          |
 //! |-------|------------------------------------------------|
@@ -9,8 +10,8 @@
 //! | 12..16| length of the whole packet, in bytes           |
 //! | 16..  | body                                           |
 //!
-//! Both ends are processes of one machine: numbers are in its byte order. Magic and version keep their place in every
-//! version.
+//! Both ends are processes of one machine: numbers are in its byte order.
+//! Magic and version keep their place in every version.
 
 use std::ops::RangeInclusive;
 

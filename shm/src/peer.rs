@@ -1,5 +1,6 @@
-//! One attached peer: its lanes, what is imported from it, what is under way, and what became of it. Consuming and
-//! sending neither allocate, block nor make a system call; taking it down and looking after it may.
+//! One attached peer: its lanes, what is imported from it, what is under way, and what became of
+//! it. Consuming and sending neither allocate, block nor make a system call; taking it down and
+//! looking after it may.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -33,8 +34,8 @@ pub(crate) struct Remote {
     known_until: u64,
 }
 
-/// For how long a process is taken for the one that it was, in nanoseconds. The kernel gives a number away again only after all
-/// others, which takes as many forks: tens of thousands as a rule.
+/// For how long a process is taken for the one that it was, in nanoseconds. The kernel gives a
+/// number away again only after all others, which takes as many forks: tens of thousands as a rule.
 const KNOWN: u64 = 1_000_000;
 
 /// Memory of the peer that has been imported.
@@ -72,8 +73,8 @@ pub(crate) struct Attached {
     _lanes: Box<[LaneMemory]>,
 }
 
-// SAFETY: the addresses in here belong to no thread: they lie in mappings that this value owns, in registered memory,
-// or in memory that is lent until a post is done.
+// SAFETY: the addresses in here belong to no thread: they lie in mappings that this value owns, in
+// registered memory, or in memory that is lent until a post is done.
 unsafe impl Send for Attached {}
 
 /// Sizes of what one peer needs.
@@ -87,7 +88,8 @@ impl Attached {
     /// Over a link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, doorbell, common, pair_id, light, cma, .. } = link;
-        // SAFETY: the pair is kept in the new value beside the cursors; the link is taken apart here, so this is once.
+        // SAFETY: the new value keeps the pair beside the cursors;
+        // the link is taken apart here, so only once.
         let ends = unsafe { pair.open(start) };
         let remote = Remote {
             control,
@@ -106,7 +108,8 @@ impl Attached {
     /// To ourselves.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
-        // SAFETY: the lane is kept in the new value beside the cursors; it was just made, writable, for these two.
+        // SAFETY: the new value keeps the lane beside the cursors;
+        // the lane was just made, writable, for both.
         let ends = unsafe { lane::ends(&lane, &lane, 0) };
         Ok(Self::new(ends, Box::new([lane]), None, false, sizes))
     }
@@ -228,7 +231,8 @@ impl Attached {
         count
     }
 
-    /// Hands a message to the sink that lies behind a gap in the next record. Returns how many cells that has.
+    /// Hands the sink a message that lies behind a gap in the next record.
+    /// Returns the record's cells.
     #[inline(always)]
     fn message<S: Sink>(&mut self, peer: Peer, len: usize, gap: usize, sink: &mut S) -> Option<u64> {
         if len > self.max_message || gap > GAP_MAX {
@@ -236,14 +240,16 @@ impl Attached {
             self.fail(PeerError::Protocol(violation));
             return None;
         }
-        // SAFETY: a record may be as long as three quarters of the lane, `max_message` behind any gap fits that, and the
-        // lane is mapped twice in a row. The sink keeps nothing beyond the call, by its type.
+        // SAFETY: a record may be as long as three quarters of the lane, `max_message` behind any
+        // gap fits that, and the lane is mapped twice in a row. The sink keeps nothing beyond the
+        // call, by its type.
         sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD + gap), len) });
         Some(cells_for(gap + len))
     }
 
-    /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for room. Returns how many
-    /// events it reported, or 1 where it could go on sending: nobody will ring for that, so the owner must not go to sleep.
+    /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for
+    /// room. Returns how many events it reported, or 1 where it could go on sending: nobody will
+    /// ring for that, so the owner must not go to sleep.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -286,14 +292,15 @@ impl Attached {
         self.down.is_none()
     }
 
-    /// Gives the peer up: its lane is not touched again. The sink learns of it from [`report`](Attached::report).
+    /// Gives the peer up: its lane is not touched again.
+    /// The sink learns of it from [`report`](Attached::report).
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);
         self.blocked = true;
     }
 
-    /// Tells the sink that the peer is down, then ends what was posted to it; at most `budget` events.
+    /// Tells the sink that the peer failed, then ends its posts; at most `budget` events.
     pub(crate) fn report<S: Sink>(&mut self, peer: Peer, budget: u32, sink: &mut S) -> u32 {
         let Some(why) = self.down else { return 0 };
         let mut count = 0;
@@ -321,8 +328,9 @@ impl Attached {
     pub(crate) fn ring<H: Host>(&self, host: &H) {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
-            // The notifier's half of the race with a sleeper that does not run `membarrier`, or cannot reach us with
-            // it: what was published comes before the look at its doorbell. Its partner is the sleeper's own fence.
+            // The notifier's half of the race with a sleeper that does not run `membarrier`, or
+            // cannot reach us with it: what was published comes before the look at its doorbell.
+            // Its partner is the sleeper's own fence.
             notifier_fence();
         }
         remote.doorbell.event().notify(host);
@@ -408,9 +416,10 @@ impl Remote {
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Whether the process still is the one that we met, and linked to us: as of [`KNOWN`] ago at most. That is as good as
-    /// now, since whoever asks can lose its processor for as long before it acts on the answer; and that a process is gone whose number no
-    /// other has, the kernel says itself. A system call, of half a microsecond, each time that has passed.
+    /// Whether the process still is the one that we met, and linked to us: as of [`KNOWN`] ago at
+    /// most. That is as good as now, since whoever asks can lose its processor for as long before
+    /// it acts on the answer; and that a process is gone whose number no other has, the kernel says
+    /// itself. A system call, of half a microsecond, each time that has passed.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;

@@ -1,4 +1,5 @@
-//! The rail itself: its tables, and the passes over its peers. What is hot and what is slow is said at [`ShmRail`].
+//! The rail: its tables, and the passes over its peers.
+//! [`ShmRail`] says what is hot and what is slow.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -28,8 +29,9 @@ use crate::staged;
 /// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
 const MAX_RMA: usize = 1 << 30;
 
-/// From this length on the body of a message begins with a cell, in bytes. Between processors that share a cache 96 bytes arrive a third
-/// sooner so and 4 KiB a tenth, and twice as many messages of 96 bytes pass in a second. Shorter bodies come as soon behind the head.
+/// From this length on the body of a message begins with a cell, in bytes. Between processors that
+/// share a cache 96 bytes arrive a third sooner so and 4 KiB a tenth, and twice as many messages of
+/// 96 bytes pass in a second. Shorter bodies come as soon behind the head.
 const ALIGN_FROM: usize = CELL + 1;
 
 /// Waits no shorter than this are as long as waits can be: one that a clock can count.
@@ -40,18 +42,19 @@ const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
 ///
-/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call. Writes and reads of
-/// mapped memory are copies made by the caller's processor; those of private memory are made by the kernel, in two system
-/// calls, or go through the lane where it refuses. Payloads of two-sided messages that lie in private memory come whichever way has been
-/// the quicker one of late: [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
+/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call.
+/// Writes and reads of mapped memory are copies made by the caller's processor; those of private
+/// memory are made by the kernel, in two system calls, or go through the lane where it refuses.
+/// Payloads of two-sided messages that lie in private memory come whichever way has been the
+/// quicker one of late: [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
-/// | memory of the peer                     | imported as     | written and read by                                |
-/// |----------------------------------------|-----------------|----------------------------------------------------|
-/// | in a [`Segment`]                       | a pointer       | the caller, or a post: memory copy                 |
-/// | in the pair's common segment           | a pointer       | the same                                           |
-/// | private                                | nothing         | a post: the kernel, or chunks through the lane     |
-/// | our own (see [`ShmRail::attach_self`]) | its own address | the caller, or a post: memory copy                 |
+/// | memory of the peer                     | imported as     | written and read by           |
+/// |----------------------------------------|-----------------|-------------------------------|
+/// | in a [`Segment`]                       | a pointer       | the caller or a post          |
+/// | in the pair's common segment           | a pointer       | the same                      |
+/// | private                                | nothing         | a post: the kernel, or chunks |
+/// | our own (see [`ShmRail::attach_self`]) | its own address | the caller or a post          |
 ///
 /// Everything posted to one peer is reported there in the order posted. Writes that the caller's
 /// processor or the kernel copies are in place at once, before messages posted earlier are reported
@@ -61,12 +64,13 @@ const MAX_ENDED: usize = 64;
 /// the end of every post to it. Its memory stays mapped until it is detached, so pointers into it
 /// stay good until then.
 ///
-/// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to ourselves. A peer that
-/// has it mapped, or has the kernel copy, asks nobody: it must be done with it before. Likewise, what lies in the lane of a
-/// peer when that is [detached](Rail::detach) may still be carried out there, though its post has ended as failed.
+/// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to
+/// ourselves. A peer that has it mapped, or has the kernel copy, asks nobody: it must be done with
+/// it before. Likewise, what lies in the lane of a peer when that is [detached](Rail::detach) may
+/// still be carried out there, though its post has ended as failed.
 ///
-/// The host may leave out the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`): the rail knows from
-/// the handshake which peers need it, and runs it for those.
+/// The host may leave out the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`):
+/// the rail knows from the handshake which peers need it, and runs it for those.
 #[derive(Debug)]
 pub struct ShmRail<H: Host> {
     host: H,
@@ -135,13 +139,13 @@ impl<H: Host> ShmRail<H> {
         &self.host
     }
 
-    /// Takes a peer over from the handshake. The link must have been made with this rail's [`profile`](Self::profile).
-    /// Slow path.
+    /// Takes a peer over from the handshake. The link must have been made with this rail's
+    /// [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         self.attach_at(peer, link, 0)
     }
 
-    /// As [`attach`](Self::attach), with both lanes at position `start`; the other end must do the same.
+    /// As [`attach`](Self::attach), with both lanes at position `start`, as at the other end.
     pub(crate) fn attach_at(&mut self, peer: Peer, link: Link, start: u64) -> Result<(), AttachError> {
         if !Arc::ptr_eq(&link.config, &self.config) {
             return Err(AttachError::Config("a link made with another rail's profile"));
@@ -159,8 +163,8 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// The socket to an attached peer, as packages use it that have [packets of their own](crate::extension). `None`:
-    /// nobody is attached there, or this rail itself.
+    /// The socket to an attached peer, as packages use it that have [packets of their
+    /// own](crate::extension). `None`: nobody is attached there, or this rail itself.
     pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
         let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
         Some(Line::new(control, pidfd.as_ref()))
@@ -176,7 +180,8 @@ impl<H: Host> ShmRail<H> {
         self.attached(peer)?.remote.as_mut()
     }
 
-    /// Makes this process its own peer: no socket, a lane of its own, and memory at its own addresses. Slow path.
+    /// Makes this process its own peer:
+    /// no socket, a lane of its own, memory at its own addresses. Slow path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let sizes = self.sizes();
         let place = self.free_place(peer)?;
@@ -185,7 +190,8 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// Swaps opaque bytes with an attached peer, as [`Link::exchange`] does before: one sequence for both. Slow path.
+    /// Swaps opaque bytes with an attached peer,
+    /// in one sequence with those of [`Link::exchange`]. Slow path.
     pub fn exchange(
         &mut self,
         peer: Peer,
@@ -276,14 +282,14 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// An attached peer; beside [`ShmRail::attached`] for those who need other parts of the rail meanwhile.
+/// An attached peer; beside [`ShmRail::attached`] for callers that borrow other fields too.
 #[inline(always)]
 fn find(peers: &mut [Option<Box<Attached>>], peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Rings a peer: at once if that is no more than a look at its doorbell, or else at the end of the pass, with one fence for all that was
-/// posted.
+/// Rings a peer: at once if that is no more than a look at its doorbell, or else at the end of the
+/// pass, with one fence for all that was posted.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
@@ -467,8 +473,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         let gap = if body.len() < ALIGN_FROM { 0 } else { GAP_MAX.saturating_sub(head.len()) };
         let cells = cells_for(gap + len);
         let record = attached.reserve(cells)?;
-        // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more; `head` and `body` are readable, and outside of the
-        // lane, which is reachable only from here. The cells are published right away.
+        // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more; `head` and `body` are
+        // readable, and outside of the lane, which is reachable only from here. The cells are
+        // published right away.
         unsafe {
             let message = record.add(PAYLOAD + gap);
             lane::copy_words(head.as_ptr(), message, head.len());
@@ -554,7 +561,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
             self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
         }
-        // SAFETY: as many structures as the vector holds. If the call fails, nothing is reported this time.
+        // SAFETY: as many structures as the vector holds. If the call fails, nothing is reported.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
         for i in 0..self.active.len() {
             let peer = self.active[i];

@@ -2,17 +2,17 @@
 //!
 //! The low half of a record's header is its kind, the high half a value:
 //!
-//! | kind    | value              | payload                                                                    |
-//! |---------|--------------------|----------------------------------------------------------------------------|
-//! | message | length in bytes    | the message, behind a gap whose length is the second byte of the kind      |
-//! | landed  | completion word    | none                                                                       |
-//! | write   | length of the chunk| key, offset, id and flags, completion word; the chunk in the next cells     |
-//! | read    | 0                  | key, offset, id, length                                                    |
-//! | reply   | length of the chunk| id, bytes sent before it; the chunk in the next cells                       |
-//! | status  | error code or 0    | id                                                                         |
+//! | kind    | value               | payload                                                     |
+//! |---------|---------------------|-------------------------------------------------------------|
+//! | message | length in bytes     | the message, behind a gap as long as the kind's second byte |
+//! | landed  | completion word     | none                                                        |
+//! | write   | length of the chunk | key, offset, id and flags, completion word; the chunk       |
+//! | read    | 0                   | key, offset, id, length                                     |
+//! | reply   | length of the chunk | id, bytes sent before it; the chunk                         |
+//! | status  | error code or 0     | id                                                          |
 //!
-//! Payload fields are words of 64 bits. Staged operations of one direction carry a number below [`STAGED`], which is
-//! free again once its end (a status, or the last reply) has arrived.
+//! Payload fields are words of 64 bits. Staged operations of one direction carry a number below
+//! [`STAGED`], which is free again once its end (a status, or the last reply) has arrived.
 
 use std::ptr;
 
@@ -46,7 +46,7 @@ pub(crate) const DATA: u64 = 1 << 33;
 /// Longest chunk of a staged operation, in bytes.
 const CHUNK: usize = 4096;
 
-/// The chunk size where messages of `max_message` bytes are the longest: the record is no longer than theirs.
+/// The chunk size for messages of at most `max_message` bytes: the record is no longer than theirs.
 pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }

@@ -1,15 +1,16 @@
-//! Memory registered here, and the keys that name it to peers. Slow path, except [`Regions::find`], which neither
-//! allocates nor blocks.
+//! Memory registered here, and the keys that name it to peers. Slow path, except [`Regions::find`],
+//! which neither allocates nor blocks.
 //!
-//! | bits of a key | what                                                                                 |
-//! |---------------|--------------------------------------------------------------------------------------|
-//! | 60..64        | kind: 1 private, 2 shared, 3 common                                                  |
-//! | 48..60        | generation of the slot, so that a key of the region that was there before is refused |
-//! | 32..48        | slot in this table                                                                   |
-//! | 0..32         | shared: the segment's number; common: the pair's; private: 0                         |
+//! | bits of a key | what                                                          |
+//! |---------------|---------------------------------------------------------------|
+//! | 60..64        | kind: 1 private, 2 shared, 3 common                           |
+//! | 48..60        | generation of the slot: keys of an earlier region are refused |
+//! | 32..48        | slot in this table                                            |
+//! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
 //!
-//! The base that goes with a key counts from the start of the segment, or is an address where memory is private. Slots
-//! are given out in turn, so a key comes back only after 4096 registrations in *each* slot.
+//! The base that goes with a key counts from the start of the segment, or is an address where
+//! memory is private. Slots are given out in turn, so a key comes back only after 4096
+//! registrations in *each* slot.
 
 use std::ptr::NonNull;
 

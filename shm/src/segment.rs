@@ -1,5 +1,5 @@
-//! Sealed anonymous memory that processes can share. Slow path only: every call here is made at setup, may allocate,
-//! and makes system calls; none waits for anybody.
+//! Sealed anonymous memory that processes can share. Slow path only: every call here is made at
+//! setup, may allocate, and makes system calls; none waits for anybody.
 //!
 //! A segment is a memfd: it has no name, so nothing is left behind by a process that is killed, and
 //! nobody can open what was not handed to him. Its pages are allocated when it is made, so that
@@ -110,8 +110,8 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is an address and a length; nothing about it belongs to a thread, and the type itself never
-// touches the bytes.
+// SAFETY: a mapping is an address and a length; nothing about it belongs to a thread, and the type
+// itself never touches the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -138,8 +138,8 @@ impl Mapping {
         Self::own(at, len)
     }
 
-    /// Maps `head + ring` bytes, and the last `ring` of them once more right behind: a range that starts in the ring
-    /// and is no longer than it is contiguous.
+    /// Maps `head + ring` bytes, and the last `ring` of them once more right behind: a range that
+    /// starts in the ring and is no longer than it is contiguous.
     pub(crate) fn twice(
         fd: BorrowedFd<'_>,
         head: usize,
@@ -153,7 +153,8 @@ impl Mapping {
         let whole = Self::own(at, len)?;
         for (place, offset, len) in [(0, 0, head + ring), (head + ring, head, ring)] {
             let flags = libc::MAP_SHARED | libc::MAP_POPULATE | libc::MAP_FIXED;
-            // SAFETY: `place + len` lies within the range reserved above, which is ours and holds nothing yet.
+            // SAFETY: `place + len` lies within the range reserved above,
+            // which is ours and still empty.
             let part = unsafe {
                 let at = whole.ptr.as_ptr().add(place).cast();
                 libc::mmap(at, len, access.protection(), flags, fd.as_raw_fd(), offset as libc::off_t)
@@ -187,8 +188,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `own` took over; whoever was given a pointer into it was told that it dies
-        // with the mapping.
+        // SAFETY: exactly the range that `own` took over; whoever was given a pointer into it was
+        // told that it dies with the mapping.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
@@ -227,8 +228,8 @@ pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
-/// Fixes the size for good and allows no more writable mappings than exist: whoever is handed the descriptor from now
-/// on can only read.
+/// Fixes the size for good and allows no more writable mappings than exist: whoever is handed the
+/// descriptor from now on can only read.
 pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
 }
@@ -321,10 +322,11 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     }
 }
 
-/// Sealed shared memory made by this process, readable and writable by every process that imports a region of it.
+/// Sealed shared memory made by this process;
+/// each process that imports a region of it can read and write it.
 ///
-/// Clones are handles to the same memory; it is unmapped with the last of them. A [`ShmRail`](crate::ShmRail) in which
-/// a region of it is registered holds one.
+/// Clones are handles to the same memory; it is unmapped with the last of them. A
+/// [`ShmRail`](crate::ShmRail) in which a region of it is registered holds one.
 #[derive(Clone, Debug)]
 pub struct Segment {
     inner: Arc<Inner>,
@@ -342,11 +344,12 @@ assert_impl_all!(Segment: Send, Sync);
 /// Number of the next segment of this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The segments of this process that exist, by number, so that a region, which carries nothing else, can be registered.
+/// This process's segments, by number: a region carries only the number, and is registered by it.
 static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
-    // A panic between lock and unlock cannot leave the vector half changed, so a poisoned lock is as good as any.
+    // No panic between lock and unlock leaves the vector half changed,
+    // so a poisoned lock is as good.
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -426,8 +429,8 @@ pub(crate) unsafe fn cut(
     Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
 }
 
-/// Sizes are multiples of this, in bytes: the page size of x86-64, and a divisor of the larger pages of others, where
-/// the kernel rounds the mapping up.
+/// Sizes are multiples of this, in bytes: the page size of x86-64, and a divisor of the larger
+/// pages of others, where the kernel rounds the mapping up.
 pub const PAGE: usize = 4096;
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use crate::segment::errno;
 
 type Result<T> = std::result::Result<T, HandshakeError>;
 
-/// The most descriptors that the kernel attaches to one packet. Room is made for all of them, so that a peer that sends
-/// more than the protocol knows cannot make us lose track of any.
+/// The most descriptors that the kernel attaches to one packet. Room is made for all of them, so
+/// that a peer that sends more than the protocol knows cannot make us lose track of any.
 pub const MAX_FDS: usize = 253;
 
 /// How long a connecting process sleeps before it tries again, while nobody listens.
@@ -36,7 +36,7 @@ fn system() -> HandshakeError {
     HandshakeError::System(errno())
 }
 
-/// Two connected sockets: for both ends in one process, or to be handed to the processes by other means.
+/// Two connected sockets: for both ends in one process, or to hand to processes by other means.
 ///
 /// A process that hands one to a child must close its own copy of it: otherwise it does not see
 /// that the child hangs up.
@@ -137,8 +137,8 @@ impl Socket {
 
     fn option<T>(&self, name: i32, value: &mut T) -> Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `value`, whose size that is; every `T` used here is plain
-        // numbers.
+        // SAFETY: the kernel writes at most `len` bytes to `value`, whose size that is;
+        // every `T` used here is plain numbers.
         let rc = unsafe {
             libc::getsockopt(
                 self.fd.as_raw_fd(),
@@ -381,7 +381,7 @@ impl Address {
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let named = bytes.first() == Some(&b'@');
-        // A path ends in a zero byte, an abstract name begins with one and ends where the length says.
+        // A path ends in a zero byte; an abstract name begins with one and ends at the length.
         if bytes.len() < 1 + usize::from(named) || bytes.len() >= raw.sun_path.len() || bytes.contains(&0) {
             return Err(HandshakeError::Address);
         }
@@ -427,8 +427,9 @@ fn stream() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Where peers connect. A path is removed again on drop, if it still is the file that was made here; one that exists
-/// already is left alone. A process that is killed leaves its path behind, an abstract name vanishes with it.
+/// Where peers connect. A path is removed again on drop, if it still is the file that was made
+/// here; one that exists already is left alone. A process that is killed leaves its path behind, an
+/// abstract name vanishes with it.
 ///
 /// Accept in the process that bound: it is the one whose death connecting peers watch for.
 #[derive(Debug)]
@@ -442,7 +443,8 @@ impl Listener {
     /// Listens on a path, or on an abstract name if it begins with `@`.
     ///
     /// # Errors
-    /// [`HandshakeError::InUse`] when the path exists or the name is taken, whether or not its owner still lives.
+    /// [`HandshakeError::InUse`] when the path exists or the name is taken, even if its owner has
+    /// exited.
     pub fn bind(address: impl AsRef<OsStr>) -> Result<Self> {
         let address = Address::parse(address.as_ref())?;
         let fd = stream()?;

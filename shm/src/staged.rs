@@ -1,18 +1,20 @@
-//! Staged operations: writes and reads of memory that is not mapped, carried through the lane in chunks, because the kernel does not copy
-//! between the two processes, or more slowly. Nothing here blocks or allocates.
+//! Staged operations: writes and reads of memory that is not mapped, carried through the lane in
+//! chunks, because the kernel does not copy between the two processes, or more slowly. Nothing here
+//! blocks or allocates.
 //!
-//! | end    | write                                              | read                                            |
-//! |--------|----------------------------------------------------|-------------------------------------------------|
-//! | origin | posts chunks as there is room; nothing else is sent to the peer before the last | posts a request |
-//! | target | checks and copies each chunk; owes a status        | owes replies, sent as there is room             |
-//! | origin | the status ends it                                 | the last reply, or a status with an error, ends it |
+//! | end    | write                                      | read                               |
+//! |--------|--------------------------------------------|------------------------------------|
+//! | origin | posts chunks, nothing else before the last | posts a request                    |
+//! | target | checks and copies chunks; owes a status    | owes replies, sent with room       |
+//! | origin | the status ends it                         | the last reply or an error ends it |
 //!
-//! What is owed is kept in a table with one place per number, so a target never needs room in its own lane in order to
-//! empty the other: two ends that write to each other through full lanes cannot block each other.
+//! What is owed is kept in a table with one place per number, so a target never needs room in its
+//! own lane in order to empty the other: two ends that write to each other through full lanes
+//! cannot block each other.
 //!
-//! A region that is not registered, or no longer, ends the operation with `EFAULT`: it may have been taken back while
-//! the record was under way. A range outside of a region that *is* registered breaks the protocol: a correct origin
-//! checks it before it posts.
+//! A region that is not registered, or no longer, ends the operation with `EFAULT`: it may have
+//! been taken back while the record was under way. A range outside of a region that *is* registered
+//! breaks the protocol: a correct origin checks it before it posts.
 
 use std::ptr::NonNull;
 
@@ -41,7 +43,7 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether it is a payload's read, whose end [`Fetches`](crate::fetch::Fetches) wants to know of.
+    /// Whether it is a payload's read, whose end [`Fetches`](crate::fetch::Fetches) must see.
     pub(crate) fetch: bool,
     /// Bytes sent, or received, so far.
     pub(crate) done: usize,
@@ -109,7 +111,8 @@ impl Staged {
         self.owed_count != 0
     }
 
-    /// Begins an operation. Refused with nothing changed when there is no number, or no room for its first record.
+    /// Begins an operation. Refuses, with nothing changed,
+    /// without a free number or room for its first record.
     pub(crate) fn post(&mut self, out: &mut Producer, op: Posted) -> Result<(), Refused> {
         let id = self.posted.iter().position(Option::is_none).ok_or(Refused::Full)?;
         match op.way {
@@ -128,15 +131,16 @@ impl Staged {
                 out.reserve(chunk_cells(op.len.min(self.chunk)))?;
                 self.posted[id] = Some(op);
                 self.sending = Some(id as u8);
-                // From here on the operation is accepted: what goes wrong is found again by the next pass, and ends it.
+                // The operation is accepted from here on:
+                // the next pass finds any failure, and ends it.
                 let _ = self.send(out);
             }
         }
         Ok(())
     }
 
-    /// Sends chunks of the write that is only partly sent, while there is room, as many as one pass sends. Full is no error here.
-    /// Returns whether some are left for which there may be room.
+    /// Sends chunks of the write that is only partly sent, while there is room, as many as one pass
+    /// sends. Full is no error here. Returns whether some are left for which there may be room.
     pub(crate) fn send(&mut self, out: &mut Producer) -> Result<bool, Refused> {
         let Some(id) = self.sending else { return Ok(false) };
         let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(false) };
@@ -153,8 +157,9 @@ impl Staged {
             flags |= if last { LAST } else { 0 };
             flags |= if op.data.is_some() { DATA } else { 0 };
             let words = [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
-            // SAFETY: `cells` cells were reserved, the first for the words, the others for at least `len` bytes; they
-            // are published here. The source is readable until the post is done, which it is not.
+            // SAFETY: `cells` cells were reserved, the first for the words, the others for at least
+            // `len` bytes; they are published here. The source is readable until the post is done,
+            // which it is not.
             unsafe {
                 record::store(record, words);
                 let from = op.ptr.as_ptr().add(op.done);
@@ -170,9 +175,10 @@ impl Staged {
         Ok(true)
     }
 
-    /// Sends what is owed, while there is room, as many records as one pass sends, and one of each operation in turn: the peer takes
-    /// a number again as soon as it is free, and must not hold up another by that. Full is no error here. Returns whether something is
-    /// left for which there may be room.
+    /// Sends what is owed, while there is room, as many records as one pass sends, and one of each
+    /// operation in turn: the peer takes a number again as soon as it is free, and must not hold up
+    /// another by that. Full is no error here. Returns whether something is left for which there
+    /// may be room.
     pub(crate) fn serve(
         &mut self,
         out: &mut Producer,
@@ -225,8 +231,9 @@ impl Staged {
         let part = (len - sent).min(self.chunk);
         let cells = chunk_cells(part);
         let record = out.reserve(cells)?;
-        // SAFETY: `cells` cells were reserved, the first for the words, the others for at least `part` bytes; they are
-        // published here. `offset + sent + part <= offset + len`, inside the registered region.
+        // SAFETY: `cells` cells were reserved, the first for the words, the others for at least
+        // `part` bytes; they are published here. `offset + sent + part <= offset + len`, inside the
+        // registered region.
         unsafe {
             record::store(record, [id as u64, sent as u64, 0, 0, 0, 0]);
             let from = base.as_ptr().add(offset as usize + sent);
@@ -247,8 +254,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record that is neither a message nor a landed write. Returns how many cells it has, and how long the payload is whose
-    /// read it ends, if it does.
+    /// Handles a record that is neither a message nor a landed write. Returns how many cells it
+    /// has, and how long the payload is whose read it ends, if it does.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,
@@ -270,8 +277,9 @@ impl Staged {
                 let data = u32::try_from(data).map_err(|_| Violation::Kind)?;
                 match regions.find(key, peer) {
                     Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
-                    // SAFETY: `offset + len` lies inside the region, which is registered and so mapped and writable;
-                    // the chunk lies in the lane, as `chunk_cells` has checked.
+                    // SAFETY: `offset + len` lies inside the region, which is registered and so
+                    // mapped and writable; the chunk lies in the lane, as `chunk_cells` has
+                    // checked.
                     Some((base, _)) => unsafe {
                         let from = input.record().add(crate::lane::CELL);
                         std::ptr::copy_nonoverlapping(from, base.as_ptr().add(offset as usize), len);
@@ -309,12 +317,13 @@ impl Staged {
                 let Some(op) = self.posted[id].as_mut().filter(|op| op.way == Way::Get) else {
                     return Err(Violation::Reply);
                 };
-                // Chunks come in order and complete; only the last may be short, and none empty unless all is.
+                // Chunks come in order and complete:
+                // only the last may be short, and only if all is empty, empty.
                 if at != op.done as u64 || len != (op.len - op.done).min(self.chunk) {
                     return Err(Violation::Length);
                 }
-                // SAFETY: `done + len <= op.len`, which stays writable until the post is done; the chunk lies in the
-                // lane, as `chunk_cells` has checked.
+                // SAFETY: `done + len <= op.len`, which stays writable until the post is done; the
+                // chunk lies in the lane, as `chunk_cells` has checked.
                 unsafe {
                     let from = input.record().add(crate::lane::CELL);
                     std::ptr::copy_nonoverlapping(from, op.ptr.as_ptr().add(op.done), len);
@@ -332,7 +341,8 @@ impl Staged {
                 let [id, ..] = words;
                 let id = number(id)?;
                 let op = self.posted[id].as_ref().ok_or(Violation::Reply)?;
-                // A read ends well only with its last reply; a write has no end before its last chunk was sent.
+                // A read succeeds only with its last reply;
+                // a write has no end before its last chunk is sent.
                 if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
                     return Err(Violation::Reply);
                 }

@@ -1,4 +1,4 @@
-//! What the unit tests share: two ends in one process, a sink that remembers, and random numbers with a seed.
+//! Shared by the unit tests: two ends in one process, a recording sink, seeded random numbers.
 
 use std::time::{Duration, Instant};
 

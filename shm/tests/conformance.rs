@@ -1,5 +1,5 @@
-//! [`ShmRail`] against the contract of `Rail`: two ends in one process, by each kind of memory and each way to reach it,
-//! and a process that is its own peer.
+//! [`ShmRail`] against the contract of `Rail`: two ends in one process, by each kind of memory and
+//! each way to reach it, and a process that is its own peer.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -63,7 +63,8 @@ fn pair(config: &ShmConfig) -> Ends {
     origin.attach(TO, second).unwrap();
     let common = match config.common_len {
         0 => None,
-        // SAFETY: the target stays attached to the end of the test, or is killed and its memory not touched again.
+        // SAFETY: the target stays attached to the end of the test,
+        // or is killed and its memory left alone.
         len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
     };
     target.attach(FROM, first).unwrap();

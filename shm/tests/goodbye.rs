@@ -1,5 +1,5 @@
-//! Two real processes that send each other puts, signals, atomics and messages, shut down at any time, and exit at once: everything
-//! accepted is there, and neither takes the other for dead.
+//! Two real processes that send each other puts, signals, atomics and messages, shut down at any
+//! time, and exit at once: everything accepted is there, and neither takes the other for dead.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -33,7 +33,8 @@ struct Fate {
     error: Option<PeerError>,
 }
 
-/// Takes completions. Returns how many sends no receive has matched before the other end said goodbye; all else was applied.
+/// Takes completions. Returns how many sends no receive has matched before the other end said
+/// goodbye; all else was applied.
 fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     let mut count = 0;
     while let Some(end) = engine.next_completion() {
@@ -45,7 +46,8 @@ fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     count
 }
 
-/// Sends for a while, and shuts down. `mapped`: what it exports lies in shared memory, so that signals go there directly.
+/// Sends for a while, and shuts down. `mapped`:
+/// what it exports lies in shared memory, so that signals go there directly.
 fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fate {
     let matching = MatchConfig { eager: 1024, credits: 4, headers: 8, seed: 3 };
     let mut engine = engine(rail, Config { window: 16, ..Config::DEFAULT }, matching);
@@ -121,7 +123,8 @@ fn number(role: &str, at: usize) -> u64 {
     role.split(' ').nth(at).unwrap().parse().unwrap()
 }
 
-/// The other process: lives as its role says, tells how many it sent and got through its exit, and is gone at once.
+/// The other process: plays its role,
+/// returns by its exit code how many sends succeeded, and exits at once.
 fn lives(role: &str, address: &OsStr) {
     let (staged, mapped) = (number(role, 1) == 1, number(role, 2) == 1);
     let rail = rail(sizes(staged));
@@ -130,7 +133,7 @@ fn lives(role: &str, address: &OsStr) {
     assert_eq!((fate.shut, fate.error), (Ok(()), Some(PeerError::Closed)));
     let results = std::env::var("FISHPLATE_RESULTS").unwrap();
     std::fs::write(results, format!("{} {}", fate.sent, fate.got)).unwrap();
-    // SAFETY: nothing is left to be done; what the rail would do when it is dropped is left out on purpose.
+    // SAFETY: nothing is left to do; the rail's drop is left out on purpose.
     unsafe { libc::_exit(0) };
 }
 
@@ -155,7 +158,7 @@ fn processes_that_shut_down_and_exit_at_any_time_lose_nothing_and_seem_dead_to_n
         let (staged, mapped) = (seed & 1, seed >> 1 & 1);
         let (ours, theirs) = ([0, 40, 700][seed as usize % 3], [300, 0, 1500, 20][(seed / 3) as usize % 4]);
         let results = std::env::temp_dir().join(format!("fishplate-goodbye-{}-{seed}", std::process::id()));
-        // SAFETY: one test of this process runs, and no thread of it reads the environment meanwhile.
+        // SAFETY: one test of this process runs, and no thread reads the environment meanwhile.
         unsafe { std::env::set_var("FISHPLATE_RESULTS", &results) };
         let rail = rail(sizes(staged == 1));
         let address = name();

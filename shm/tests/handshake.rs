@@ -1,6 +1,6 @@
-//! Meeting, and everything that can go wrong with it: typed errors, within the deadline, and nothing left open.
+//! The handshake and its failures: typed errors, within the deadline, and nothing left open.
 //!
-//! The raw peer speaks the protocol by its bytes, not through the crate, so the layout is checked as well.
+//! The raw peer speaks the protocol in bytes, not through the crate, so the layout is checked too.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::mpsc;
@@ -125,7 +125,7 @@ const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// A memfd of that size and content, with those seals.
 fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
-    // SAFETY: calls with plain numbers, on a descriptor that is made here, and on bytes as long as said.
+    // SAFETY: calls with plain numbers, on a descriptor made here and on bytes of the given length.
     unsafe {
         let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
@@ -139,7 +139,7 @@ fn doorbell() -> OwnedFd {
     memory(4096, &[], SEALS)
 }
 
-/// Lets a raw peer play `script` against a handshake. Nothing may be left open afterwards, nor take long.
+/// Lets a raw peer play `script` against a handshake, which must be quick and leave nothing open.
 fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, HandshakeError> {
     let rail = rail(config());
     let profile = rail.profile();
@@ -228,7 +228,7 @@ fn garbage_at_any_step_is_refused() {
     refused(bad, |raw| raw.send(&packet(HELLO, &[0; 7]), &[]));
     refused(bad, |raw| raw.send(&packet(99, &[]), &[]));
     refused(bad, |raw| raw.send(&packet(READY, &[0; 16]), &[]));
-    // A length that is not the packet's, a byte too many, the same role, the same nonce, a flag that is none.
+    // A wrong length, a byte too many, the same role, the same nonce, an unknown flag.
     for spoil in [
         |hello: &mut Vec<u8>| hello[12] += 1,
         |hello: &mut Vec<u8>| {

@@ -1,4 +1,5 @@
-//! Signals: a process that handles them all the time, as one under a profiler does, sees nothing else than one that has peace.
+//! Signals: a process that handles them all the time, as one under a profiler does,
+//! sees nothing else than one that has peace.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};

@@ -1,5 +1,5 @@
-//! Tagged messages over shared memory: two engines in one process, by each kind of memory and each way to reach it, and an engine
-//! that sends to itself.
+//! Tagged messages over shared memory: two engines in one process, by each kind of memory and each
+//! way to reach it, and an engine that sends to itself.
 
 use std::ptr::NonNull;
 
@@ -71,7 +71,8 @@ fn turns(ends: &mut [End], count: u32) {
     }
 }
 
-/// Sends and receives by every length, order and fit; the sender's memory begins at 0, the receiver's buffer in the middle.
+/// Sends and receives by every length, order and fit; the sender's memory begins at 0, the
+/// receiver's buffer in the middle.
 fn exchange(mut ends: Vec<End>, what: &str) {
     let half = (SIZE / 2) as u64;
     let lengths = [0, 1, 8, 9, 15, 16, 17, 47, 48, 4095, 4096, 4097, 100_000];

@@ -45,7 +45,7 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, common_len: 1 << 16, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// Exports a segment, private and common memory, then echoes every message, reversed, until told to stop.
+/// Exports a segment, private and common memory, then echoes every message reversed until stopped.
 fn serve(address: &std::ffi::OsStr, staged: bool) {
     let mut rail = rail(sizes(staged));
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -134,7 +134,7 @@ fn data_arrives(staged: bool) {
                 let mut back = vec![0; len];
                 let ends = seen.done.len();
                 let into = Local { ptr: NonNull::from(&mut back[..]).cast(), len, desc: 0 };
-                // SAFETY: `back` stays, and is not read, until the post is done, which is waited for.
+                // SAFETY: `back` stays, unread, until the post is done, which is waited for.
                 let posted =
                     insist(&mut rail, &mut seen, |rail| unsafe { rail.post_read(PEER, into, remote, 2) });
                 rail.flush();
@@ -258,7 +258,8 @@ fn small() -> ShmConfig {
     ShmConfig { lane_cells: 128, max_message: 2048, ..ShmConfig::default() }
 }
 
-/// Everything that a rail can have to do with a peer, until it is killed. Returns how many posts were pending then.
+/// Does everything that a rail can do with a peer, until the peer is killed.
+/// Returns the posts pending then.
 fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed: u64) -> usize {
     let mut child = child;
     let link = address_listener.accept(&rail.profile(), soon()).unwrap();
@@ -321,7 +322,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     seen.done.iter().filter(|(_, result)| *result == Err(CompleteError::PeerDown)).count()
 }
 
-/// B17, B20: killed at any moment, a peer leaves nothing behind, neither stuck nor leaked, and the next one connects.
+/// B17, B20: a peer killed at any moment leaves nothing stuck or leaked, and the next one connects.
 #[test]
 fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     let _alone = alone();
@@ -376,7 +377,7 @@ fn the_side_that_connected_sees_the_listening_side_die_too() {
         let met = UnixListener::bind_addr(&met_at(address.as_ref())).unwrap();
         let listening = spawn("hang", &address);
         let mut connected = spawn("bereaved", &address);
-        // Killed before they have met, the connecting side would fail to connect, which is tested elsewhere.
+        // Killed before they meet, the connecting side fails to connect, which is tested elsewhere.
         met.accept().unwrap();
         drop(listening);
         drop(connected.0.stdin.take());

@@ -1,9 +1,11 @@
-//! Packets of other packages over the socket of a link. A package names its kinds and says what it makes of them by an
-//! [`Extension`], and reaches the socket through a [`Line`]. Slow path, as all of [`control`](super).
+//! Packets of other packages over the socket of a link. A package names its kinds and says what it
+//! makes of them by an [`Extension`], and reaches the socket through a [`Line`]. Slow path, as all
+//! of [`control`](super).
 //!
-//! An extension is there from the first call of [`Line::extension`] on. What arrives before breaks the protocol, as
-//! every unknown kind does: register it before anything is exchanged that the peer answers. Nothing is taken out of the
-//! socket before the first exchange, import, or pass of a rail.
+//! An extension is there from the first call of [`Line::extension`] on. What arrives before breaks
+//! the protocol, as every unknown kind does: register it before anything is exchanged that the peer
+//! answers. Nothing is taken out of the socket before the first exchange, import, or pass of a
+//! rail.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -24,13 +26,14 @@ use crate::segment::Segment;
 /// Packets of extensions that wait for room in the socket, before their senders are refused.
 const MAX_QUEUED: usize = 1024;
 
-/// Notices that wait for room in the socket, before the peer is given up: it does not read, and makes us answer.
+/// Notices that wait for room in the socket before the peer fails:
+/// it makes us answer but does not read.
 const MAX_NOTICES: usize = 16 * 1024;
 
 /// What one end of a link knows of another package's packets. It dies with the link.
 pub trait Extension: Any + Debug + Send {
-    /// Its kinds of packets: within [`EXTENSIONS`], and no other extension's. Of two that share a kind, the one that
-    /// was registered first gets it.
+    /// Its kinds of packets: within [`EXTENSIONS`], and no other extension's. Of two that share a
+    /// kind, the one that was registered first gets it.
     const KINDS: RangeInclusive<u16>;
 
     /// Segments that it announces at most, beside those of the rail's regions.
@@ -39,14 +42,16 @@ pub trait Extension: Any + Debug + Send {
     /// The state at the start of a link. `home`: the peer is this very process.
     fn new(home: bool) -> Self;
 
-    /// Takes in a packet of one of its kinds, with its descriptors, from a peer that is not trusted. Must not wait, and
-    /// bounds what it keeps. A descriptor that it does not take breaks the protocol.
+    /// Takes in a packet of one of its kinds, with its descriptors, from a peer that is not
+    /// trusted. Must not wait, and bounds what it keeps. A descriptor that it does not take breaks
+    /// the protocol.
     ///
     /// # Errors
     /// Any error ends the link.
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 
-    /// A packet with descriptors came and could not be taken in, for want of descriptors here: its content is lost.
+    /// A packet with descriptors could not be taken in,
+    /// for want of descriptors here: its content is lost.
     fn lost(&mut self);
 }
 
@@ -173,8 +178,8 @@ impl<'a> Line<'a> {
         control.send_notices();
     }
 
-    /// Takes in what has arrived, a bounded number of packets, and sends what waits, without waiting. Whether nothing
-    /// more is to come for now.
+    /// Takes in what has arrived, a bounded number of packets, and sends what waits, without
+    /// waiting. Whether nothing more is to come for now.
     pub fn pump(&mut self) -> bool {
         self.control.pump()
     }
@@ -197,8 +202,9 @@ impl<'a> Line<'a> {
         self.control.withdraw(number);
     }
 
-    /// Where `len` bytes at `offset` of the peer's segment of that number are mapped here, until they are
-    /// [released](Line::release) or the link ends. Waits until the peer has announced the segment.
+    /// Where `len` bytes at `offset` of the peer's segment of that number are mapped here, until
+    /// they are [released](Line::release) or the link ends. Waits until the peer has announced the
+    /// segment.
     ///
     /// # Errors
     /// The deadline expired, the peer is gone, or the range does not lie inside the segment.
@@ -215,7 +221,8 @@ impl<'a> Line<'a> {
     /// Gives back one import.
     ///
     /// # Safety
-    /// The caller imported that segment through this link, has not given this import back, and uses its memory no more.
+    /// The caller imported that segment through this link, has not released it, and no longer uses
+    /// its memory.
     pub unsafe fn release(&mut self, number: u32) {
         self.control.release(number);
     }

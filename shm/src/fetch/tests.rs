@@ -49,7 +49,8 @@ impl Link {
         self.went
     }
 
-    /// Payloads of which up to `window` are under way through the lane, which carries one after the other.
+    /// Payloads of which up to `window` are in flight through the lane,
+    /// which carries one at a time.
     fn streamed(&mut self, len: usize, window: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {
@@ -63,7 +64,8 @@ impl Link {
     }
 }
 
-/// Most that the slower way is used where it is `ratio` times as slow: trials may cost 3 %, and the last may not be over.
+/// Most uses of the slower way where it is `ratio` times as slow:
+/// trials may cost 3 %, plus an unfinished one.
 fn few(count: u64, ratio: u64) -> u64 {
     count / (30 * ratio) + 1
 }

@@ -55,7 +55,7 @@ fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// Two threads that wait for each other: none waits for the other once that has failed, or for longer than a minute.
+/// Two threads that wait for each other, at most a minute, and not once the other has failed.
 struct Together {
     over: AtomicBool,
     until: Instant,
@@ -110,7 +110,8 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
             } else {
                 assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
             }
-            // At least the cell of the next record is clean, and none is claimed that the consumer may be looking at.
+            // At least the next record's cell is clean,
+            // and none is claimed that the consumer may be reading.
             assert!(producer.claimed.wrapping_sub(producer.at) >= 1, "seed {seed}");
             assert!(producer.claimed.wrapping_sub(producer.freed) <= 64, "seed {seed}");
         }
@@ -142,7 +143,8 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
             push(&mut producer, &vec![n as u8; len]).unwrap();
             pop(&mut consumer).unwrap();
             let free = producer.freed + 64 - producer.at;
-            // A quarter of the lane and the cell behind it at the most, the cell of the next record at the least.
+            // At most a quarter of the lane and the cell behind it;
+            // at least the next record's cell.
             let (most, least) =
                 (1 + cells.clamp(CLAIMED, 15), if cells < CLAIMED { 2 } else { 1 + cells.min(15) });
             let ahead = producer.claimed - producer.at;
@@ -182,8 +184,8 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
 /// With records of 8 bytes and up to so many more behind the forged one.
 fn payload_that_looks_like_a_stamp(lengths: u64) {
     let (_memory, mut producer, mut consumer) = lane(64, 0);
-    // The second lap starts its records where the first had the middle of one, whose words are the very stamps that the
-    // second lap waits for.
+    // The second lap starts its records where the first had the middle of one, whose words are the
+    // very stamps that the second lap waits for.
     for first in 1..40u64 {
         let mut forged = Vec::new();
         let base = producer.position();
@@ -254,8 +256,8 @@ fn two_threads_lose_and_reorder_nothing() {
     });
 }
 
-/// The cell behind a long record is looked at between the record and the claim behind it: only a consumer that runs beside sees a stamp
-/// that was left there.
+/// The cell behind a long record is looked at between the record and the claim behind it: only a
+/// consumer that runs beside sees a stamp that was left there.
 #[test]
 fn a_consumer_beside_never_takes_payload_for_a_record() {
     let (rounds, seed) = (100_000, 0xce11);
@@ -289,7 +291,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
     });
 }
 
-/// B21: what one side writes in a loop shares no line, nor the line fetched with it, with what the other side writes.
+/// B21: what one side writes in a loop shares no line or prefetched pair of lines with
+/// what the other writes.
 #[test]
 fn b21_cursors_and_cells_share_no_line() {
     assert!(memoffset::offset_of!(Header, freed) >= 128 && size_of::<Cursor>() == 128);

@@ -110,7 +110,8 @@ fn payloads_come_the_way_that_was_quicker() {
     if !ends.direct() {
         return;
     }
-    // The kernel's copies last two looks at the clock, one of them to see whether the peer was looked at of late: 20 us.
+    // The kernel's copies last two readings of the clock,
+    // one of them for the liveness check: 20 us.
     for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
         for _ in 0..600 {
             ends.fetch(LEN, lane);

@@ -1,5 +1,5 @@
-//! B18: a peer that writes whatever it likes into everything it can write. The survivor may only ever report it, and
-//! touch nothing outside of what it has registered and lent.
+//! B18: a peer that writes whatever it likes into everything it can write. The survivor may only
+//! ever report it, and touch nothing outside of what it has registered and lent.
 
 use std::ptr::NonNull;
 
@@ -49,7 +49,7 @@ fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
     let (segment, len) = attached.outgoing().raw();
     let word = |offset: usize| {
         assert!(offset + 8 <= len && offset.is_multiple_of(8));
-        // SAFETY: inside the hostile end's own segment, which it maps writable, and atomics on both sides.
+        // SAFETY: inside the hostile end's own segment, mapped writable; atomics on both sides.
         unsafe { &*segment.add(offset).cast::<AtomicU64>() }
     };
     match random.below(8) {
@@ -181,8 +181,8 @@ fn b18_every_violation_is_found_by_its_name() {
     use crate::record::{DATA, LANDED, LAST, MESSAGE, READ, REPLY, STATUS, WRITE, header};
     use Violation::{Bounds, Kind, Length, Reply, Sequence};
 
-    // The victim has a read of 2000 bytes under way as number 0, and a write that is only partly sent as number 1; it has
-    // 4096 bytes registered, and chunks have 1024.
+    // The victim has a read of 2000 bytes under way as number 0, and a write that is only partly
+    // sent as number 1; it has 4096 bytes registered, and chunks have 1024.
     const END: u64 = 4096;
     type Forged = fn(u64) -> Vec<(u64, u64, record::Words)>;
     let cases: [(&str, Violation, Forged); 28] = [

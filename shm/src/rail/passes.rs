@@ -1,5 +1,5 @@
-//! What one pass does and what it leaves to the next: staged operations longer than a pass, several at once, and an owner that sleeps
-//! when a pass says that there is nothing to do.
+//! What one pass does and what it leaves to the next: staged operations longer than a pass, several
+//! at once, and an owner that sleeps when a pass says that there is nothing to do.
 
 use std::ptr::NonNull;
 
@@ -12,7 +12,8 @@ use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use crate::testing::{PEER, Random, Seen, TestRail, couple};
 use crate::{Bell, ShmConfig};
 
-/// Lanes that hold more than a pass puts into them: a quarter of one, of which its producer is not told, is more too.
+/// Lanes that hold more than a pass puts in:
+/// a quarter of one, of which its producer is not told, is more too.
 fn wide() -> ShmConfig {
     ShmConfig { lane_cells: 1 << 16, force_staging: true, ..ShmConfig::default() }
 }
@@ -23,7 +24,7 @@ fn lend(bytes: &mut [u8]) -> Local {
 
 /// Registers the bytes at one end and imports them at the other.
 fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
-    // SAFETY: each test keeps the bytes alive, and looks at them only while no rail is being polled.
+    // SAFETY: each test keeps the bytes alive, and reads them only while no rail is polled.
     let region = unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) };
     let key = from.register(&region).unwrap().0;
     assert_eq!(to.import(PEER, key, bytes.len() as u64), Ok(None));
@@ -32,11 +33,12 @@ fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
 
 fn asleep(bell: &Bell) -> bool {
     let word: *const EventCount = &**bell;
-    // SAFETY: the word lies at the start of the eventcount, which is mapped as long as the bell lives, and is an atomic.
+    // SAFETY: the word is at the start of the eventcount,
+    // mapped as long as the bell lives; it is an atomic.
     unsafe { &*word.cast::<AtomicU32>() }.load(Ordering::Relaxed) != 0
 }
 
-/// Lets the owner of `sleeper` do nothing but sleep when a pass says that there is nothing to do, until `done`.
+/// Lets the owner of `sleeper` only sleep when a pass finds nothing to do, until `done`.
 fn runs_to_its_end(
     [sleeper, other]: &mut [TestRail; 2],
     seen: &mut [Seen; 2],

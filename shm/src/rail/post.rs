@@ -1,5 +1,6 @@
-//! Moving data: where the two kinds of memory and the three ways to reach it part. Nothing here allocates or blocks; a
-//! direct copy is one system call, and once in a while another that looks whether the process is still the one that we met.
+//! Moving data: where the two kinds of memory and the three ways to reach it part. Nothing here
+//! allocates or blocks; a direct copy is one system call, and once in a while another that looks
+//! whether the process is still the one that we met.
 
 use std::ptr::NonNull;
 
@@ -31,7 +32,8 @@ impl<H: Host> ShmRail<H> {
     pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
         let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
-        // SAFETY: one cell was reserved just now. Edge `lane.stamp` carries what this thread has seen, the write included.
+        // SAFETY: one cell was reserved just now.
+        // Edge `lane.stamp` carries what this thread has seen, with the write.
         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
         self.mark_due(peer);
         Ok(())
@@ -63,11 +65,12 @@ impl<H: Host> ShmRail<H> {
         if data.is_some() {
             attached.reserve(1)?;
         }
-        // SAFETY: the range lies inside the import, which stays mapped until it is released; the local side is the
-        // caller's promise.
+        // SAFETY: the range lies inside the import, which stays mapped until it is released; the
+        // local side is the caller's promise.
         unsafe { copy_mapped(way, local, ptr) };
         if let Some(data) = data {
-            // SAFETY: one cell was reserved above. Edge `lane.stamp` carries the data copied before.
+            // SAFETY: one cell was reserved above.
+            // Edge `lane.stamp` carries the data copied before it.
             unsafe { attached.out.publish(1, record::header(LANDED, data)) };
             tell(&mut self.due, &self.host, attached, peer);
         }
@@ -103,7 +106,8 @@ impl<H: Host> ShmRail<H> {
             match unsafe { direct(attached, way, local, address, &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
-                        // SAFETY: one cell was reserved above. The kernel's copy was made by this processor before.
+                        // SAFETY: one cell was reserved above.
+                        // This processor has made the kernel's copy before.
                         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
                     }
                     self.mark_due(peer);
@@ -133,7 +137,8 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload, whichever way has been the quicker one of late. See [`Fetches`](crate::fetch::Fetches).
+    /// Reads a payload, whichever way has been the quicker one of late. See
+    /// [`Fetches`](crate::fetch::Fetches).
     ///
     /// # Safety
     /// As for `Rail::post_fetch`.

@@ -25,7 +25,7 @@ fn local_mut(bytes: &mut [u8]) -> Local {
 }
 
 fn private(bytes: &mut [u8]) -> Region {
-    // SAFETY: each test keeps the bytes alive, and looks at them only while no rail is being polled.
+    // SAFETY: each test keeps the bytes alive, and reads them only while no rail is polled.
     unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) }
 }
 

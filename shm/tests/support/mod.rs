@@ -1,5 +1,6 @@
-//! What the tests share: rails over Linux, and links between two of them in one process; engines with leaked tables; children that are
-//! this very test binary, a sink that remembers, and counts of what a process holds.
+//! What the tests share: rails over Linux, and links between two of them in one process; engines
+//! with leaked tables; children that are this very test binary, a sink that remembers, and counts
+//! of what a process holds.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -127,7 +128,7 @@ pub fn name() -> String {
     format!("@fishplate-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Runs this test binary again, as a child that plays `role`: its test called `child` looks at [`role`].
+/// Runs this test binary again as a child that plays `role`: its test `child` looks at [`role`].
 pub fn spawn(role: &str, address: &str) -> Killed {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
