@@ -4,8 +4,8 @@ use core::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Nanoseconds since some fixed moment, the same for every process of this machine; never goes back. Read through the
-/// vDSO.
+/// Nanoseconds since some fixed moment, the same for every process of this machine;
+/// never goes back. Read through the vDSO.
 #[doc(alias = "clock_gettime")]
 #[inline]
 pub fn monotonic_ns() -> u64 {

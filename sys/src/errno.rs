@@ -1,4 +1,4 @@
-//! The error number of a failed call, kept raw: a kernel may return one that nobody here has heard of.
+//! The error number of a failed call, kept raw: a kernel may return an unknown one.
 
 use core::{error::Error, ffi::c_int, fmt};
 

@@ -1,9 +1,9 @@
-//! `futex(2)`: sleep while a word of memory has a value, and wake who sleeps. [`wait`] and [`wait_two`] block, at
-//! most for the time given; [`wake`] does not.
+//! `futex(2)`: sleep while a word of memory has a value, and wake who sleeps. [`wait`] and
+//! [`wait_two`] block, at most for the time given; [`wake`] does not.
 //!
-//! A private futex is found by its address and costs less; it works between threads of one process. A shared futex is
-//! found by what is mapped there, so processes that map the same file or memfd meet on it. Both sides must agree: a
-//! private wake-up does not reach a shared sleeper.
+//! A private futex is found by its address and costs less; it works between threads of one process.
+//! A shared futex is found by what is mapped there, so processes that map the same file or memfd
+//! meet on it. Both sides must agree: a private wake-up does not reach a shared sleeper.
 
 use core::{ffi::c_long, ptr};
 
@@ -50,11 +50,13 @@ impl Scope {
 ///
 /// # Errors
 ///
-/// [`Errno::EAGAIN`] if the word differs, [`Errno::ETIMEDOUT`] after the time given, [`Errno::EINTR`] after a signal.
+/// [`Errno::EAGAIN`] if the word differs, [`Errno::ETIMEDOUT`] after the time given,
+/// [`Errno::EINTR`] after a signal.
 #[doc(alias = "FUTEX_WAIT")]
 pub fn wait(scope: Scope, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Result<(), Errno> {
     let timeout = clock::timespec(timeout_ns);
-    // SAFETY: the word is borrowed, hence mapped, for the whole call; the kernel only reads it, atomically.
+    // SAFETY: the word is borrowed, so mapped, for the whole call;
+    // the kernel only reads it, atomically.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -67,7 +69,8 @@ pub fn wait(scope: Scope, word: &AtomicU32, expected: u32, timeout_ns: u64) -> R
     Errno::check(returned).map(drop)
 }
 
-/// Sleeps while both words have their expected values, for at most `timeout_ns`. `Ok` after a wake-up of either.
+/// Sleeps while both words have their expected values, at most `timeout_ns`.
+/// `Ok` after a wake-up of either.
 ///
 /// # Errors
 ///
@@ -86,7 +89,8 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
     });
     // This call, unlike `futex`, takes a point in time.
     let until = clock::timespec(clock::monotonic_ns().saturating_add(timeout_ns));
-    // SAFETY: two entries lie at the address given, and both words are borrowed, hence mapped, for the whole call.
+    // SAFETY: the address holds two entries, and both words are borrowed,
+    // so mapped, for the whole call.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,

@@ -1,24 +1,26 @@
-//! The core's [`Host`] over Linux. Only its two waits block, until woken or until their time has passed.
+//! The core's [`Host`] over Linux. Only its two waits block, until woken or timed out.
 //!
 //! # The asymmetric barrier
 //!
-//! Where `membarrier(2)` works, the sleeper makes every processor run a barrier, and the notifier's half of the race
-//! (see [`event`](fishplate_core::sync::event)) is a compiler fence. That is sound only if both hold:
+//! Where `membarrier(2)` works, the sleeper makes every processor run a barrier, and the notifier's
+//! half of the race (see [`event`](fishplate_core::sync::event)) is a compiler fence. That is sound
+//! only if both hold:
 //!
 //! 1. *this* process, the notifier's, is registered, so that the sleeper's barrier reaches it
 //!    ([`LinuxHost::is_registered`]);
-//! 2. every sleeper that this process notifies really calls membarrier ([`LinuxHost::sleeper_uses_membarrier`]).
+//! 2. every sleeper that this process notifies really calls membarrier
+//!    ([`LinuxHost::sleeper_uses_membarrier`]).
 //!
-//! Threads of one process share one answer to both, so [`LinuxHost::private`] decides alone. Between processes each
-//! side tells the other its bit in a handshake; until a host is told that the peer sleeps with membarrier
-//! ([`LinuxHost::peer_uses_membarrier`]), it keeps the full fence.
+//! Threads of one process share one answer to both, so [`LinuxHost::private`] decides alone.
+//! Between processes each side tells the other its bit in a handshake; until a host is told that
+//! the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]), it keeps the full fence.
 //!
-//! | host                                       | sleeper's barrier             | notifier's barrier  |
-//! |--------------------------------------------|-------------------------------|---------------------|
-//! | `private()`, registered                    | membarrier, this process      | compiler fence      |
-//! | `shared()`                                 | membarrier, every process     | `fence(SeqCst)`     |
-//! | `shared().peer_uses_membarrier(true)`      | membarrier, every process     | compiler fence      |
-//! | either, if registration fails              | `fence(SeqCst)`               | `fence(SeqCst)`     |
+//! | host                                  | sleeper's barrier         | notifier's barrier |
+//! |---------------------------------------|---------------------------|--------------------|
+//! | `private()`, registered               | membarrier, this process  | compiler fence     |
+//! | `shared()`                            | membarrier, every process | `fence(SeqCst)`    |
+//! | `shared().peer_uses_membarrier(true)` | membarrier, every process | compiler fence     |
+//! | either, if registration fails         | `fence(SeqCst)`           | `fence(SeqCst)`    |
 //!
 //! A child made by `fork` makes its own host: registration is a property of the process.
 
@@ -48,7 +50,7 @@ pub struct LinuxHost {
     has_waitv: AtomicBool,
 }
 
-/// The longest sleep on one word while another, on which the kernel cannot sleep too, goes unwatched.
+/// The longest sleep on one word while another goes unwatched, on kernels that take only one.
 const SLICE_NS: u64 = 1_000_000;
 
 impl LinuxHost {
@@ -58,29 +60,29 @@ impl LinuxHost {
         Self { scope: Scope::Private, registered, elides: registered, has_waitv: AtomicBool::new(true) }
     }
 
-    /// For eventcounts in memory shared between processes. Fences as if the peer slept without membarrier, until told
-    /// otherwise.
+    /// For eventcounts in memory shared between processes. Fences as if the peer slept without
+    /// membarrier, until told otherwise.
     pub fn shared() -> Self {
         let registered = membarrier::register(Scope::Shared).is_ok();
         Self { scope: Scope::Shared, registered, elides: false, has_waitv: AtomicBool::new(true) }
     }
 
-    /// As this host, but with a full fence on both sides. Every thread that shares an eventcount must then use such a
-    /// host: its sleepers do not reach a notifier that elides the fence.
+    /// As this host, but with a full fence on both sides. Every thread that shares an eventcount
+    /// must then use such a host: its sleepers do not reach a notifier that elides the fence.
     #[must_use]
     pub fn without_membarrier(self) -> Self {
         Self { registered: false, elides: false, ..self }
     }
 
-    /// As this host, but as if the kernel had no `futex_waitv` (before Linux 5.16): waits on two words sleep on the
-    /// first, in slices of a millisecond, and look at the second in between.
+    /// As this host, but as if the kernel had no `futex_waitv` (before Linux 5.16): waits on two
+    /// words sleep on the first, in slices of a millisecond, and look at the second in between.
     #[must_use]
     pub fn without_waitv(self) -> Self {
         Self { has_waitv: AtomicBool::new(false), ..self }
     }
 
-    /// As this host, knowing whether *every* sleeper that it will notify calls membarrier. Elides the fence if they do
-    /// and this process is registered.
+    /// As this host, knowing whether *every* sleeper that it will notify calls membarrier. Elides
+    /// the fence if they do and this process is registered.
     ///
     /// A peer that lies costs its own wake-ups: it sleeps until its deadline.
     #[must_use]
@@ -117,7 +119,7 @@ impl LinuxHost {
     ) -> Woken {
         let until = clock::monotonic_ns().saturating_add(timeout_ns);
         loop {
-            // Relaxed, as the kernel's own comparison is to the waiter: it looks for work afterwards.
+            // Relaxed, like the kernel's own comparison: the waiter looks for work afterwards.
             if b.load(Ordering::Relaxed) != b_expected {
                 return Woken::Called;
             }
@@ -170,9 +172,10 @@ impl Host for LinuxHost {
     }
 
     fn sleeper_barrier(&self) {
-        // Partner: a compiler fence or a full one in `notifier_barrier`; membarrier is enough for both. It runs a full
-        // barrier on this processor too. Should the kernel refuse it all the same, the fence keeps to those notifiers
-        // that fence, and the deadline is the net for the others.
+        // Partner: a compiler fence or a full one in `notifier_barrier`; membarrier is enough for
+        // both. It runs a full barrier on this processor too. Should the kernel refuse it all the
+        // same, the fence keeps to those notifiers that fence, and the deadline is the net for the
+        // others.
         if !self.registered || membarrier::all(self.scope).is_err() {
             sleeper_fence();
         }
@@ -181,8 +184,8 @@ impl Host for LinuxHost {
     #[inline(always)]
     fn notifier_barrier(&self) {
         if self.elides {
-            // Partner: membarrier in `sleeper_barrier`. The compiler keeps load after store; the processor is made to
-            // where it matters, by the sleeper.
+            // Partner: membarrier in `sleeper_barrier`. The compiler keeps load after store; the
+            // processor is made to where it matters, by the sleeper.
             compiler_fence(Ordering::SeqCst);
         } else {
             // Partner: whichever barrier the sleeper runs.

@@ -1,15 +1,15 @@
-//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here starts a thread or
-//! reads the environment, and but for [`fabric`] nothing allocates.
+//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here starts a thread
+//! or reads the environment, and but for [`fabric`] nothing allocates.
 //!
-//! | module       | wraps                                                             | blocks                      |
-//! |--------------|-------------------------------------------------------------------|-----------------------------|
-//! | [`errno`]    | the error number of a failed call                                 |                             |
-//! | [`clock`]    | `clock_gettime(2)`: monotonic time, processor time of a thread    | no                          |
-//! | [`futex`]    | `futex(2)`, `futex_waitv(2)`                                      | until a deadline            |
-//! | [`membarrier`] | `membarrier(2)`: a barrier on every processor                   | for microseconds            |
-//! | [`affinity`] | `sched_setaffinity(2)`: which processors a thread may run on      | no                          |
-//! | [`fabric`]   | libfabric: its objects, and a rail over them                      | in its slow paths           |
-//! | [`host`]     | all of these as the core's [`Host`](fishplate_core::sync::host::Host) | in its two waits         |
+//! | module         | wraps | blocks |
+//! |----------------|---|---|
+//! | [`errno`]      | the error number of a failed call |  |
+//! | [`clock`]      | `clock_gettime(2)`: monotonic time, processor time of a thread | no |
+//! | [`futex`]      | `futex(2)`, `futex_waitv(2)` | until a deadline |
+//! | [`membarrier`] | `membarrier(2)`: a barrier on every processor | for microseconds |
+//! | [`affinity`]   | `sched_setaffinity(2)`: which processors a thread may run on | no |
+//! | [`fabric`]     | libfabric: its objects, and a rail over them | in its slow paths |
+//! | [`host`]       | these as [`Host`](fishplate_core::sync::host::Host) | in its two waits |
 
 #![no_std]
 

@@ -1,7 +1,8 @@
-//! `membarrier(2)`: makes every processor that runs a thread of certain processes run a full memory barrier.
+//! `membarrier(2)`: runs a full memory barrier on each processor that runs certain processes.
 //!
-//! One thread pays microseconds so that all others need none: the rare side of a store-then-load race calls it, and
-//! the frequent side gets by with a compiler fence. It reaches only processes that have registered before.
+//! One thread pays microseconds so that all others need none: the rare side of a store-then-load
+//! race calls it, and the frequent side gets by with a compiler fence. It reaches only processes
+//! that have registered before.
 
 use core::ffi::c_int;
 
@@ -12,12 +13,12 @@ const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
 const PRIVATE_EXPEDITED: c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
-/// Registers this process to be reached by [`all`] of the same scope: from its own threads, or from any process.
-/// Registering again does nothing.
+/// Registers this process to be reached by [`all`] of the same scope: from its own threads, or from
+/// any process. Registering again does nothing.
 ///
 /// # Errors
 ///
-/// [`Errno::ENOSYS`] or [`Errno::EINVAL`] if the kernel does not know it, [`Errno::EPERM`] in some sandboxes.
+/// [`Errno::ENOSYS`] or [`Errno::EINVAL`] on old kernels, [`Errno::EPERM`] in some sandboxes.
 #[doc(alias = "MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED")]
 #[doc(alias = "MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED")]
 pub fn register(scope: Scope) -> Result<(), Errno> {
@@ -27,8 +28,8 @@ pub fn register(scope: Scope) -> Result<(), Errno> {
     })
 }
 
-/// Runs a full barrier on every processor that runs a thread of this process (private), or of any process registered
-/// for it (shared); the calling thread included.
+/// Runs a full barrier on every processor that runs a thread of this process (private), or of any
+/// process registered for it (shared); the calling thread included.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! A completion queue. Reading neither blocks nor allocates on our side; what the provider does meanwhile is its own affair:
-//! under manual progress this is where it works.
+//! A completion queue. Reading neither blocks nor allocates on our side; what the provider does
+//! meanwhile is its own affair: under manual progress this is where it works.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -63,7 +63,7 @@ pub struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Opens one for `size` completions (0: as many as the provider likes) that nobody waits on in the kernel.
+    /// Opens one for `size` completions (0: the provider's default) without waits in the kernel.
     ///
     /// # Errors
     /// The provider's, or that its table lacks what is called here.
@@ -107,7 +107,8 @@ impl CompletionQueue {
     #[doc(alias = "fi_cq_read")]
     #[inline(always)]
     pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
-        // SAFETY: the queue is open and the entry was found when it was opened; there is room for as many as are asked for.
+        // SAFETY: the queue is open and the entry was found when it was opened;
+        // there is room for all entries asked for.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).read.unwrap_unchecked();
@@ -116,7 +117,7 @@ impl CompletionQueue {
         Code::check(returned)
     }
 
-    /// As [`read`](Self::read), with the address of who sent each; `FI_ADDR_NOTAVAIL` where it is not known.
+    /// As [`read`](Self::read), with each sender's address; `FI_ADDR_NOTAVAIL` where it is unknown.
     ///
     /// # Errors
     /// As [`read`](Self::read).

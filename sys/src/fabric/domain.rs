@@ -1,4 +1,4 @@
-//! A domain: one adapter or interface, with its memory registrations, queues and endpoints. Slow path.
+//! A domain: one adapter or interface with its registrations, queues and endpoints. Slow path.
 
 use alloc::sync::Arc;
 use core::ffi::{c_int, c_void};
@@ -18,10 +18,11 @@ pub struct Domain {
     _fabric: Arc<Fabric>,
 }
 
-// SAFETY: opening and closing may be done by any thread; `fi_domain(3)` restricts the use of endpoints and queues alone.
+// SAFETY: opening and closing may be done by any thread;
+// `fi_domain(3)` restricts the use of endpoints and queues alone.
 unsafe impl Send for Domain {}
-// SAFETY: through a shared reference objects are opened in it. Under the thread models that are asked for here, libfabric
-// serialises that.
+// SAFETY: through a shared reference objects are opened in it. Under the thread models that are
+// asked for here, libfabric serialises that.
 unsafe impl Sync for Domain {}
 
 impl Domain {

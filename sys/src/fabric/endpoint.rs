@@ -1,6 +1,7 @@
-//! An endpoint of the reliable datagram kind, with the completion queue and the address vector that are its own.
+//! A reliable datagram endpoint, with its own completion queue and address vector.
 //!
-//! Posting neither blocks nor allocates on our side, and is one indirect call. One thread posts and reads completions.
+//! Posting is one indirect call, and neither blocks nor allocates here.
+//! One thread posts and reads completions.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -20,7 +21,7 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// Memory of this process in a post: where, how long in bytes, and its registration's descriptor or null.
+/// Local memory of a post: address, length in bytes, and its registration's descriptor or null.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
     /// First byte.
@@ -55,12 +56,13 @@ pub struct Endpoint {
     closed: bool,
 }
 
-// SAFETY: one thread at a time uses it, by the borrow rules: all but setup takes `&mut self` of something that owns it. The
-// thread models asked for allow that to be another thread later.
+// SAFETY: one thread at a time uses it, by the borrow rules: all but setup takes `&mut self` of
+// something that owns it. The thread models asked for allow that to be another thread later.
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
-    /// Opens an endpoint, gives it its queue and vector, and enables it. Everything posted to it yields a completion.
+    /// Opens an endpoint, binds its queue and vector, and enables it.
+    /// Each post to it yields a completion.
     ///
     /// # Errors
     /// The provider's, or that its tables lack what is called here.
@@ -127,8 +129,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes it, once. It is not to be used after that; queue and vector are closed when this value is dropped. Registrations that
-    /// are bound to it are to be dropped before.
+    /// Closes it, once. It is not to be used after that; queue and vector are closed when this
+    /// value is dropped. Registrations that are bound to it are to be dropped before.
     ///
     /// # Errors
     /// The provider's: it keeps the endpoint, and may go on using what was posted.
@@ -153,7 +155,8 @@ impl Endpoint {
     pub fn name(&self) -> Result<Vec<u8>, CallError> {
         type GetName = unsafe extern "C" fn(*mut fid, *mut c_void, *mut usize) -> c_int;
         let call = "fi_getname";
-        // SAFETY: the endpoint is open and its table whole; the room is as long as said. The provider says how long it is.
+        // SAFETY: the endpoint is open and its table whole; the room is as long as said.
+        // The provider says how long it is.
         unsafe {
             let this = self.fid.as_ptr();
             let name = entry::<_, GetName>((*this).cm, offset_of!(fi_ops_cm, getname));
@@ -246,11 +249,13 @@ impl Endpoint {
     /// `FI_EAGAIN`: no room.
     ///
     /// # Safety
-    /// The buffer stays writable and unread, and the context in place, until the completion that carries `context`.
+    /// The buffer stays writable and unread, and the context in place, until `context`'s
+    /// completion.
     #[doc(alias = "fi_recv")]
     #[inline(always)]
     pub unsafe fn recv(&mut self, into: Buffer, context: *mut c_void) -> Result<(), Code> {
-        // SAFETY: the endpoint is enabled and the entry was found then; buffer and context are our caller's promise.
+        // SAFETY: the endpoint is enabled and the entry was found then;
+        // buffer and context are the caller's promise.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let recv = (*(*this).msg).recv.unwrap_unchecked();
@@ -374,7 +379,8 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Writes under the flags given, which replace the endpoint's own: `FI_MORE`, `FI_REMOTE_CQ_DATA` and a completion level.
+    /// Writes under the flags given, which replace the endpoint's own: `FI_MORE`,
+    /// `FI_REMOTE_CQ_DATA` and a completion level.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -432,7 +438,8 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Whether the provider executes `op` on words of `datatype`: plainly, fetching and comparing, as asked. Slow path.
+    /// Whether the provider executes `op` on `datatype` words:
+    /// plain, fetching and comparing, as asked. Slow path.
     #[doc(alias = "fi_atomicvalid")]
     #[doc(alias = "fi_fetch_atomicvalid")]
     #[doc(alias = "fi_compare_atomicvalid")]
@@ -441,7 +448,7 @@ impl Endpoint {
             return false;
         }
         let mut count = 0;
-        // SAFETY: the endpoint is enabled and the entries were found then; there is room for the answer.
+        // SAFETY: the endpoint is enabled and its entries were found then; the answer has room.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;
@@ -481,7 +488,8 @@ impl Endpoint {
         }
         let AtomicWords { operand, compare, result } = words;
         let (none, Target { peer, addr, key }) = (ptr::null_mut(), to);
-        // SAFETY: the endpoint is enabled and the entries were found then; the words are our caller's promise.
+        // SAFETY: the endpoint is enabled and its entries were found then;
+        // the words are the caller's promise.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;

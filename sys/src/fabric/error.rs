@@ -1,5 +1,6 @@
 //! What libfabric answers when it refuses. Codes are kept raw; the library turns them into words
-//! ([`Library::describe`](super::library::Library::describe)). Nothing here allocates but [`LoadError`].
+//! ([`Library::describe`](super::library::Library::describe)). Nothing here allocates but
+//! [`LoadError`].
 
 use alloc::string::String;
 use core::error::Error;

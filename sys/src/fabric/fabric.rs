@@ -13,9 +13,10 @@ pub struct Fabric {
     fid: NonNull<fid_fabric>,
 }
 
-// SAFETY: opening and closing may be done by any thread; `fi_domain(3)` restricts the use of endpoints and queues alone.
+// SAFETY: opening and closing may be done by any thread;
+// `fi_domain(3)` restricts the use of endpoints and queues alone.
 unsafe impl Send for Fabric {}
-// SAFETY: all that is done through a shared reference is opening domains, which libfabric serialises.
+// SAFETY: a shared reference only opens domains, which libfabric serialises.
 unsafe impl Sync for Fabric {}
 
 impl Fabric {

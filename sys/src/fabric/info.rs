@@ -1,5 +1,5 @@
-//! What a provider offers, and what is asked of it. Slow path. Both are made and freed by the library, whose structures
-//! may be longer than ours.
+//! What a provider offers, and what is asked of it. Slow path. Both are made and freed by the
+//! library, whose structures may be longer than ours.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -31,7 +31,7 @@ impl Info {
         // SAFETY: handed on to our caller.
         let ptr = NonNull::new(unsafe { (library.entries().dupinfo)(entry) })?;
         let info = Info { library, ptr };
-        // SAFETY: just made; every entry that a provider makes has all five parts, and without them it is none.
+        // SAFETY: just made; every entry that a provider makes has all five parts, or is refused.
         let whole = unsafe {
             let raw = ptr.as_ref();
             !(raw.tx_attr.is_null()
@@ -99,7 +99,8 @@ impl Info {
         unsafe { copy_string((*self.raw().fabric_attr).name) }.unwrap_or_default()
     }
 
-    /// The domain's name: for `tcp` and `shm` an interface or a name of the provider's, for others the device's.
+    /// The domain's name: an interface or a provider's own name for `tcp`
+    /// and `shm`, else the device's.
     pub fn domain_name(&self) -> String {
         // SAFETY: a C string or null, inside of a whole structure.
         unsafe { copy_string(self.domain().name) }.unwrap_or_default()
@@ -234,7 +235,8 @@ impl Hints {
 
     /// Asks for a provider by name.
     pub fn set_provider(&mut self, name: &CStr) {
-        // SAFETY: the string is the C library's, as what frees it expects; the one before it was that too, or null.
+        // SAFETY: the string is from the C library, like what frees it;
+        // the one before was too, or null.
         unsafe {
             let attr = &mut *self.raw().fabric_attr;
             libc::free(attr.prov_name.cast());

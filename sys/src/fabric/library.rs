@@ -1,7 +1,8 @@
-//! The library: a handful of functions found at run time; everything else goes through the tables of its objects.
+//! The library: a few functions found at run time; the rest goes through its objects' tables.
 //!
-//! Slow path: loading allocates, makes system calls and runs the library's constructors. A loaded library stays loaded:
-//! its providers start threads and register exit handlers, so it is never safe to unload.
+//! Slow path: loading allocates, makes system calls and runs the library's constructors. A loaded
+//! library stays loaded: its providers start threads and register exit handlers, so it is never
+//! safe to unload.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -60,7 +61,8 @@ impl Library {
         // SAFETY: the name is a C string; the caller vouches for what is loaded.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: `dlerror` gives null or a C string that stays until the next call of this thread.
+            // SAFETY: `dlerror` returns null or a C string that lives
+            // until this thread's next call.
             let reason = unsafe {
                 let text = libc::dlerror();
                 if text.is_null() {
@@ -72,7 +74,8 @@ impl Library {
             return Err(LoadError::NotFound { path: said(), reason });
         }
         let find = |symbol: &'static CStr, version: &CStr| -> Result<*mut c_void, LoadError> {
-            // SAFETY: the handle is open, the names are C strings. The plain look-up is for a library without versions.
+            // SAFETY: the handle is open, the names are C strings.
+            // The plain look-up is for libraries without versions.
             let found = unsafe {
                 let versioned = libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr());
                 if versioned.is_null() { libc::dlsym(handle, symbol.as_ptr()) } else { versioned }
@@ -82,7 +85,7 @@ impl Library {
                 false => Ok(found),
             }
         };
-        // SAFETY: these are the C signatures of these symbols in these versions, which never change.
+        // SAFETY: these are the C signatures of the symbols in these versions, which never change.
         let entries = unsafe {
             Entries {
                 getinfo: mem::transmute::<*mut c_void, raw::getinfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
@@ -105,7 +108,8 @@ impl Library {
     /// A libfabric that did not come from the dynamic linker.
     ///
     /// # Safety
-    /// The functions behave as libfabric's do, and the objects that they make carry tables that are as long as they say.
+    /// The functions behave as libfabric's, and the tables of the objects they make are as long as
+    /// they say.
     pub const unsafe fn from_entries(entries: Entries) -> Library {
         Library { entries }
     }
@@ -134,13 +138,14 @@ impl Library {
     /// The library's words for an information.
     #[doc(alias = "fi_tostr")]
     pub fn show(&self, info: &Info) -> String {
-        // SAFETY: the information is whole; the answer lies in a buffer of this thread, and is copied at once.
+        // SAFETY: the information is whole;
+        // the answer is in this thread's buffer, and is copied at once.
         unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), raw::FI_TYPE_INFO)) }
             .unwrap_or_default()
     }
 
-    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach; with `FI_SOURCE` it is where to
-    /// reach from.
+    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach;
+    /// with `FI_SOURCE` it is where to reach from.
     ///
     /// # Errors
     /// `FI_ENODATA` if nothing answers.

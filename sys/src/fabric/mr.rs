@@ -28,7 +28,8 @@ impl MemoryRegion {
     /// The provider's: `FI_ENOKEY` if the key is taken.
     ///
     /// # Safety
-    /// The memory is valid for `len` bytes until this is dropped, and tolerates being read and written by others as `access` says.
+    /// The memory is valid for `len` bytes until this is dropped, and tolerates being read and
+    /// written by others as `access` says.
     #[doc(alias = "fi_mr_reg")]
     pub unsafe fn register(
         domain: &Arc<Domain>,

@@ -1,14 +1,16 @@
-//! Choosing an offer: what is asked of a provider, step by step from best to acceptable, and why offers are refused.
-//! Slow path.
+//! Choosing an offer: what is asked of a provider, step by step from best to acceptable, and why
+//! offers are refused. Slow path.
 //!
 //! Asked for, in this order, the first that is offered:
 //!
-//! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then whatever there is;
-//! 2. at each level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with `FI_THREAD_SAFE`.
+//! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then any;
+//! 2. per level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
+//!    `FI_THREAD_SAFE`.
 //!
-//! The level decides when a buffer may be reused and when an error is known, no more: that a write is visible at its target is
-//! known from the engine's acknowledgements alone, so quiet means the same at each level. Whatever the progress model says, the
-//! owner of a rail must poll it: under manual progress peers wait for that.
+//! The level decides when a buffer may be reused and when an error is known, no more: that a write
+//! is visible at its target is known from the engine's acknowledgements alone, so quiet means the
+//! same at each level. Whatever the progress model says, the owner of a rail must poll it: under
+//! manual progress peers wait for that.
 
 use alloc::borrow::ToOwned;
 use alloc::ffi::CString;
@@ -24,7 +26,7 @@ use super::library::Library;
 use super::persona::{self, Notify, Persona};
 use super::raw::*;
 
-/// The longest head of ours on a message, in bytes, and the shortest message that a rail must carry.
+/// The longest of our message heads, in bytes, and the shortest message a rail must carry.
 const SHORTEST: usize = 256 + 16;
 
 /// Registration modes that are understood here.
@@ -326,7 +328,8 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
                 }
             }
             if !accepted.is_empty() {
-                // Of several addresses of one interface, those of IPv4 first: link-local ones reach nobody unasked.
+                // Of an interface's addresses, IPv4 comes first:
+                // link-local ones reach nobody by default.
                 accepted.sort_by_key(|offer| offer.info.raw().addr_format == FI_SOCKADDR_IN6);
                 return Ok((accepted, rejected));
             }

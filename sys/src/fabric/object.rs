@@ -13,7 +13,8 @@ use super::raw::*;
 #[doc(alias = "fi_close")]
 pub(super) unsafe fn close(object: *mut fid) -> Result<(), CallError> {
     type Close = unsafe extern "C" fn(*mut fid) -> c_int;
-    // SAFETY: the object and its table are whole; whatever it answers, the object is not used again.
+    // SAFETY: the object and its table are whole;
+    // whatever it returns, the object is not used again.
     unsafe {
         let close = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close));
         let close = close.ok_or(CallError::missing("fi_close"))?;

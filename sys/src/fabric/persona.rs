@@ -1,27 +1,29 @@
 //! What is known of providers beyond what they say of themselves.
 //!
-//! | persona       | provider it is offered as           | origin of a write with data     | exercised here                 |
-//! |---------------|-------------------------------------|---------------------------------|--------------------------------|
-//! | `tcp`         | `tcp` from 2.0, `net` in 1.x        | in the data, 8 bytes            | on the provider                |
-//! | `tcp;ofi_rxm` | the same                            | in the data, 8 bytes            | on the provider                |
-//! | `shm`         | the same                            | in the data, 8 bytes            | on the provider                |
-//! | `verbs;ofi_rxm` | the same                          | a message behind the write      | no device: on fake tables only |
-//! | `efa`         | `efa`, fabric `efa`                 | the completion's source         | no device: on fake tables only |
-//! | `efa-direct`  | `efa`, fabric `efa-direct`          | the completion's source         | no device: on fake tables only |
-//! | `cxi`         | the same                            | a message behind the write      | no device: on fake tables only |
-//! | `psm3`        | the same                            | a message behind the write      | no device: on fake tables only |
+//! | persona         | offered as                   | origin of a write with data | tested on    |
+//! |-----------------|------------------------------|-----------------------------|--------------|
+//! | `tcp`           | `tcp` from 2.0, `net` in 1.x | in the data, 8 bytes        | the provider |
+//! | `tcp;ofi_rxm`   | the same                     | in the data, 8 bytes        | the provider |
+//! | `shm`           | the same                     | in the data, 8 bytes        | the provider |
+//! | `verbs;ofi_rxm` | the same                     | a message behind the write  | fake tables  |
+//! | `efa`           | `efa`, fabric `efa`          | the completion's source     | fake tables  |
+//! | `efa-direct`    | `efa`, fabric `efa-direct`   | the completion's source     | fake tables  |
+//! | `cxi`           | the same                     | a message behind the write  | fake tables  |
+//! | `psm3`          | the same                     | a message behind the write  | fake tables  |
 //!
-//! Of the personas without a device, what is written here was read in manuals and sources, and not tried.
+//! Personas without a device follow manuals and sources, and are untested.
 
-/// How the target of a write with data learns whose write it was: four bytes are the engine's, and name no peer.
+/// How the target of a write with data learns its sender:
+/// four bytes are the engine's, and name no peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The data has 8 bytes, and its upper half is the sender's number.
     Word,
     /// The provider names the source of each completion.
     Source,
-    /// The write carries no data. A message with the word follows it: at once where the provider keeps messages behind writes
-    /// (`FI_ORDER_SAW`), otherwise when the write is complete at the target.
+    /// The write carries no data. A message with the word follows it: at once where the provider
+    /// keeps messages behind writes (`FI_ORDER_SAW`), otherwise when the write is complete at the
+    /// target.
     Message,
 }
 
@@ -36,12 +38,13 @@ pub struct Persona {
     pub fabric: Option<&'static str>,
     /// How the origin of a write with data is known, where the offer allows it.
     pub notify: Notify,
-    /// Whether the provider forgets the endpoint's completion level, so that each write must say it: `net` hands writes on to
-    /// another endpoint that was not told.
+    /// Whether the provider forgets the endpoint's completion level, so that each write must say
+    /// it: `net` hands writes on to another endpoint that was not told.
     pub forgets_level: bool,
     /// Whether posts held back with `FI_MORE` save doorbells.
     pub more: bool,
-    /// Completions that the queue is asked to hold. Where the provider lets it overrun, this is the only bound.
+    /// Completions requested of the queue.
+    /// Where the provider may overrun it, this is the only bound.
     pub completions: usize,
 }
 

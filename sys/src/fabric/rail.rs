@@ -1,38 +1,45 @@
 //! A rail over one endpoint of libfabric: one domain, one completion queue, one address vector.
 //!
-//! Posting, polling and flushing neither block, allocate, lock nor make a system call on our side. Making a rail, registering,
-//! importing, attaching, detaching and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Posts that a
-//! program makes and never polls for may never leave: under manual progress polling is what drives the provider.
+//! Posting, polling and flushing neither block, allocate, lock nor make a system call on our side.
+//! Making a rail, registering, importing, attaching, detaching and
+//! [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Posts that a
+//! program makes and never polls for may never leave: under manual progress polling is what drives
+//! the provider.
 //!
 //! # What becomes of a post
 //!
-//! | post                                | provider's call                 | ends                                     |
-//! |-------------------------------------|---------------------------------|------------------------------------------|
-//! | write up to [`Caps::inject`]        | `fi_inject_writedata`           | at once; an error of it is not reported  |
-//! | longer write                        | `fi_writedata`, or `fi_writemsg` where each must say the level | with its completion, at the [`Level`] |
-//! | the same, held back                 | `fi_writemsg` with `FI_MORE`    | the same; [`flush`](Rail::flush) closes the batch |
-//! | read                                | `fi_read`                       | with its completion                      |
-//! | short message                       | `fi_inject`                     | at once                                  |
-//! | longer message                      | `fi_sendmsg` from a bounce buffer | with its completion                    |
-//! | atomic                              | `fi_atomic` and its sisters     | with its completion                      |
+//! | post | provider's call | ends |
+//! |---|---|---|
+//! | write up to [`Caps::inject`] | `fi_inject_writedata` | at once; errors go unreported |
+//! | longer write | `fi_writedata` or `fi_writemsg` | with its completion, at the [`Level`] |
+//! | the same, held back | `fi_writemsg` with `FI_MORE` | the same, after [`flush`](Rail::flush) |
+//! | read | `fi_read` | with its completion |
+//! | short message | `fi_inject` | at once |
+//! | longer message | `fi_sendmsg`, bounced | with its completion |
+//! | atomic | `fi_atomic` and its sisters | with its completion |
 //!
-//! Every post that is not over at once has a completion in the queue; there are no counters. Whose write has arrived is known in
-//! one of three ways, see [`Notify`]. Each message carries eight bytes of the rail's own: the sender's number and a kind.
+//! Every post that is not over at once has a completion in the queue; there are no counters. Whose
+//! write has arrived is known in one of three ways, see [`Notify`]. Each message carries eight
+//! bytes of the rail's own: the sender's number and a kind.
 //!
-//! A post is checked against what was [imported](Rail::import) before it goes out, by the rail or by a caller that
-//! [says so](Rail::post_write_checked), so an honest engine never sends a bad key; at the target the provider checks what arrives against what is registered there. The numbers that peers sign with are random
-//! but no secret: whoever is attached can pass for another in `Word` and `Message`, and disturb that one's stream; with `Source`
-//! the provider says who it was.
+//! A post is checked against what was [imported](Rail::import) before it goes out, by the rail or
+//! by a caller that [says so](Rail::post_write_checked), so an honest engine never sends a bad key;
+//! at the target the provider checks what arrives against what is registered there. The numbers
+//! that peers sign with are random but no secret: whoever is attached can pass for another in
+//! `Word` and `Message`, and disturb that one's stream; with `Source` the provider says who it was.
 //!
 //! # When a peer is gone
 //!
-//! A completion with an error that means a lost connection takes its peer down, and so does a [deadline](FabricConfig::deadline)
-//! kept by `check_peers` and by polls that find nothing: the provider may retry for ever and say nothing. What such a peer still owes ends as
-//! [`CompleteError::Unknown`] when the deadline passes: the provider may still touch that memory. Its contexts stay with the
-//! provider until it gives them back; a provider that never does shrinks the pool by as many.
+//! A completion with an error that means a lost connection takes its peer down, and so does a
+//! [deadline](FabricConfig::deadline) kept by `check_peers` and by polls that find nothing: the
+//! provider may retry for ever and say nothing. What such a peer still owes ends as
+//! [`CompleteError::Unknown`] when the deadline passes: the provider may still touch that memory.
+//! Its contexts stay with the provider until it gives them back; a provider that never does shrinks
+//! the pool by as many.
 //!
-//! What a detach reports as ended the provider may still carry out. Deregistering ends a key at the target at once where the
-//! provider moves the data there (`tcp`, devices); `shm` may copy by address and ask nobody.
+//! What a detach reports as ended the provider may still carry out. Deregistering ends a key at the
+//! target at once where the provider moves the data there (`tcp`, devices); `shm` may copy by
+//! address and ask nobody.
 
 mod address;
 mod batch;
@@ -156,8 +163,8 @@ pub struct FabricRail {
     /// Our number, in the upper half of the data of a write.
     signature: u64,
     number: u32,
-    /// Longest write that is given to the provider to be copied. With 0 it is empty ones alone: of those there is nothing to wait
-    /// for, and shm 1.17 refuses them otherwise.
+    /// Longest write that is given to the provider to be copied. With 0 it is empty ones alone: of
+    /// those there is nothing to wait for, and shm 1.17 refuses them otherwise.
     inject: usize,
     /// Longest message that the provider copies, our head included.
     inject_message: usize,
@@ -165,8 +172,8 @@ pub struct FabricRail {
     desc: *mut c_void,
     /// Flags of each write, if it must say them.
     say_level: Option<u64>,
-    /// Writes that are shorter are given to the provider to be copied, others are just handed over. `None` where they are held
-    /// back, have a level of their own, or a message behind them.
+    /// Writes that are shorter are given to the provider to be copied, others are just handed over.
+    /// `None` where they are held back, have a level of their own, or a message behind them.
     short_below: Option<usize>,
     /// Whether writes are held back.
     more: bool,
@@ -177,7 +184,7 @@ pub struct FabricRail {
     words_follow: bool,
     /// Whether a write with data uses up a receive buffer here.
     takes_receives: bool,
-    /// Whether the data of a write that has arrived says whose it is, and the write has used up nothing.
+    /// Whether an arrived write's data names its sender, and the write has used up no receive.
     plain_arrivals: bool,
     /// Whether something waits for [`chores`](Self::chores).
     busy: bool,
@@ -212,8 +219,8 @@ pub struct FabricRail {
     offer: Offer,
 }
 
-// SAFETY: all pointers in it lead to memory that it owns, to registered memory that any thread may touch, or are the provider's,
-// whose thread model allows one thread at a time; it is not `Sync`.
+// SAFETY: all pointers in it lead to memory that it owns, to registered memory that any thread may
+// touch, or are the provider's, whose thread model allows one thread at a time; it is not `Sync`.
 unsafe impl Send for FabricRail {}
 
 assert_impl_all!(FabricRail: Send);
@@ -231,8 +238,8 @@ impl FabricRail {
         Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
     }
 
-    /// Makes a rail with this address reachable as `peer`. Both ends must have attached each other before either posts: what
-    /// arrives from a stranger is dropped. Slow path.
+    /// Makes a rail with this address reachable as `peer`. Both ends must have attached each other
+    /// before either posts: what arrives from a stranger is dropped. Slow path.
     ///
     /// # Errors
     /// The place is taken or out of range, the address is not one, or of a rail that differs, or
@@ -279,9 +286,10 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Has `hook` called before what has arrived is reported, once for all that one read of the queue brought. This is where
-    /// writes to a device's memory are flushed (`cuFlushGPUDirectRDMAWrites`), if the device's ordering attribute says that a
-    /// completion seen by the processor does not make them visible to the device. `None`: nothing is called.
+    /// Has `hook` called before what has arrived is reported, once for all that one read of the
+    /// queue brought. This is where writes to a device's memory are flushed
+    /// (`cuFlushGPUDirectRDMAWrites`), if the device's ordering attribute says that a completion
+    /// seen by the processor does not make them visible to the device. `None`: nothing is called.
     pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
         self.on_arrival = hook;
         self.plan();
@@ -335,7 +343,8 @@ impl FabricRail {
         self.last_error = CqError::of_call(code);
     }
 
-    /// Bytes of memory that the rail has taken of its own, and how many of them are there per peer at most.
+    /// Bytes of memory that the rail has allocated,
+    /// and how many of them are there per peer at most.
     pub fn memory(&self) -> (usize, usize) {
         let per_peer = size_of::<peers::PeerSlot>() + 4 * 24;
         let peers = per_peer * self.peers.slots.len();
@@ -359,7 +368,8 @@ impl FabricRail {
         let slot = self.pool.at(index as usize);
         let buffer = index as usize - self.caps.depth as usize;
         let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
-        // SAFETY: buffer and context belong to this receive for good, and neither is touched until its completion.
+        // SAFETY: buffer and context are this receive's for good,
+        // and untouched until its completion.
         unsafe { self.endpoint.recv(into, Pool::context(slot)) }
     }
 }
@@ -437,7 +447,8 @@ unsafe impl Rail for FabricRail {
         let system = |error: CallError| AttachError::System(error.code.0);
         let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
         let key = self.fresh_key();
-        // SAFETY: valid for as long as it is registered, and written by others at any time: the promise of `Region::new`.
+        // SAFETY: valid while registered, and written by others at any time:
+        // the promise of `Region::new`.
         let mut memory =
             unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?;
         let mode = self.offer.info.domain().mr_mode;

@@ -1,13 +1,17 @@
-//! The structures and operation tables of libfabric that are used here, as C lays them out, under their C names.
+//! The structures and operation tables of libfabric in use, in C's layout and with their C names.
 //!
-//! Definitions alone: nothing here calls anything. What each field means is in `fi_getinfo(3)`, `fi_domain(3)`,
-//! `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)` and `fi_atomic(3)`. Written for the interface of
-//! version 1.17; structures of a later library only grow behind what is defined here. So:
+//! Definitions alone: nothing here calls anything. What each field means is in `fi_getinfo(3)`,
+//! `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)`
+//! and `fi_atomic(3)`. Written for the interface of version 1.17; structures of a later library
+//! only grow behind what is defined here. So:
 //!
-//! - attributes (`fi_info` and all below it) are never made by value, but by the library (`fi_dupinfo`);
-//! - an attribute structure that we do make goes out as [`Tailed`], with zeros where a later library may look;
-//! - a table begins with its size in bytes: an entry is called only if it lies inside ([`entry`]) and is not null;
-//! - what the library writes into memory of ours ([`fi_cq_err_entry`]) is as long as in any version that we ask for.
+//! - attributes (`fi_info` and all below it) are made only by the library (`fi_dupinfo`);
+//! - an attribute structure made here goes out as [`Tailed`]: zeros follow where a later library
+//!   may look;
+//! - a table begins with its size in bytes: an [`entry`] is called only if it lies inside and is
+//!   not null;
+//! - what the library writes into our memory ([`fi_cq_err_entry`]) is as long as in any version
+//!   asked for.
 //!
 //! Entries that are not called are there to keep the offsets, as [`Unused`].
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
@@ -46,7 +50,7 @@ impl<T> Tailed<T> {
 /// A table of operations; it begins with its size in bytes.
 ///
 /// # Safety
-/// The type is `repr(C)`, begins with `size: usize`, and all else in it are nullable function pointers.
+/// The type is `repr(C)`: `size: usize`, then nothing but nullable function pointers.
 pub unsafe trait Table {}
 
 macro_rules! tables {
@@ -71,7 +75,7 @@ pub unsafe fn entry<T: Table, F: Copy>(table: *const T, offset: usize) -> Option
     if table.is_null() {
         return None;
     }
-    // SAFETY: every table begins with its size, and an entry is read only if it lies inside of that.
+    // SAFETY: every table begins with its size, and an entry is read only if it lies inside.
     unsafe {
         let size = table.cast::<usize>().read();
         if size < offset + size_of::<F>() {

@@ -1,4 +1,5 @@
-//! Atomics that the provider executes, against the model of the core's tests: every operation, width and form.
+//! Atomics executed by the provider against the model of core's tests:
+//! each operation, width and form.
 
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp};

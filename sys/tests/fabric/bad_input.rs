@@ -1,5 +1,5 @@
-//! What is asked wrongly: a library that is not there or is none, unknown providers and interfaces, configuration out of range,
-//! addresses that are none or of another kind of rail.
+//! What is asked wrongly: a library that is not there or is none, unknown providers and interfaces,
+//! configuration out of range, addresses that are none or of another kind of rail.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ fn offers_are_refused_with_a_reason_and_another_provider_is_never_taken() {
         }
         assert!(rejected.iter().all(|no| !no.why.to_string().is_empty()));
     }
-    // The plain tcp of 1.x is layered under rxm when reliable datagrams are asked of it: that is refused, not taken.
+    // Plain tcp of 1.x is layered under rxm when asked for reliable datagrams: this is refused.
     if library.version() < (2, 0) {
         let (_, rejected) = negotiate::offers(library, &Ask::new("tcp")).unwrap();
         assert!(

@@ -1,5 +1,5 @@
-//! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in one process: the contract of
-//! `Rail`. Each module of tests is a provider and a choice of ways.
+//! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in
+//! one process: the contract of `Rail`. Each module of tests is a provider and a choice of ways.
 
 mod atomics;
 mod bad_input;
@@ -37,7 +37,8 @@ fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
     Link { rails: ends.into(), origin: 0, target: 1, to: TO, from: FROM }
 }
 
-/// Ends the target without a good-bye. One that drives itself may have served everything before, and then nothing is missing.
+/// Ends the target without a good-bye.
+/// One that drives itself may have served everything before, and then nothing is missing.
 fn kill(link: &mut Link<FabricRail>) -> bool {
     let info = &link.rails[0].offer().info;
     let (major, minor) = info.library().version();
@@ -71,7 +72,7 @@ const fn with_atomics(provider: &'static str) -> Ask<'static> {
     Ask { atomics: true, ..manual(provider) }
 }
 
-/// Writes that the provider copies end at once and yield no error: whether one was refused is then not seen.
+/// Writes that the provider copies end at once without an error: a refusal of one goes unseen.
 const TRACKED: FabricConfig = FabricConfig { inject: false, ..support::SMALL };
 const MORE: FabricConfig = FabricConfig { more: Some(true), ..TRACKED };
 const ATOMICS: FabricConfig = FabricConfig { native_atomics: true, ..TRACKED };

@@ -1,4 +1,4 @@
-//! Two processes: data both ways, and a peer that is killed in the middle. The child is this test binary again.
+//! Two processes: data both ways, and a peer killed midway. The child is this test binary again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -106,8 +106,8 @@ fn length(round: u32) -> usize {
     [8, 100, 4096, 70_000, LEN, 1][round as usize % 6]
 }
 
-/// The child's part, if this process is one: tells its address and its memory, then answers each word with whether the data
-/// was there, until it is killed.
+/// The child's part, if this process is one: tells its address and its memory, then answers each
+/// word with whether the data was there, until it is killed.
 #[test]
 fn child() {
     let Ok(provider) = env::var("FISHPLATE_TEST_PROVIDER") else { return };

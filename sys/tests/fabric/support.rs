@@ -1,4 +1,4 @@
-//! A libfabric for the tests, and rails on it. `FISHPLATE_LIBFABRIC` names another library than the installed one.
+//! A libfabric for the tests, and rails on it. `FISHPLATE_LIBFABRIC` names another library.
 
 use std::env;
 use std::ffi::CString;
@@ -27,7 +27,7 @@ pub const SMALL: FabricConfig = FabricConfig {
 fn loaded() -> &'static Result<Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
     let path = env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: what the linker finds under this name, or whoever runs the tests names, is a libfabric.
+    // SAFETY: what the linker finds by this name, or the tester names, is a libfabric.
     LIBRARY.get_or_init(|| unsafe { Library::open(path.as_deref()) })
 }
 
@@ -49,7 +49,8 @@ pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
     FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// One module of conformance tests per line: name, what is asked, configuration, and why a region that was taken back may still be written.
+/// One module of conformance tests per line: name, what is asked, configuration, and why a region
+/// that was taken back may still be written.
 macro_rules! rails {
     ($($name:ident: $ask:expr, $config:expr, $reaches_on:expr;)*) => {$(
         mod $name {

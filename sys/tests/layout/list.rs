@@ -1,5 +1,5 @@
-// Everything of `fabric::raw` that C lays out. `layout!` is the including file's: it is given structures with their fields, where
-// `field = name in C`, and numbers.
+// Everything of `fabric::raw` that C lays out. `layout!` is the including file's: it is given
+// structures with their fields, where `field = name in C`, and numbers.
 layout! {
     structures {
         fi_tx_attr { caps mode op_flags msg_order comp_order inject_size size iov_limit rma_iov_limit tclass }
@@ -57,7 +57,7 @@ layout! {
             writevalid readwritevalid compwritevalid
         }
     }
-    // Names that are words of Rust, or go through a union in C: ours, then C's and the binding generator's.
+    // Names that are Rust keywords or lie in a C union: ours, then C's and the binding generator's.
     renamed {
         fi_ep_attr r#type "type" type_
         fi_av_attr r#type "type" type_

@@ -1,7 +1,8 @@
-//! Our structures of libfabric against the installed headers: a C program made from the same list prints sizes, offsets and
-//! numbers, and they are compared. `FISHPLATE_FABRIC_INCLUDE` names a directory of other headers.
+//! Our structures of libfabric against the installed headers: a C program made from the same list
+//! prints sizes, offsets and numbers, and they are compared. `FISHPLATE_FABRIC_INCLUDE` names a
+//! directory of other headers.
 //!
-//! Structures of headers later than 1.17 may be longer than ours, never shorter; fields lie where they lay.
+//! Structures of headers after 1.17 may be longer than ours, never shorter; offsets stay.
 #![allow(clippy::unnecessary_cast, reason = "numbers of several types are compared as one")]
 
 use std::collections::BTreeMap;

@@ -8,7 +8,7 @@ pub fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Returns when a thread sleeps: what it said before that, it has said, and a wake-up call has to reach it.
+/// Returns when a thread sleeps: it has announced that, and a wake-up call must reach it.
 pub fn until_asleep(thread: i32) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

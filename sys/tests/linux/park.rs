@@ -1,5 +1,6 @@
-//! Sleeping and waking on real futexes: nothing is lost between threads or between processes, whichever barrier is
-//! used; sleeping costs no processor time; a thread that is awake is notified without a system call.
+//! Sleeping and waking on real futexes: nothing is lost between threads or between processes,
+//! whichever barrier is used; sleeping costs no processor time; a thread that is awake is notified
+//! without a system call.
 
 use std::{
     hint,
@@ -32,8 +33,9 @@ struct Lane {
     sent: AtomicU64,
 }
 
-/// Answers `rounds` times. Between its steps it dawdles for random moments, from nothing to some microseconds, and
-/// now and then gives up the processor, so that each side is met in every state. Returns false after a lost wake-up.
+/// Answers `rounds` times. Between its steps it dawdles for random moments, from nothing to some
+/// microseconds, and now and then gives up the processor, so that each side is met in every state.
+/// Returns false after a lost wake-up.
 fn play(
     host: &LinuxHost,
     idle: &mut Idle,
@@ -74,8 +76,9 @@ fn play(
     idle.counts().deadline_with_work == 0
 }
 
-/// One thread announces its sleep at about the moment at which another publishes work, over and over: both leave a
-/// common start, and one of them dawdles for a random number of pauses. This is where a missing barrier shows.
+/// One thread announces its sleep at about the moment at which another publishes work, over and
+/// over: both leave a common start, and one of them dawdles for a random number of pauses. This is
+/// where a missing barrier shows.
 fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
     let rounds = rounds(usual_rounds);
     let seed = seed(name);
@@ -199,7 +202,8 @@ fn no_wake_up_is_lost_on_shared_futexes() {
 fn no_wake_up_is_lost_between_processes() {
     for peer_uses_membarrier in [false, true] {
         let mapping = Mapping::new(4096);
-        // SAFETY: zeroed memory is a lane, inside the mapping and aligned; both processes use it through atomics.
+        // SAFETY: zeroed memory is a lane, inside the mapping and aligned;
+        // both processes use atomics.
         let lanes = unsafe { [mapping.at::<Lane>(0).as_ref(), mapping.at::<Lane>(2048).as_ref()] };
         let rounds = rounds(20_000);
         let seed = seed("processes");

@@ -74,9 +74,11 @@ impl Drop for Mapping {
 pub struct Child(libc::pid_t);
 
 impl Child {
-    /// Forks. `body` must not allocate, lock or panic: other threads of this program may hold a lock at this moment.
+    /// Forks. `body` must not allocate, lock or panic:
+    /// another thread may hold a lock at this moment.
     pub fn run(body: impl FnOnce() -> bool) -> Self {
-        // SAFETY: the child calls `body`, which keeps to what is allowed after a fork, and leaves by `_exit`.
+        // SAFETY: the child calls `body`, which does only what a forked child may,
+        // and leaves by `_exit`.
         match unsafe { libc::fork() } {
             // SAFETY: as above.
             0 => unsafe { libc::_exit(if body() { 0 } else { 1 }) },
@@ -92,7 +94,7 @@ impl Child {
         self.0
     }
 
-    /// Waits for the child, and kills it if it takes longer than a minute. Whether `body` returned true.
+    /// Waits for the child, and kills it after a minute. Returns whether `body` returned true.
     pub fn succeeded(self) -> bool {
         let until = Instant::now() + Duration::from_secs(60);
         loop {

@@ -1,9 +1,10 @@
 //! What a rail tells another of itself: 16 bytes and the provider's own address.
 //!
 //! ```text
-//! 0  "fpfa"     4  version u16     6  way of notifying u8     7  0     8  number u32     12  format u32     16  address
+//! 0 "fpfa" | 4 version u16 | 6 notification u8 | 7 0 | 8 number u32 | 12 format u32 | 16 address
 //! ```
-//! Numbers are little-endian. Both ends must speak one version, notify in the same way, and write addresses in one format.
+//! Little-endian. Both ends must have the same version, the same notification and the same address
+//! format.
 
 use alloc::vec::Vec;
 

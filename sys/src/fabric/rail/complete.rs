@@ -1,5 +1,5 @@
-//! Completions: the ends of posts, writes that have arrived, messages. Handlers change state and report; none of them posts, but
-//! for the receive buffer that goes back at once.
+//! Completions: the ends of posts, writes that have arrived, messages. Handlers change state and
+//! report; none of them posts, but for the receive buffer that goes back at once.
 
 use core::ptr::NonNull;
 
@@ -17,15 +17,16 @@ use crate::fabric::raw::*;
 /// Idle polls between two looks at the clock: a power of two.
 const LOOK: u32 = 4096;
 
-/// Whether a write with data has arrived. The first flag alone does not say so: some providers repeat the flags of a post in its own
-/// completion, which has a context; and libfabric 2's shm leaves the second away, and the context with it.
+/// Whether a write with data has arrived. The first flag alone does not say so: some providers
+/// repeat the flags of a post in its own completion, which has a context; and libfabric 2's shm
+/// leaves the second away, and the context with it.
 #[inline(always)]
 fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
     entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
-/// The context of a write that has ended and of which nothing else is to be done, if that is what an entry says.
+/// The context of a completed write that needs nothing more, if the entry is one.
 #[inline(always)]
 fn ended_write(entry: &Entry) -> Option<*mut Slot> {
     if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
@@ -37,10 +38,11 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
 }
 
 impl FabricRail {
-    /// Reads completions, at most `budget`. Most often there is none, and finding that out is all that is done in line.
+    /// Reads completions, at most `budget`.
+    /// Inline it only finds out that there is none, the usual case.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // All that is seldom to be done is behind this one count, so that an idle poll looks at nothing else.
+        // All rare work is behind this one count, so that an idle poll looks at nothing else.
         self.plain_polls = self.plain_polls.wrapping_sub(1);
         if self.plain_polls == 0 {
             return self.long_poll(budget, sink);
@@ -60,8 +62,9 @@ impl FabricRail {
         }
     }
 
-    /// A poll that does more than read the queue: something waits, or the clock is to be looked at. Where sources are to be read
-    /// with the entries, or a hook to be called, every poll is such a one.
+    /// A poll that does more than read the queue: something waits, or the clock is to be looked at.
+    /// Where sources are to be read with the entries, or a hook to be called, every poll is such a
+    /// one.
     #[inline(never)]
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
@@ -99,8 +102,8 @@ impl FabricRail {
         }
     }
 
-    /// A batch came that is full. Handles it and those behind it, at most `budget` together; an error behind them is left to the
-    /// next poll.
+    /// A batch came that is full. Handles it and those behind it, at most `budget` together; an
+    /// error behind them is left to the next poll.
     #[inline(never)]
     fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut left = budget;
@@ -150,7 +153,7 @@ impl FabricRail {
         }
     }
 
-    /// Handles what was read. Ends of the same word are reported together: those of a stream of posts are.
+    /// Handles completions. Reports those of one word together, as of a stream of posts.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
@@ -159,7 +162,7 @@ impl FabricRail {
         while next != end {
             // SAFETY: before the end.
             let Some(mut slot) = ended_write(unsafe { &*next }) else {
-                // SAFETY: before the end. What is needed of it is read once, before anything is reported.
+                // SAFETY: before the end. All that is needed of it is read once, before any report.
                 let Entry { op_context, flags, len, data, .. } = unsafe { *next };
                 let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
                 self.complete(entry, next, sink);
@@ -167,7 +170,8 @@ impl FabricRail {
                 next = unsafe { next.add(1) };
                 continue;
             };
-            // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+            // SAFETY: returned contexts are ours and stay in place;
+            // the provider is done with this one.
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
             let first = next;
             loop {
@@ -226,11 +230,12 @@ impl FabricRail {
         }
     }
 
-    /// Who has written, where the data alone does not say it; or where the write has used up a receive buffer, which goes back.
+    /// Who has written, where the data alone does not say it; or where the write has used up a
+    /// receive buffer, which goes back.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
-        // With `FI_RX_CQ_DATA` there is a buffer. Otherwise the context is nothing of ours: shm 1.17 gives that of the sender, as a
-        // pointer of another process.
+        // With `FI_RX_CQ_DATA` there is a buffer. Otherwise the context is nothing of ours: shm
+        // 1.17 gives that of the sender, as a pointer of another process.
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();
             // SAFETY: contexts that come back are ours, and stay where they are.
@@ -254,7 +259,8 @@ impl FabricRail {
         let buffer = self.slab.at(index as usize - self.caps.depth as usize);
         let len = entry.len.min(self.caps.max_message + HEAD);
         let mut head = [0; HEAD];
-        // SAFETY: the buffer is ours until it goes back, below, and `len` bytes of it hold the message.
+        // SAFETY: the buffer is ours until it goes back below,
+        // and `len` of its bytes hold the message.
         let bytes = unsafe { Untrusted::new(buffer, len) };
         bytes.copy_out(&mut head);
         let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
@@ -296,13 +302,14 @@ impl FabricRail {
     /// A post has ended well.
     #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
-        // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+        // SAFETY: returned contexts are ours and stay in place; the provider is done with this one.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
             Kind::Free | Kind::Receive | Kind::Orphan => return,
             Kind::Send => self.bounces.push(extra),
-            // SAFETY: writable for 8 bytes until the end is reported, by the promise made when it was posted.
+            // SAFETY: writable for 8 bytes until the end is reported,
+            // as promised when it was posted.
             Kind::Atomic if !orphan => unsafe {
                 if !(*slot).fetch.is_null() {
                     (*slot).fetch.write((*slot).words[2]);
@@ -334,7 +341,8 @@ impl FabricRail {
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// The queue gave no completion, for a reason. Takes errors until there is none, then completions behind them.
+    /// Handles a queue that returned an error:
+    /// takes errors until there is none, then the completions behind them.
     #[cold]
     #[inline(never)]
     fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
@@ -378,7 +386,7 @@ impl FabricRail {
         if slot.is_null() {
             return;
         }
-        // SAFETY: contexts that come back are ours and stay where they are; the provider is done with this one.
+        // SAFETY: returned contexts are ours and stay in place; the provider is done with this one.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
@@ -431,7 +439,7 @@ impl FabricRail {
         count
     }
 
-    /// Reports something at the next occasion. There is room: one end per context, and little per peer.
+    /// Queues a report. There is room: one end per context, and a few per peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
         self.hurry();

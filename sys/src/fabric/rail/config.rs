@@ -25,15 +25,16 @@ pub struct FabricConfig {
     pub max_imports: u32,
     /// Completions that the queue holds; 0: what the provider's persona says.
     pub completions: usize,
-    /// How long a peer may owe the end of a post, or refuse every post, while nothing else comes back from it. Under manual
-    /// progress a peer that does not poll owes, too. `None`: for ever.
+    /// How long a peer may owe the end of a post, or refuse every post, while nothing else comes
+    /// back from it. Under manual progress a peer that does not poll owes, too. `None`: for ever.
     pub deadline: Option<Duration>,
-    /// Whether short writes are copied by the provider and over at once. Their errors are then not reported.
+    /// Whether the provider copies short writes and ends them at once.
+    /// Their errors are not reported.
     pub inject: bool,
-    /// Whether writes are held back and handed over together (`FI_MORE`). `None`: what the persona says.
+    /// Whether writes are batched (`FI_MORE`). `None`: the persona decides.
     pub more: Option<bool>,
-    /// Whether the rail executes atomics, if the provider has all that are used, in all widths. Those of software providers are
-    /// not atomic against processors, which also apply signals.
+    /// Whether the rail executes atomics, if the provider has all that are used, in all widths.
+    /// Those of software providers are not atomic against processors, which also apply signals.
     pub native_atomics: bool,
     /// Where keys and the rail's number come from. `None`: the kernel's random numbers.
     pub seed: Option<u64>,

@@ -1,8 +1,9 @@
-//! Memory of peers that was imported: what a post may name. A post is checked here before it goes out, because providers differ
-//! in what they do about a bad key: some close the connection, some write by address and ask nobody.
+//! Memory of peers that was imported: what a post may name. A post is checked here before it goes
+//! out, because providers differ in what they do about a bad key: some close the connection, some
+//! write by address and ask nobody.
 //!
-//! A hash table by (peer, key), of fixed size and at most half full. Looking up is hot and probes a bounded number of places;
-//! changing it is slow.
+//! A hash table by (peer, key), of fixed size and at most half full. Looking up is hot and probes a
+//! bounded number of places; changing it is slow.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -51,7 +52,8 @@ impl Imports {
 
     #[inline(always)]
     fn start(&self, peer: u16, key: u64) -> usize {
-        // Multiplication spreads what differs in few bits over the upper bits, of which the table takes its share.
+        // Multiplication spreads a difference in few bits over the upper bits,
+        // which index the table.
         ((key ^ peer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 

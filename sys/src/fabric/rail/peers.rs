@@ -8,13 +8,13 @@ use static_assertions::const_assert_eq;
 
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
-/// A peer's place. The first fields are what a post needs. A cache line, so that its address is a shift.
+/// A peer's place, one cache line, so that its address is a shift. The first fields serve posts.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct PeerSlot {
     /// Its number in the address vector.
     pub addr: u64,
-    /// Writes to it that are shorter are just given to the provider to be copied; none is while it is not up.
+    /// Shorter writes to it are injected: the provider copies them. None is while it is not up.
     pub short_below: usize,
     /// Whether others are just handed over; none is while it is not up.
     pub plain: bool,
@@ -103,7 +103,8 @@ const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 /// Nobody was found last. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from numbers that peers are known by to their places, at most half full. Rebuilt when a peer comes or goes.
+/// A hash table from numbers that peers are known by to their places, at most half full.
+/// Rebuilt when a peer comes or goes.
 pub(super) struct Names {
     /// Who was found last, and is up still: most often it is the next one, too.
     last: Name,
@@ -195,8 +196,8 @@ impl Peers {
         Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
     }
 
-    /// Attaches a peer to a place that is free. Writes to it are just handed over, or if they are shorter than `short_below` given
-    /// away to be copied; with `None` neither.
+    /// Attaches a peer to a place that is free. Writes to it are just handed over, or if they are
+    /// shorter than `short_below` given away to be copied; with `None` neither.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         self.slots[peer as usize] =
@@ -209,7 +210,7 @@ impl Peers {
         self.numbers.has(number as u64)
     }
 
-    /// Something has come that is signed with a number. From which peer, if one that is up signs with it.
+    /// A word signed with a number came. Returns the peer that is up and signs with it.
     #[inline(always)]
     pub fn hear_signed(&mut self, number: u32) -> Option<u16> {
         let peer = self.numbers.find(number as u64)?;
@@ -247,7 +248,8 @@ impl Peers {
         unsafe { self.slots.get_unchecked_mut(peer as usize) }
     }
 
-    /// A peer is gone: nothing is posted to it, and it is found by its numbers no more. Whether that is news.
+    /// Forgets a peer: nothing is posted to it and its numbers find nothing.
+    /// Returns whether it was there.
     pub fn take_down(&mut self, peer: u16) -> bool {
         let slot = &mut self.slots[peer as usize];
         if !slot.up {

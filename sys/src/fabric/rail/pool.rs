@@ -1,5 +1,6 @@
-//! Contexts of posts and receives. The provider keeps its own notes in the first 64 bytes of each (`FI_CONTEXT`, `FI_CONTEXT2`)
-//! from post to completion, so they stay where they are and are reached by pointers alone.
+//! Contexts of posts and receives. The provider keeps its own notes in the first 64 bytes of each
+//! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion, so they stay where they are and are
+//! reached by pointers alone.
 //!
 //! Fixed size, a free list through the contexts; taking and giving back is a few instructions.
 
@@ -43,8 +44,8 @@ pub(super) struct Slot {
     pub cx: u64,
     /// Where an atomic's fetched value goes, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic. Of a write or read the first is the address of its
-    /// local memory.
+    /// Operand, comparand and result of an atomic.
+    /// Of a write or read the first is the address of its local memory.
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
@@ -77,7 +78,8 @@ pub(super) struct Pool {
     kept: bool,
 }
 
-// SAFETY: the pool owns its memory; the pointers in it are the provider's, or lead to memory that any thread may touch.
+// SAFETY: the pool owns its memory;
+// its pointers are the provider's, or to memory that any thread may touch.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -117,14 +119,14 @@ impl Pool {
         self.len
     }
 
-    /// Whether the provider has a write or read whose local memory begins in this. The local memory of
-    /// a post lies in one registered region, so its first byte tells which. Slow path: looks at every
-    /// context.
+    /// Whether the provider has a write or read whose local memory begins in this. The local memory
+    /// of a post lies in one registered region, so its first byte tells which. Slow path: looks at
+    /// every context.
     pub fn touches(&self, memory: Local) -> bool {
         let first = memory.ptr.addr().get() as u64;
         (0..self.len).any(|index| {
             let slot = self.at(index);
-            // SAFETY: one of ours. The fields behind the provider's part are written by this thread alone.
+            // SAFETY: one of ours. Only this thread writes the fields behind the provider's part.
             let ((kind, _), [at, ..]) = unsafe { ((*slot).used_for(), (*slot).words) };
             let of_memory = matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read);
             of_memory && at.wrapping_sub(first) < memory.len as u64

@@ -177,12 +177,14 @@ impl FabricRail {
             return self.over(peer, result);
         }
         let slot = self.begin_at(peer, Kind::Write, cx, from.ptr)?;
-        // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
+        // SAFETY: readable until the completion, as the caller promises;
+        // the context is this post's until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
 
-    /// A write to a peer that is not up, or on a rail that holds writes back, says the level with each, or has words in messages.
+    /// A write to a peer that is not up, or on a rail that holds writes back, says the level with
+    /// each, or has words in messages.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[inline(never)]
     unsafe fn unusual_write(
@@ -221,7 +223,8 @@ impl FabricRail {
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
-        // SAFETY: readable until the completion, by our caller's promise; the context is this post's until then.
+        // SAFETY: readable until the completion, as the caller promises;
+        // the context is this post's until then.
         let result = unsafe { self.write_at_level(from, to, word, slot) };
         self.end(peer, slot, result)
     }
@@ -263,7 +266,8 @@ impl FabricRail {
         self.end(peer, write.slot, Ok(()))
     }
 
-    /// Hands over the write that was kept back, and rings for all that went before it. `false`: refused for now; it stays.
+    /// Hands over the write that was kept back, and rings for all that went before it. `false`:
+    /// refused for now; it stays.
     pub(super) fn close_batch(&mut self) -> bool {
         if let Some(held) = self.held {
             if !self.hand_over(held, 0) {
@@ -280,7 +284,8 @@ impl FabricRail {
         let Held { slot, from, to, data } = write;
         let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
         let flags = FI_COMPLETION | self.offer.level.flag() | remote | more;
-        // SAFETY: readable until its end is reported, by the promise made when it was posted; the context is its own.
+        // SAFETY: readable until its end is reported, as promised when it was posted;
+        // the context is its own.
         let result =
             unsafe { self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot)) };
         match result {
@@ -336,7 +341,8 @@ impl FabricRail {
         Ok(posted)
     }
 
-    /// Sends a word, now or as soon as there is room. There is room in the list: at most one word per context waits.
+    /// Sends a word, or queues it until there is room. The list has room:
+    /// at most one word per context waits.
     #[inline]
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
         if !self.owed.is_empty() || !self.send_word(peer, data) {
@@ -380,7 +386,8 @@ impl FabricRail {
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
         let slot = self.begin_at(peer, Kind::Read, cx, into.ptr)?;
-        // SAFETY: writable and unread until the completion, by our caller's promise; the context is this post's until then.
+        // SAFETY: writable and unread until the completion, as the caller promises;
+        // the context is this post's until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
@@ -407,7 +414,8 @@ impl FabricRail {
         }
         if len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
-            // SAFETY: `scratch` has `inject_message` bytes, and is nobody else's; the rest as in `compose`.
+            // SAFETY: `scratch` has `inject_message` bytes and no other user;
+            // the rest as in `compose`.
             let bytes = unsafe {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
@@ -438,7 +446,8 @@ impl FabricRail {
         };
         let bytes = self.slab.at(bounce as usize);
         let from = Buffer { ptr: bytes, len: head.len() + body.len() + HEAD, desc: self.desc };
-        // SAFETY: a bounce buffer holds the longest message, and this one is ours until the completion; so is the context.
+        // SAFETY: a bounce buffer holds the longest message, and this one is ours until the
+        // completion; so is the context.
         let result = unsafe {
             (*slot).extra = bounce;
             compose(self.number, head, body, bytes);
@@ -518,7 +527,8 @@ fn datatype(width: u8) -> Option<i32> {
     }
 }
 
-/// An atomic as providers have it: whether it has a form that fetches nothing, the call that fetches, the operation, the operand.
+/// An atomic as providers have it: whether it has a form that fetches nothing, the call that
+/// fetches, the operation, the operand.
 fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
     match amo.op {
         AmoOp::Set => (true, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
@@ -533,8 +543,9 @@ fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
     }
 }
 
-/// Whether a provider has every atomic in every width: an engine cannot have one executed by the provider and the next by a
-/// processor. An advertised capability is no proof: `net` of 1.17 has it and no operation.
+/// Whether a provider has every atomic in every width: an engine cannot have one executed by the
+/// provider and the next by a processor. An advertised capability is no proof: `net` of 1.17 has it
+/// and no operation.
 pub(super) fn has_all_atomics(endpoint: &Endpoint, info: &Info) -> bool {
     let wants_registered = info.domain().mr_mode & FI_MR_LOCAL != 0;
     let plain = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR];

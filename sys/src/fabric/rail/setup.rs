@@ -25,7 +25,8 @@ use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
 impl FabricRail {
-    /// Opens fabric, domain, queue, vector and endpoint of an offer, and posts all receive buffers. Slow path.
+    /// Opens fabric, domain, queue, vector and endpoint of an offer,
+    /// and posts all receives. Slow path.
     ///
     /// # Errors
     /// A value out of range, or a call that the provider refused.
@@ -37,7 +38,8 @@ impl FabricRail {
         FabricRail::open_in(domain, offer, config)
     }
 
-    /// As [`open`](Self::open), in a domain that is open: rails on one domain share its registrations' cost, not their keys.
+    /// As [`open`](Self::open), in a domain that is open: rails on one domain share its
+    /// registrations' cost, not their keys.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -78,7 +80,8 @@ impl FabricRail {
             max_rma: room.min(MAX_RMA),
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
-            // Providers order what they carry on one connection, but not what comes out of the queue when buffers run out.
+            // Providers order what they carry on one connection,
+            // but not what comes out of the queue when buffers run out.
             order: Order::None,
             native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
             depth,
@@ -143,7 +146,8 @@ impl FabricRail {
             let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
             let key = rail.fresh_key();
             let (bytes, len) = (rail.slab.bytes, rail.slab.len);
-            // SAFETY: the slab outlives the registration, by the order of the fields; it is reached by raw pointers alone.
+            // SAFETY: the slab outlives the registration, by the fields' order;
+            // only raw pointers reach it.
             let mut buffers =
                 unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
             if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {

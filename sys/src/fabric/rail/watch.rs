@@ -67,8 +67,8 @@ impl FabricRail {
         }
     }
 
-    /// A peer is gone: nothing is posted to it and nothing heard from it any more. What it owes is still awaited, up to the
-    /// deadline.
+    /// A peer is gone: nothing is posted to it and nothing heard from it any more. What it owes is
+    /// still awaited, up to the deadline.
     #[cold]
     pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
         if self.peers.take_down(peer.0) {
