@@ -1,9 +1,9 @@
-//! What two processes have said to each other of device memory, at one end of one link. It dies with the link, so nothing of an
-//! earlier life of the peer is ever believed. Slow path: allocates.
+//! What two processes have said to each other of device memory, at one end of one link. It dies
+//! with the link, so nothing of an earlier life of the peer is ever believed. Slow path: allocates.
 //!
-//! Everything that a peer can make grow is bounded. What exceeds a bound because the peer is entitled to it is forgotten, oldest
-//! first, and asked for again when it is needed: offers that nobody has opened, and old versions of a buffer. What no correct
-//! peer does ends the link.
+//! Everything that a peer can make grow is bounded. What exceeds a bound because the peer is
+//! entitled to it is forgotten, oldest first, and asked for again when it is needed: offers that
+//! nobody has opened, and old versions of a buffer. What no correct peer does ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -25,8 +25,8 @@ pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 /// Questions that this end has open at once.
 const MAX_ASKED: usize = 32;
 
-/// Questions of the peer that stand. More than it has open, for one that was answered before it came may have crossed with the
-/// answer.
+/// Questions of the peer that stand. More than it has open, for one that was answered before it
+/// came may have crossed with the answer.
 const MAX_QUERIES: usize = 1024;
 
 /// What became of a question.
@@ -81,7 +81,7 @@ impl Extension for Board {
         match wire::read(kind, body, fds, self.home)? {
             Said::Export(offer) => {
                 self.answered(Ask::Alloc(offer.alloc));
-                // Whatever was offered before under this number is dropped here, and its descriptors with it.
+                // What was offered under this number before is dropped here, with its descriptors.
                 self.offers.remove(&offer.alloc);
                 while self.offers.len() == MAX_OFFERS
                     || self.descriptors() + offer.descriptors() > MAX_DESCRIPTORS

@@ -1,25 +1,31 @@
-//! NVIDIA GPUs through their driver's library, which is found when the program runs: without it there is [`Absent`], and no panic.
+//! NVIDIA GPUs through their driver's library, which is found when the program runs: without it
+//! there is [`Absent`], and no panic.
 //!
-//! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events, and may be moved between threads. Each call
-//! makes the context current in the calling thread for as long as it lasts. Memory is `cuMemAlloc` memory, which is exported by
-//! handles of 64 bytes, or virtual memory, which is exported by descriptors ([`CudaMemory`]); memory that the program has from elsewhere
-//! (a framework's allocator) is told apart by its attributes.
+//! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events, and may be
+//! moved between threads. Each call makes the context current in the calling thread for as long as
+//! it lasts. Memory is `cuMemAlloc` memory, which is exported by handles of 64 bytes, or virtual
+//! memory, which is exported by descriptors ([`CudaMemory`]); memory that the program has from
+//! elsewhere (a framework's allocator) is told apart by its attributes.
 //!
-//! The library is cudarc's: it looks for the file, and declares functions and structures. Functions are called through addresses that
-//! are looked up once, all of them, before the first call: cudarc would panic in the middle of a transfer for one that is missing. And they
-//! return a number: cudarc's enumeration of errors has no room for codes of drivers that are newer than it.
+//! The library is cudarc's: it looks for the file, and declares functions and structures. Functions
+//! are called through addresses that are looked up once, all of them, before the first call: cudarc
+//! would panic in the middle of a transfer for one that is missing. And they return a number:
+//! cudarc's enumeration of errors has no room for codes of drivers that are newer than it.
 //!
-//! - A handle of this process is refused by the driver as it refuses garbage. The last [`REMEMBERED`] handles that a device exported are told
-//!   apart ([`DeviceError::SameProcess`]); others are [`DeviceError::BadHandle`].
-//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable all the same: [`Device::reaches`] says yes, and it
-//!   is opening that tells.
-//! - Of virtual memory, attributes tell the addresses that were reserved, and `cuMemGetAddressRange` the physical segment: there, an
-//!   allocation is a segment.
-//! - Memory that was opened cannot be exported again: it says [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
+//! - A handle of this process is refused by the driver as it refuses garbage. The last
+//!   [`REMEMBERED`] handles that a device exported are told apart ([`DeviceError::SameProcess`]);
+//!   others are [`DeviceError::BadHandle`].
+//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable all the
+//!   same: [`Device::reaches`] says yes, and it is opening that tells.
+//! - Of virtual memory, attributes tell the addresses that were reserved, and
+//!   `cuMemGetAddressRange` the physical segment: there, an allocation is a segment.
+//! - Memory that was opened cannot be exported again: it says
+//!   [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
 //! - Pool and managed memory are there for tests ([`CudaDevice::alloc_as`]).
 //!
-//! AMD's driver offers the same calls under other names (`hipIpcOpenMemHandle` and so on), and differs in what the module above says that
-//! drivers differ in: a HIP backend is one more implementation of [`Device`] beside this one.
+//! AMD's driver offers the same calls under other names (`hipIpcOpenMemHandle` and so on), and
+//! differs in what the module above says that drivers differ in: a HIP backend is one more
+//! implementation of [`Device`] beside this one.
 
 mod driver;
 mod memory;
@@ -60,8 +66,8 @@ impl Default for CudaConfig {
     }
 }
 
-/// One GPU as one thread uses it. When it is dropped, everything queued on its streams ends first; memory that was taken, opened or
-/// pinned through it and not given back is given back.
+/// One GPU as one thread uses it. When it is dropped, everything queued on its streams ends first;
+/// memory that was taken, opened or pinned through it and not given back is given back.
 pub struct CudaDevice {
     driver: &'static Driver,
     device: sys::CUdevice,
@@ -78,7 +84,8 @@ pub struct CudaDevice {
     exported: VecDeque<[u8; LEGACY_HANDLE]>,
 }
 
-// SAFETY: contexts, streams and events belong to the process. Every call makes the context current in the thread that makes the call.
+// SAFETY: contexts, streams and events belong to the process. Every call makes the context current
+// in the thread that makes the call.
 unsafe impl Send for CudaDevice {}
 
 impl fmt::Debug for CudaDevice {
@@ -97,7 +104,8 @@ impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             let mut context = std::ptr::null_mut();
-            // SAFETY: pops what `enter` has pushed in this thread: the value cannot be sent, and calls nest.
+            // SAFETY: pops what `enter` pushed in this thread:
+            // the value is not `Send`, and calls nest.
             unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut context) };
         }
     }
@@ -107,7 +115,8 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`]: [`devices`] tells more. [`DeviceError::NoDevice`] with the number of devices that there are.
+    /// [`DeviceError::NoDriver`]: [`devices`] tells more. [`DeviceError::NoDevice`] with the number
+    /// of devices that there are.
     pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = driver::get().map_err(DeviceError::from)?;
         let device = driver.device(ordinal)?;

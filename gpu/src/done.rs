@@ -1,24 +1,26 @@
-//! The done channel: words by which the origin of a write tells its target that all of it has landed, without a message and, where
-//! the device can store words, without a processor. Neither end blocks, allocates, locks or makes a system call.
+//! The done channel: words by which the origin of a write tells its target that all of it has
+//! landed, without a message and, where the device can store words, without a processor. Neither
+//! end blocks, allocates, locks or makes a system call.
 //!
-//! Every write that announces itself takes the next *ticket* of its direction. A ticket's word lies on a line of its own, in the
-//! segment of the origin, at the ticket's number modulo the number of words. So writes that end in another order than they began
-//! are told as they end, and the failure of one says nothing about the next.
+//! Every write that announces itself takes the next *ticket* of its direction. A ticket's word lies
+//! on a line of its own, in the segment of the origin, at the ticket's number modulo the number of
+//! words. So writes that end in another order than they began are told as they end, and the failure
+//! of one says nothing about the next.
 //!
-//! | bits of a word | what                                                                                    |
-//! |----------------|-----------------------------------------------------------------------------------------|
-//! | 34..64         | the ticket, modulo 2^30                                                                 |
-//! | 32..34         | 1: the write has landed; 2: it failed. Never 0, so fresh memory holds no word            |
-//! | 0..32          | the completion word of the write                                                        |
+//! | bits of a word | what |
+//! |---|---|
+//! | 34..64 | the ticket, modulo 2^30 |
+//! | 32..34 | 1: the write has landed; 2: it failed. Never 0, so fresh memory holds no word |
+//! | 0..32 | the completion word of the write |
 //!
-//! Tickets are credits: the origin takes no more than the target has consumed, in order, plus the number of words. Both count
-//! absolutely, in 64 bits, and neither believes the other: a cursor that moves back or too far is *corrupt*, a word with another ticket
-//! is none.
+//! Tickets are credits: the origin takes no more than the target has consumed, in order, plus the
+//! number of words. Both count absolutely, in 64 bits, and neither believes the other: a cursor
+//! that moves back or too far is *corrupt*, a word with another ticket is none.
 //!
-//! | edge         | release store                                   | acquire load        | carries                        |
-//! |--------------|-------------------------------------------------|---------------------|--------------------------------|
-//! | `done.word`  | [`tell`], or the device's `write_word` | [`Receiver::poll`]  | the bytes of the write         |
-//! | `done.freed` | [`Receiver::poll`]                              | [`Sender::reserve`] | permission to overwrite words  |
+//! | edge         | release store | acquire load | carries |
+//! |--------------|---|---|---|
+//! | `done.word`  | [`tell`] or `write_word` | [`Receiver::poll`] | the bytes of the write |
+//! | `done.freed` | [`Receiver::poll`] | [`Sender::reserve`] | permission to overwrite words |
 
 use std::mem::offset_of;
 
@@ -48,7 +50,8 @@ pub(crate) enum Status {
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Words beyond the next that one poll of a receiver looks at: what has overtaken is found within a few polls.
+/// Words beyond the next that one poll of a receiver looks at:
+/// it finds overtakers within a few polls.
 const PROBES: u64 = 4;
 
 /// The word of a ticket.
@@ -89,7 +92,8 @@ pub(crate) struct Receiver {
     probe: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread; there is one end of each kind, as their makers were promised.
+// SAFETY: the memory behind the pointers belongs to no thread;
+// there is one end of each kind, as their makers were promised.
 unsafe impl Send for Sender {}
 // SAFETY: as above.
 unsafe impl Send for Receiver {}
@@ -101,7 +105,8 @@ impl Sender {
     /// Over `count` words, a power of two, all zero or of tickets before `start`.
     ///
     /// # Safety
-    /// The words and the cursor stay mapped while this is used, aligned as their types ask; nobody else here stores words.
+    /// Words and cursor stay mapped while this is used, aligned for their types; nobody else here
+    /// stores words.
     pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Sender { words, count: count.into(), next: start, freed: start, cursor }
     }
@@ -120,7 +125,7 @@ impl Sender {
         // SAFETY: mapped and aligned, as `new` was promised.
         // Acquire, edge `done.freed`: the target looks no more at the words that it has consumed.
         let freed = unsafe { &*self.cursor }.load(edge!("done.freed.load", Acquire));
-        // A correct cursor lies between its last value and our position; the subtraction is modulo 2^64.
+        // A correct cursor lies between its last value and our position, modulo 2^64.
         if freed.wrapping_sub(self.freed) > self.next.wrapping_sub(self.freed) {
             return Err(Corrupt);
         }
@@ -167,7 +172,8 @@ impl Receiver {
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }
 
-    /// Hands over what has ended, at most `budget` of it, and returns how much that was, and whether the origin was told of room.
+    /// Hands over what has ended, at most `budget` of it, and returns how much that was, and
+    /// whether the origin was told of room.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -218,8 +224,8 @@ impl Receiver {
     /// The word of a ticket, loaded once, if it is there.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
-        // SAFETY: the masked place lies among the words, which are mapped as `new` was promised. The peer writes them at any time; here
-        // they are only loaded, as atomics.
+        // SAFETY: the masked place lies among the words, which are mapped as `new` was promised.
+        // The peer writes them at any time; here they are only loaded, as atomics.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         // Acquire, edge `done.word`.
         let word = line.word.load(edge!("done.word.load", Acquire));
@@ -234,6 +240,6 @@ impl Receiver {
     }
 }
 
-// Under the model checker this file is compiled a second time, among the models, where its tests have no place.
+// The model checker compiles this file again, among the models, where its tests do not belong.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests;

@@ -1,14 +1,17 @@
-//! The one way in which device memory of this process is exported: by whole allocations, each once, whatever part of it is
-//! registered. Slow path: allocates, and enters the driver; [`Exports::find`] does neither, nor waits.
+//! The one way in which device memory of this process is exported: by whole allocations, each once,
+//! whatever part of it is registered. Slow path: allocates, and enters the driver;
+//! [`Exports::find`] does neither, nor waits.
 //!
-//! Of virtual memory the physical segments that a range touches are exported together, as one allocation of ours ([`run`](super::run)).
-//! A range inside what is exported shares it. A range that goes beyond it has a longer export beside the shorter one: memory that grows
-//! at its end keeps what was registered before. A shorter one of which nothing is registered any more is *outgrown*: it is found no
-//! more, and its importers are told to close it.
+//! Of virtual memory the physical segments that a range touches are exported together, as one
+//! allocation of ours ([`run`](super::run)). A range inside what is exported shares it. A range
+//! that goes beyond it has a longer export beside the shorter one: memory that grows at its end
+//! keeps what was registered before. A shorter one of which nothing is registered any more is
+//! *outgrown*: it is found no more, and its importers are told to close it.
 //!
-//! An allocation is known by a number of our own, [`AllocId`], which never comes again in this process. Addresses do: an entry
-//! that covers an address is believed only if the driver's buffer id is still the one it was entered with. Otherwise the memory
-//! was freed and taken again behind our back, and the entry is *superseded*: it is found no more, its versions are forgotten, and
+//! An allocation is known by a number of our own, [`AllocId`], which never comes again in this
+//! process. Addresses do: an entry that covers an address is believed only if the driver's buffer
+//! id is still the one it was entered with. Otherwise the memory was freed and taken again behind
+//! our back, and the entry is *superseded*: it is found no more, its versions are forgotten, and
 //! its importers are told to close what they have open.
 
 use std::collections::BTreeMap;
@@ -62,13 +65,13 @@ pub struct Registration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// No bytes, or not all in one allocation, or in segments side by side: how many bytes there are from the first to the end of what it
-    /// lies in.
+    /// No bytes, or not all in one allocation, or in segments side by side: how many bytes there
+    /// are from the first to the end of what it lies in.
     BadRange {
         /// Bytes that there are.
         there: u64,
     },
-    /// The range touches more physical segments than one export may be made of. Register it in parts.
+    /// The range has more physical segments than one export may have. Register it in parts.
     Segments {
         /// As many as may be: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
         max: usize,
@@ -192,7 +195,7 @@ pub struct ExportStats {
 #[derive(Debug, Default)]
 pub struct Exports {
     entries: BTreeMap<AllocId, Entry>,
-    /// Those that were not superseded, by first byte and size. Where they overlap they are the same memory.
+    /// Those not superseded, by first byte and size. Where they overlap they are the same memory.
     by_place: BTreeMap<(DevicePtr, u64), AllocId>,
     /// No size among them was ever greater.
     longest: u64,
@@ -211,8 +214,8 @@ impl Exports {
         self.stats
     }
 
-    /// Registers a range, and exports its allocation unless that was done. When it was: one driver call or two, and of virtual memory for
-    /// each physical segment of it.
+    /// Registers a range, and exports its allocation unless that was done. When it was: one driver
+    /// call or two, and of virtual memory for each physical segment of it.
     ///
     /// Ranges may overlap, and be registered again: as often as it was, it is to be taken back.
     pub fn register<D: Device>(
@@ -232,8 +235,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// The live entry that a range is to be registered in, made if there is none: the one that it is registered in already, else the
-    /// longest.
+    /// The live entry that a range is to be registered in, made if there is none: the one that it
+    /// is registered in already, else the longest.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -244,7 +247,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // Nothing that exists lies there but what the driver has told, so what differs is gone: its addresses were given again.
+            // Nothing that exists lies there but what the driver has told, so what differs is gone:
+            // its addresses were given again.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {
@@ -327,12 +331,13 @@ impl Exports {
         true
     }
 
-    /// Entries that were superseded or outgrown since this was last asked. Their importers are to be told.
+    /// Entries superseded or outgrown since the last call. Their importers are to be told.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
 
-    /// Takes a registration back. The allocation stays exported until it is revoked, or outgrown. Whether it was registered.
+    /// Takes a registration back. The allocation stays exported until it is revoked, or outgrown.
+    /// Whether it was registered.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         let Some(entry) = self.entries.get_mut(&registration.alloc) else { return false };
         let range = (registration.offset, registration.len);
@@ -367,14 +372,15 @@ impl Exports {
             .is_some_and(|slice| slice.version == registration.version)
     }
 
-    /// Allocations that may be had but of which no range is registered, so many at most, the oldest first.
+    /// Up to this many allocations that may be imported and have no registered range, oldest first.
     pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
         let idle =
             self.entries.iter().filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
         idle.map(|(&alloc, _)| alloc).take(most).collect()
     }
 
-    /// Which exported allocation a range lies in, and where. No driver call: what was freed without being revoked is found still.
+    /// Which exported allocation a range lies in, and where. No driver call:
+    /// what was freed without being revoked is found still.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Option<(AllocId, u64)> {
         self.near(ptr.0, 1).find_map(|alloc| {
             let whole = self.entries.get(&alloc)?.run.whole();
@@ -383,12 +389,14 @@ impl Exports {
         })
     }
 
-    /// What an exported allocation is, as it was when it was entered. Of several segments: all of them, with the buffer id of the first.
+    /// What an exported allocation is, as it was when it was entered. Of several segments: all of
+    /// them, with the buffer id of the first.
     pub fn allocation(&self, alloc: AllocId) -> Option<Allocation> {
         self.entries.get(&alloc).map(|entry| *entry.run.whole())
     }
 
-    /// Asks the driver whether an allocation still is what it was; if not it is superseded. One or two driver calls for each segment.
+    /// Asks the driver whether an allocation still is what it was; if not it is superseded. One or
+    /// two driver calls for each segment.
     pub fn verify<D: Device>(&mut self, device: &mut D, alloc: AllocId) -> Result<(), ExportError> {
         if !self.is_there(device, alloc)? {
             self.supersede(alloc);

@@ -1,24 +1,30 @@
-//! A GPU driver inside the process, for tests of everything that stands on [`Device`](super::Device): no GPU and no driver is needed.
+//! A GPU driver inside the process, for tests of everything that stands on
+//! [`Device`](super::Device): no GPU and no driver is needed.
 //!
-//! A [`FakeDriver`] is one machine with its devices. Simulated processes of it ([`FakeProcess`]) may live in threads of one real process,
-//! and see each other's memory through handles only, as real ones do; or the machine has one process, which is the real one
-//! ([`FakeDriver::of_this_process`]), and handles are good in other real processes of the same user. What a process uses is a
-//! [`FakeDevice`].
+//! A [`FakeDriver`] is one machine with its devices. Simulated processes of it ([`FakeProcess`])
+//! may live in threads of one real process, and see each other's memory through handles only, as
+//! real ones do; or the machine has one process, which is the real one
+//! ([`FakeDriver::of_this_process`]), and handles are good in other real processes of the same
+//! user. What a process uses is a [`FakeDevice`].
 //!
-//! [`Behaviour`] says which driver is imitated, and how badly it behaves: addresses that come back, handles that differ, a second
-//! open that is refused, copies that end late and out of order. Everything random comes from one seed. Time is calls: each call
-//! takes a number of steps, no call sleeps, and what is queued moves when somebody calls, or by [`FakeDriver::advance`].
+//! [`Behaviour`] says which driver is imitated, and how badly it behaves: addresses that come back,
+//! handles that differ, a second open that is refused, copies that end late and out of order.
+//! Everything random comes from one seed. Time is calls: each call takes a number of steps, no call
+//! sleeps, and what is queued moves when somebody calls, or by [`FakeDriver::advance`].
 //!
-//! The fake is strict where a real driver would corrupt something in silence: memory that is freed while it is open or in use, copies
-//! through mappings that are closed or whose memory was freed, ranges that overlap. Freed memory is overwritten. What it found is
-//! in [`FakeDriver::violations`]; a good program leaves that empty. An address that it gives ([`DevicePtr`]) is none
-//! of the processor's: an access through it faults.
+//! The fake is strict where a real driver would corrupt something in silence: memory that is freed
+//! while it is open or in use, copies through mappings that are closed or whose memory was freed,
+//! ranges that overlap. Freed memory is overwritten. What it found is in
+//! [`FakeDriver::violations`]; a good program leaves that empty. An address that it gives
+//! ([`DevicePtr`]) is none of the processor's: an access through it faults.
 //!
-//! A lock makes all of it safe to call from several threads. It allocates wherever it likes: do not measure with it.
+//! A lock makes all of it safe to call from several threads. It allocates freely:
+//! do not measure with it.
 //!
-//! `behaviour` says what can be chosen and what is counted, `memory` holds bytes that processes share, `space` maps them to addresses,
-//! `handle` names them, `world` has the state of all, `calls`, `physical` and `queue` are the calls of a process, `stream` carries out what is
-//! queued, `device` puts the trait over it.
+//! `behaviour` says what can be chosen and what is counted, `memory` holds bytes that processes
+//! share, `space` maps them to addresses, `handle` names them, `world` has the state of all,
+//! `calls`, `physical` and `queue` are the calls of a process, `stream` carries out what is queued,
+//! `device` puts the trait over it.
 
 mod behaviour;
 mod calls;
@@ -62,8 +68,9 @@ impl FakeDriver {
         FakeDriver { state: Arc::new(Mutex::new(State::new(behaviour, seed))) }
     }
 
-    /// A machine as this real process sees it. Its handles open in other real processes of the same user that called this too: what they
-    /// have in common are the devices, one after the other, whatever the seeds.
+    /// A machine as this real process sees it. Its handles open in other real processes of the same
+    /// user that called this too: what they have in common are the devices, one after the other,
+    /// whatever the seeds.
     pub fn of_this_process(behaviour: Behaviour, seed: u64) -> FakeProcess {
         let driver = Self::new(behaviour, seed);
         let place = driver.state().enter_this_process();
@@ -108,7 +115,8 @@ impl FakeDriver {
         self.state().drain();
     }
 
-    /// Loses a device of the machine: every call that needs it fails from now on, and what is queued is dropped as it is.
+    /// Loses a device of the machine:
+    /// every call that needs it fails from now on, and what is queued is dropped as it is.
     ///
     /// # Panics
     /// If the machine does not have it.
@@ -141,8 +149,9 @@ impl FakeDriver {
     }
 }
 
-/// A process of the machine. Clones are handles to the same. Its calls are in `calls`: a driver's own interface, which knows kinds of
-/// memory and any number of streams; [`FakeDevice`] is the trait over it.
+/// A process of the machine. Clones are handles to the same. Its calls are in `calls`: a driver's
+/// own interface, which knows kinds of memory and any number of streams; [`FakeDevice`] is the
+/// trait over it.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,
@@ -175,8 +184,8 @@ impl FakeProcess {
         self.driver.state().processes[self.place].faults.push(Fault { call, skip, error });
     }
 
-    /// Ends the process as a signal would. What it exported stays until it is closed, as orphans: touching them is counted. What it
-    /// opened is closed, and its queues are dropped as they are.
+    /// Ends the process as a signal would. What it exported stays until it is closed, as orphans:
+    /// touching them is counted. What it opened is closed, and its queues are dropped as they are.
     pub fn kill(&self) {
         self.driver.state().kill(self.place);
     }
@@ -186,8 +195,8 @@ impl FakeProcess {
         self.driver.state().processes[self.place].counts
     }
 
-    /// What a device that is no GPU (a NIC) writes into memory of this process. With [`Behaviour::must_flush`] it is not there before the
-    /// next flush of this process.
+    /// What a device that is no GPU (a NIC) writes into memory of this process. With
+    /// [`Behaviour::must_flush`] it is not there before the next flush of this process.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].

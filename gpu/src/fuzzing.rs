@@ -1,5 +1,5 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as a link reads them, behind the same
-//! head; descriptors that would come with them are of `/dev/null`.
+//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as a link reads
+//! them, behind the same head; descriptors that would come with them are of `/dev/null`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,10 +1,11 @@
-//! Memory of the processor as a device: what lets processes of one machine use each other's memory the way a GPU's is used, and what
-//! every test without a GPU runs on.
+//! Memory of the processor as a device: what lets processes of one machine use each other's memory
+//! the way a GPU's is used, and what every test without a GPU runs on.
 //!
-//! An allocation is an anonymous file of fixed size, mapped here; its handle is the descriptor. A place is its address. Copies are made
-//! at once by the thread that queues them, so all that was queued has ended, and every mark is reached. [`Device::copy`],
-//! [`Device::write_word`], [`Device::mark`] and [`Device::reached`] make no system call, allocate nothing and wait for nothing;
-//! everything else is slow path.
+//! An allocation is an anonymous file of fixed size, mapped here; its handle is the descriptor. A
+//! place is its address. Copies are made at once by the thread that queues them, so all that was
+//! queued has ended, and every mark is reached. [`Device::copy`], [`Device::write_word`],
+//! [`Device::mark`] and [`Device::reached`] make no system call, allocate nothing and wait for
+//! nothing; everything else is slow path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ const UUID: Uuid = *b"processor memory";
 /// Device and inode of a file.
 type Identity = (u64, u64);
 
-/// The files that allocations of this process are, of whichever device: their handles are not opened here.
+/// The files of this process's allocations, of any device: their handles are not opened here.
 static MADE: Mutex<BTreeSet<Identity>> = Mutex::new(BTreeSet::new());
 
 fn made() -> MutexGuard<'static, BTreeSet<Identity>> {
@@ -228,7 +229,8 @@ unsafe impl Device for HostDevice {
 
     #[inline]
     unsafe fn write_word(&mut self, _: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: mapped, a multiple of 8, and only ever accessed as an atomic meanwhile: handed on to our caller.
+        // SAFETY: mapped, a multiple of 8,
+        // and only accessed as an atomic meanwhile: our caller's promise.
         let word = unsafe { AtomicU64::from_ptr(word.0 as *mut u64) };
         tell(word, value);
         Ok(())

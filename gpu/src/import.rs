@@ -1,14 +1,16 @@
-//! Allocations of peers that this process has open, each once, by (life of the peer, allocation). [`Imports::begin`] and
-//! [`Imports::end`] are hot: an index and a counter. The rest is slow path: allocates, and enters the driver.
+//! Allocations of peers that this process has open, each once, by (life of the peer, allocation).
+//! [`Imports::begin`] and [`Imports::end`] are hot: an index and a counter. The rest is slow path:
+//! allocates, and enters the driver.
 //!
-//! | state      | found by an import | may begin a transfer | closed when                            |
-//! |------------|--------------------|----------------------|----------------------------------------|
-//! | open       | yes                | yes                  | room is needed, if nobody imports it   |
-//! | draining   | no                 | no                   | the last transfer has ended            |
-//! | closed     | no                 | no                   | is; forgotten when nobody imports it   |
+//! | state    | found by an import | may begin a transfer | closed when                          |
+//! |----------|--------------------|----------------------|--------------------------------------|
+//! | open     | yes                | yes                  | room is needed, if nobody imports it |
+//! | draining | no                 | no                   | the last transfer has ended          |
+//! | closed   | no                 | no                   | is; forgotten when nobody imports it |
 //!
-//! An import that is held keeps its mapping from being evicted, not from being revoked: then it is good for nothing any more. Whoever
-//! hands out an address, rather than begin and end each transfer, begins one for as long as the address is out.
+//! An import that is held keeps its mapping from being evicted, not from being revoked: then it is
+//! good for nothing any more. Whoever hands out an address, rather than begin and end each
+//! transfer, begins one for as long as the address is out.
 //!
 //! What a dead peer exported is closed, and never looked at.
 
@@ -25,7 +27,8 @@ use super::{Device, DeviceError, DevicePtr, Handle};
 
 pub use fault::{Fault, ImportError};
 
-/// An allocation of a peer that is imported. Good until it was [released](Imports::release) as often as it was given.
+/// An imported allocation of a peer,
+/// valid until it was [released](Imports::release) as often as given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportId {
     index: u32,
@@ -163,7 +166,8 @@ impl Imports {
         (self.open, self.bytes)
     }
 
-    /// Begins a transfer: the mapping stays until it [ends](Imports::end). Where the allocation begins. Hot.
+    /// Begins a transfer and returns the allocation's start:
+    /// the mapping stays until it [ends](Imports::end). Hot.
     #[inline(always)]
     pub fn begin(&mut self, id: ImportId) -> Result<DevicePtr, Fault> {
         match self.mapping_mut(id) {
@@ -227,7 +231,8 @@ impl Imports {
         Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
     }
 
-    /// Opens an allocation and imports it. On an error nothing is open that was not before, though room may have been made.
+    /// Opens an allocation and imports it. On an error nothing more is open than before;
+    /// room may have been made.
     pub(crate) fn open<D: Device>(
         &mut self,
         device: &mut D,
@@ -240,7 +245,7 @@ impl Imports {
         let &Offer { alloc, size, uuid, ref handle } = &offer;
         within(offset, len, size)?;
         let key = (incarnation, alloc);
-        // One mapping at a time under a key: the caller has looked, and this is what holds if it has not.
+        // One mapping at a time under a key: the caller has looked, and this holds if it has not.
         if let Some(&index) = self.by_key.get(&key) {
             self.retire(index, None);
             self.sweep(device);
@@ -254,8 +259,9 @@ impl Imports {
                     return Err(Fault::Device(DeviceError::NoPeerAccess));
                 }
                 self.make_room(device, size)?;
-                // SAFETY: the peer keeps what it exports until we have acknowledged its revocation, which is after the close; one that
-                // does not can harm only what is read there. A handle that names nothing is the device's to refuse.
+                // SAFETY: the peer keeps what it exports until we have acknowledged its revocation,
+                // which is after the close; one that does not can harm only what is read there. A
+                // handle that names nothing is the device's to refuse.
                 let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
                 if let Err(why) = verify(device, base, handle, size) {
@@ -312,7 +318,7 @@ impl Imports {
         }
     }
 
-    /// Closes what nobody imports, the one for longest first, until there is room for one of `size` bytes.
+    /// Closes what nobody imports, longest unused first, until one of `size` bytes has room.
     fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
         let fits = |imports: &Self| {
             imports.open < imports.limits.mappings
@@ -354,8 +360,8 @@ impl Imports {
         }
     }
 
-    /// Ends an allocation that its owner wants back. Whether it is open still, and so acknowledged by a later
-    /// [`sweep`](Imports::sweep).
+    /// Ends an allocation that its owner wants back. Whether it is open still, and so acknowledged
+    /// by a later [`sweep`](Imports::sweep).
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));
@@ -428,7 +434,8 @@ impl Imports {
     }
 }
 
-/// Checks that what was opened at a place is what the peer said it was, segment by segment: not all drivers look at sizes.
+/// Checks segment by segment that what was opened is what the peer said:
+/// not all drivers check sizes.
 fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
     let one = |at: DevicePtr, told: u64| {
         let opened = device.allocation(at).map_err(Fault::Device)?;

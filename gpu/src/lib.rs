@@ -1,42 +1,48 @@
 //! Device memory across processes: what a GPU's driver must offer, and how its memory is named.
 //!
-//! [`Device`] is the small trait under everything here: the host stand-in, the fakes and CUDA implement it. A device belongs to
-//! one thread. Its calls enter a driver: those marked *queue* return at once and neither allocate nor wait on a driver that keeps its
-//! promises; all others are slow paths and may take a millisecond.
+//! [`Device`] is the small trait under everything here: the host stand-in, the fakes and CUDA
+//! implement it. A device belongs to one thread. Its calls enter a driver: those marked *queue*
+//! return at once and neither allocate nor wait on a driver that keeps its promises; all others are
+//! slow paths and may take a millisecond.
 //!
-//! | module              | gives                                                                                  |
-//! |---------------------|----------------------------------------------------------------------------------------|
-//! | `host`              | [`HostDevice`]: memory of the processor as a device                                    |
-//! | [`fake`]            | a driver for tests                                                                     |
-//! | `export`, `import`  | [`Exports`] and [`Imports`]: what peers may open, and what of theirs is open here      |
-//! | `run`               | the memory under a range: an allocation, or physical segments side by side             |
-//! | `publish`           | [`Publications`]: buffers by the user's names, in versions; [`DirectToken`]            |
-//! | `revoke`            | taking memory back before it is freed                                                  |
-//! | `wire`, `board`     | what is said of all this over the handshake's socket, and what was said                |
-//! | `share`             | [`Sharing`]: all of it together, over [`Links`]                                        |
+//! | module             | gives                                                                  |
+//! |--------------------|------------------------------------------------------------------------|
+//! | `host`             | [`HostDevice`]: memory of the processor as a device                    |
+//! | [`fake`]           | a driver for tests                                                     |
+//! | `export`, `import` | [`Exports`], [`Imports`]: what peers may open, and what is open here   |
+//! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
+//! | `publish`          | [`Publications`], [`DirectToken`]: buffers by name, in versions        |
+//! | `revoke`           | taking memory back before it is freed                                  |
+//! | `wire`, `board`    | what is said of all this over the handshake's socket                   |
+//! | `share`            | [`Sharing`]: all of it together, over [`Links`]                        |
 //!
 //! # From a buffer to a transfer
 //!
-//! The owner [registers](Sharing::register) a range, which exports its allocation once, and [publishes](Sharing::publish) it under a
-//! number of its choice. The peer [prefetches](Sharing::prefetch): it waits for a version, opens the allocation, and has a
-//! [`DirectToken`] and an [`ImportId`]. Each transfer [begins](Imports::begin) and [ends](Imports::end) with that, no more. Who has
-//! a key instead of a token [imports](Sharing::import) by it, which asks the owner for the handle if need be. Before the owner frees
-//! the memory it [revokes](Sharing::revoke_and_wait) it.
+//! The owner [registers](Sharing::register) a range, which exports its allocation once, and
+//! [publishes](Sharing::publish) it under a number of its choice. The peer
+//! [prefetches](Sharing::prefetch): it waits for a version, opens the allocation, and has a
+//! [`DirectToken`] and an [`ImportId`]. Each transfer [begins](Imports::begin) and
+//! [ends](Imports::end) with that, no more. Who has a key instead of a token
+//! [imports](Sharing::import) by it, which asks the owner for the handle if need be. Before the
+//! owner frees the memory it [revokes](Sharing::revoke_and_wait) it.
 //!
 //! # What every driver has in common
 //!
-//! - **Whole allocations.** An export names an allocation, never a part of it: offsets travel beside the handle, counted from the
-//!   allocation's first byte. Handle bytes are no identity: one driver gives equal bytes for every address in an allocation, another
-//!   different ones.
-//! - **Segments.** Virtual memory may be many physical segments, mapped side by side at addresses that were reserved together, as the
-//!   pools of frameworks that grow are. To a driver each is an allocation of its own. An export takes all that a range touches, as many
-//!   descriptors, and an importer maps them side by side again: one offset reaches all of it.
-//! - **Buffer ids.** Freed addresses come back. What tells an allocation from the one that had its address before is the driver's
-//!   buffer id, which never repeats within a process.
-//! - **Not at home.** A handle cannot be opened in the process that exported it: there, the address itself is used.
-//! - **Once.** An allocation is opened at most once per process, by one cache that counts its users.
+//! - **Whole allocations.** An export names an allocation, never a part of it: offsets travel
+//!   beside the handle, counted from the allocation's first byte. Handle bytes are no identity: one
+//!   driver gives equal bytes for every address in an allocation, another different ones.
+//! - **Segments.** Virtual memory may be many physical segments, mapped side by side at addresses
+//!   that were reserved together, as the pools of frameworks that grow are. To a driver each is an
+//!   allocation of its own. An export takes all that a range touches, as many descriptors, and an
+//!   importer maps them side by side again: one offset reaches all of it.
+//! - **Buffer ids.** Freed addresses come back. What tells an allocation from the one that had its
+//!   address before is the driver's buffer id, which never repeats within a process.
+//! - **Not at home.** A process does not open a handle that it exported: it uses the address
+//!   itself.
+//! - **Once.** A process opens an allocation at most once, by one cache that counts users.
 //! - **Closing is slow.** It may wait for every stream of the device: never beside a transfer.
-//! - **Close before free.** Memory that is freed while a peer has it mapped is undefined: an exporter revokes first.
+//! - **Close before free.** Freeing memory that a peer has mapped is undefined: an exporter revokes
+//!   first.
 
 mod board;
 #[cfg(feature = "cuda")]
@@ -78,8 +84,8 @@ pub use rail::{GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuSt
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};
 
-/// A place in the address space that the devices of this process share. Not for the processor to touch, unless
-/// [`Device::host_view`] says where.
+/// A place in the address space that the devices of this process share. Not for the processor to
+/// touch, unless [`Device::host_view`] says where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
@@ -115,7 +121,8 @@ pub struct DeviceCaps {
     pub marks: u32,
     /// Whether [`Device::write_word`] is offered.
     pub write_word: bool,
-    /// Whether writes of other devices (a NIC's) must be flushed before this process's kernels may read them.
+    /// Whether writes by other devices (a NIC) must be flushed
+    /// before this process's kernels read them.
     pub must_flush: bool,
 }
 
@@ -158,7 +165,7 @@ pub struct Allocation {
     pub buffer: u64,
     /// How it can be exported.
     pub share: Share,
-    /// First of the addresses that were reserved for it, where others may lie beside it: virtual memory alone.
+    /// Start of its reserved addresses, which others may share: virtual memory only.
     pub reservation: Option<DevicePtr>,
 }
 
@@ -169,7 +176,7 @@ pub enum Handle {
     Legacy([u8; LEGACY_HANDLE]),
     /// A descriptor.
     Descriptor(OwnedFd),
-    /// Descriptors of physical segments that lie side by side, in order, and the size of each in bytes.
+    /// Descriptors of adjacent physical segments, in order, with the size of each in bytes.
     Segments(Vec<(OwnedFd, u64)>),
 }
 
@@ -183,7 +190,8 @@ impl Descriptors for Handle {
     }
 }
 
-/// The end of what was queued on a stream at some moment. Good until it was [`reached`](Device::reached).
+/// The end of what was queued on a stream at some moment. Good until it was
+/// [`reached`](Device::reached).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
@@ -207,7 +215,8 @@ pub enum DeviceError {
     NoPeerAccess,
     /// Out of memory, address space, or marks.
     Exhausted,
-    /// The driver has lost the device; every later call fails likewise. What was queued has an unknown end.
+    /// The driver has lost the device; every later call fails too.
+    /// The outcome of queued work is unknown.
     Lost(i32),
     /// The driver's own code.
     Driver(i32),
@@ -272,17 +281,20 @@ pub unsafe trait Device: Send {
     /// Nothing queued uses it, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Tells which allocation a place lies in; of virtual memory, which physical segment. One or two driver calls.
+    /// Returns the allocation of an address; of virtual memory, the physical segment.
+    /// One or two driver calls.
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError>;
 
     /// Makes a handle of an allocation. May be repeated. Slow path.
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError>;
 
-    /// Opens an allocation of `size` bytes of another process and returns where it begins here. Segments are mapped side by side, and
-    /// closed by one [`close`](Device::close). Where segments have no place, [`DeviceError::BadHandle`]. Slow path.
+    /// Opens an allocation of `size` bytes of another process and returns where it begins here.
+    /// Segments are mapped side by side, and closed by one [`close`](Device::close). Where segments
+    /// have no place, [`DeviceError::BadHandle`]. Slow path.
     ///
     /// # Safety
-    /// The handle names memory that its owner keeps until [`close`](Device::close), and that may be written at any time.
+    /// The handle names memory that its owner keeps until [`close`](Device::close); it may be
+    /// written at any time.
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError>;
 
     /// Closes what [`open`](Device::open) opened. Slow path, and waits for the device.
@@ -306,14 +318,15 @@ pub unsafe trait Device: Send {
     /// Nothing queued uses the memory.
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError>;
 
-    /// Where the processor may touch these bytes itself, if it may: memory of the host stand-in, or seen through a window of the bus.
+    /// Where the processor may touch these bytes itself, if it may: memory of the host stand-in, or
+    /// seen through a window of the bus.
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>>;
 
-    /// Copies on a stream. Copies of one stream end in order; those of different streams in any. *Queue.*
+    /// Copies on a stream. Those of one stream end in order, others in any order. *Queue.*
     ///
     /// # Safety
-    /// Both ranges are memory of a device, opened, or pinned, until a later [`mark`](Device::mark) of the stream is reached; they do not
-    /// overlap.
+    /// Both ranges are memory of a device, opened, or pinned, until a later [`mark`](Device::mark)
+    /// of the stream is reached; they do not overlap.
     unsafe fn copy(
         &mut self,
         stream: u8,
@@ -328,11 +341,12 @@ pub unsafe trait Device: Send {
     /// As for [`copy`](Device::copy); `word` is a multiple of 8.
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError>;
 
-    /// Marks the end of what is queued on a stream. [`DeviceError::Exhausted`] goes away when others are reached. *Queue.*
+    /// Marks the end of what is queued on a stream.
+    /// [`DeviceError::Exhausted`] goes away when others are reached. *Queue.*
     fn mark(&mut self, stream: u8) -> Result<Mark, DeviceError>;
 
-    /// Whether all before the mark has ended and is visible to processors and devices; if so, or on an error, the mark is given back.
-    /// *Queue.*
+    /// Whether all before the mark has ended and is visible to processors and devices; if so, or on
+    /// an error, the mark is given back. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
 
     /// Makes what other devices (a NIC) wrote into this one's memory visible to it. Nothing where

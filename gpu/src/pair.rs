@@ -1,20 +1,22 @@
-//! What the two ends of a link have between them for device memory, beside the lanes: a segment each, with done words and bounce
-//! buffers, and whether both use it. Slow path: one exchange over the handshake socket, which waits until a deadline.
+//! What the two ends of a link have between them for device memory, beside the lanes: a segment
+//! each, with done words and bounce buffers, and whether both use it. Slow path: one exchange over
+//! the handshake socket, which waits until a deadline.
 //!
-//! Nobody infers anything from the silence of the other. Both say what they offer, under an *epoch* drawn for this link; then both
-//! say, echoing the other's epoch, what of it they have mapped and will use. What both have said is active, at both ends, and
-//! everything else is off, at both ends: then writes are told by records through the lane. An exchange that does not come to its end
-//! ends the link.
+//! Nobody infers anything from the silence of the other. Both say what they offer, under an *epoch*
+//! drawn for this link; then both say, echoing the other's epoch, what of it they have mapped and
+//! will use. What both have said is active, at both ends, and everything else is off, at both ends:
+//! then writes are told by records through the lane. An exchange that does not come to its end ends
+//! the link.
 //!
 //! The segment of an end holds what it writes, and its cursor of what it reads:
 //!
-//! | what                        | at                         | written by its maker           | read by the peer |
-//! |-----------------------------|----------------------------|--------------------------------|------------------|
-//! | cursor                      | 128                        | done words of the peer consumed | yes              |
-//! | done words                  | 4096, 128 bytes each       | [`done`](super::done)          | yes              |
-//! | descriptors of bounce slots | behind, 128 bytes each     | [`relay`](super::relay)        | yes              |
-//! | acknowledgements of the peer's | behind, 128 bytes each  | the same                       | yes              |
-//! | bounce slots                | behind, at a page          | the device, or the processor   | yes              |
+//! | what                           | at | written by its maker | read by the peer |
+//! |--------------------------------|---|---|---|
+//! | cursor                         | 128 | done words of the peer consumed | yes |
+//! | done words                     | 4096, 128 bytes each | [`done`](super::done) | yes |
+//! | descriptors of bounce slots    | behind, 128 bytes each | [`relay`](super::relay) | yes |
+//! | acknowledgements of the peer's | behind, 128 bytes each | the same | yes |
+//! | bounce slots                   | behind, at a page | the device, or the processor | yes |
 //!
 //! Sizes are agreed with the epoch and private from then on; none is read from the segment.
 
@@ -130,7 +132,7 @@ pub(crate) struct Agreed {
     pub(crate) relay: bool,
 }
 
-// SAFETY: boards are addresses in mappings that belong to no thread, kept by the segment and by the link.
+// SAFETY: boards are addresses in mappings that belong to no thread; segment and link keep them.
 unsafe impl Send for Agreed {}
 
 const DONE: u32 = 1;

@@ -1,9 +1,11 @@
-//! Buffers by the names that users give them: where each is, in versions. Nothing here waits; slow path, allocates.
+//! Buffers by their users' names: where each is, in versions.
+//! Nothing here waits; slow path, allocates.
 //!
-//! The owner of a buffer publishes a version whenever the buffer is somewhere else than before; a version that would say the same
-//! again is left out. Versions of a buffer only grow, and a version never changes its meaning: what a peer looked up by version is
-//! that or nothing. A version counts within one life of its owner, which is why a [`DirectToken`] carries the owner's incarnation.
-//! Of each buffer the last [`VERSIONS_KEPT`] are remembered, at both ends.
+//! The owner of a buffer publishes a version whenever the buffer is somewhere else than before; a
+//! version that would say the same again is left out. Versions of a buffer only grow, and a version
+//! never changes its meaning: what a peer looked up by version is that or nothing. A version counts
+//! within one life of its owner, which is why a [`DirectToken`] carries the owner's incarnation. Of
+//! each buffer the last [`VERSIONS_KEPT`] are remembered, at both ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -60,8 +62,8 @@ impl Binding {
     }
 }
 
-/// What lets a transfer go straight to a buffer of a peer: an explicit version, from one life of that peer. There is no other way to
-/// one than a look-up.
+/// What lets a transfer go straight to a buffer of a peer: an explicit version, from one life of
+/// that peer. There is no other way to one than a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectToken {
     pub(crate) incarnation: Nonce,
@@ -106,7 +108,8 @@ impl std::error::Error for PublishError {}
 pub(crate) struct Versions {
     /// The greatest at the end.
     kept: VecDeque<Binding>,
-    /// The greatest ever entered. Where it was taken back the buffer is nowhere, even if older ones are remembered.
+    /// The greatest ever entered. If it was taken back the buffer is nowhere,
+    /// even with older ones known.
     last: u64,
 }
 
@@ -158,8 +161,8 @@ pub struct Publications {
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Publications {
-    /// Enters where a buffer is, under a version that the user chooses or else one of our own. Returns what is the latest now, and whether
-    /// it was not before.
+    /// Enters where a buffer is, under a version that the user chooses or else one of our own.
+    /// Returns what is the latest now, and whether it was not before.
     pub fn publish(
         &mut self,
         buffer: u64,

@@ -2,8 +2,9 @@
 //! over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with each ordering
 //! weakened in turn.
 //!
-//! What a write moves is a cell for each word, which loom watches: the origin writes it before it stores the word, the target reads it when
-//! it is told, and the origin writes it again only with a later ticket of the same word.
+//! What a write moves is a cell for each word, which loom watches: the origin writes it before it
+//! stores the word, the target reads it when it is told, and the origin writes it again only with a
+//! later ticket of the same word.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 

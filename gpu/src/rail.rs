@@ -1,10 +1,12 @@
-//! The rail between processes of one machine that have devices: host memory and messages as over [`ShmRail`], which is inside, and
-//! device memory beside it. What is hot and what is slow is said at [`GpuRail`].
+//! The rail between processes of one machine that have devices: host memory and messages as over
+//! [`ShmRail`], which is inside, and device memory beside it. What is hot and what is slow is said
+//! at [`GpuRail`].
 //!
-//! `contract` says what goes to [`ShmRail`] and what to the device, `config` has the sizes, `link` what both ends agree
-//! on, `memory` registers and imports, `post` takes transfers in, `queue` is what the device was given, `bounce` moves
-//! what no device can carry across, `progress` finds out what has ended and tells it, `stage` moves a few bytes at once,
-//! `bell` is what the owner sleeps on.
+//! `contract` says what goes to [`ShmRail`] and what to the device, `config` has the sizes, `link`
+//! what both ends agree on, `memory` registers and imports, `post` takes transfers in, `queue` is
+//! what the device was given, `bounce` moves what no device can carry across, `progress` finds out
+//! what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the owner sleeps
+//! on.
 
 mod bell;
 mod bounce;
@@ -104,23 +106,25 @@ struct GpuPeer {
 
 /// The rail between processes of one machine, with device memory.
 ///
-/// Posting, polling and notifying neither block, allocate, lock nor make a system call; they enter the driver to queue copies and words
-/// and to ask after them, and for nothing else. Registering, importing, attaching, detaching, [`place`](Rail::place),
-/// [`fetch`](Rail::fetch) and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+/// Posting, polling and notifying neither block, allocate, lock nor make a system call; they enter
+/// the driver to queue copies and words and to ask after them, and for nothing else. Registering,
+/// importing, attaching, detaching, [`place`](Rail::place), [`fetch`](Rail::fetch) and
+/// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
-/// | local memory              | memory of the peer          | moved by                                              |
-/// |---------------------------|-----------------------------|-------------------------------------------------------|
-/// | host                      | host                        | [`ShmRail`]                                           |
-/// | device, or pinned host    | device, reached             | the device, in chunks over several streams            |
-/// | any that the processor sees | device that it sees       | the processor, up to [`GpuConfig::mapped_store`]      |
-/// | any                       | device, not reached; or host, from a device | both ends, through bounce slots       |
+/// | local memory | memory of the peer | moved by |
+/// |---|---|---|
+/// | host | host | [`ShmRail`] |
+/// | device, or pinned host | device, reached | the device, in chunks over several streams |
+/// | any that the processor sees | device that it sees | the processor, up to [`GpuConfig::mapped_store`] |
+/// | any | device, not reached; host | both ends, through bounce slots |
 ///
-/// A write is told to its target when all of it has landed: by a word in the [done channel](GpuConfig::done_channel), which the device
-/// stores itself where it can, or by a record through the lane. Writes end in any order: the rail is not
-/// [ordered](Caps::order).
+/// A write is told to its target when all of it has landed: by a word in the [done
+/// channel](GpuConfig::done_channel), which the device stores itself where it can, or by a record
+/// through the lane. Writes end in any order: the rail is not [ordered](Caps::order).
 ///
-/// An operation whose peer is gone is reported when the device has finished with its memory: until then its buffer is not free. Where the
-/// device does not say in time, or is lost, the end is [unknown](CompleteError::Unknown).
+/// An operation whose peer is gone is reported when the device has finished with its memory: until
+/// then its buffer is not free. Where the device does not say in time, or is lost, the end is
+/// [unknown](CompleteError::Unknown).
 ///
 /// What the device stores rings no bell: sleep on [`bell`](GpuRail::bell), which knows.
 #[derive(Debug)]
@@ -299,18 +303,20 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.exchange(peer, blob, deadline)
     }
 
-    /// Takes a peer over whose link was agreed on with this rail's [`profile`](Self::profile). Slow path.
+    /// Attaches a peer whose link was agreed on
+    /// with this rail's [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
         let GpuLink { link, agreed } = link;
         self.inner.attach(peer, link)?;
         let layout = agreed.layout;
         let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
             let device = self.sharing.driver();
-            // SAFETY: both are mapped until the peer is detached, which unpins them, or leaves them mapped for good.
+            // SAFETY: both stay mapped until the peer is detached,
+            // which unpins them or leaves them mapped for good.
             let mut pin = |board: Board| unsafe { device.pin(board.ptr(), board.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
-            // SAFETY: ours holds the words that we store and our cursor, theirs the words that they store and theirs; both are mapped as
-            // long as these are used.
+            // SAFETY: ours holds the words that we store and our cursor, theirs the words that they
+            // store and theirs; both are mapped as long as these are used.
             let done = agreed.done.then(|| unsafe {
                 let sender = Sender::new(mine.words(), layout.words, theirs.cursor(), 0);
                 (sender, Receiver::new(theirs.words(), layout.words, mine.cursor(), 0))

@@ -1,17 +1,20 @@
-//! Bounce slots: pieces of a transfer that no device can carry across, copied out of one memory into the slot by one end, and out
-//! of the slot by the other, several under way at once. Neither end blocks, allocates, locks or makes a system call.
+//! Bounce slots: pieces of a transfer that no device can carry across, copied out of one memory
+//! into the slot by one end, and out of the slot by the other, several under way at once. Neither
+//! end blocks, allocates, locks or makes a system call.
 //!
-//! A direction has so many slots, used in turn. Slot n modulo that number carries piece n: its bytes in the slot, what is to be done
-//! with them in the slot's *descriptor*, both written by the sender into its own segment. The receiver answers each piece by an
-//! *acknowledgement* in its own: the slot is free again, and this is how the piece ended. A piece without bytes asks for a read; its
-//! answer comes when the last piece of what was read is on its way.
+//! A direction has so many slots, used in turn. Slot n modulo that number carries piece n: its
+//! bytes in the slot, what is to be done with them in the slot's *descriptor*, both written by the
+//! sender into its own segment. The receiver answers each piece by an *acknowledgement* in its own:
+//! the slot is free again, and this is how the piece ended. A piece without bytes asks for a read;
+//! its answer comes when the last piece of what was read is on its way.
 //!
-//! | edge            | release store        | acquire load       | carries                                  |
-//! |-----------------|----------------------|--------------------|------------------------------------------|
-//! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`] | the descriptor, and the bytes in the slot |
-//! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both            |
+//! | edge            | release store        | acquire load         | carries                      |
+//! |-----------------|----------------------|----------------------|------------------------------|
+//! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`]   | the descriptor and the slot  |
+//! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both |
 //!
-//! The receiver copies a descriptor out once and believes nothing in it; see the rail for what is checked.
+//! The receiver copies a descriptor out once and trusts nothing in it;
+//! the rail says what it checks.
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;
@@ -33,7 +36,8 @@ const_assert_eq!(size_of::<Descriptor>(), 128);
 /// Kinds of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Bytes of a write to a region of the receiver. With the last come the completion word, if there is one.
+    /// Bytes of a write to a region of the receiver.
+    /// The last come with the completion word, if any.
     Write {
         /// The region.
         key: RailKey,
@@ -147,16 +151,18 @@ pub(crate) struct Incoming {
     expected: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread; there is one end of each kind, as their makers were promised.
+// SAFETY: the memory behind the pointers belongs to no thread;
+// there is one end of each kind, as their makers were promised.
 unsafe impl Send for Outgoing {}
 // SAFETY: as above.
 unsafe impl Send for Incoming {}
 
 impl Outgoing {
-    /// Over the descriptors of our segment and the acknowledgements in the peer's, so many of each, a power of two.
+    /// Over our segment's descriptors and the peer's acknowledgements;
+    /// the count of each is a power of two.
     ///
     /// # Safety
-    /// Both stay mapped while this is used, aligned as their types ask; nobody else here fills them.
+    /// Both stay mapped while this is used, aligned for their types; nobody else here fills them.
     pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
@@ -173,7 +179,7 @@ impl Outgoing {
 
     /// Gives a piece to the receiver whose bytes are in its slot.
     pub(crate) fn fill(&self, number: u64, piece: &Piece) {
-        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was promised.
+        // SAFETY: the masked index is among the descriptors, mapped as `new` requires.
         let descriptor = unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
         for (word, value) in descriptor.words.iter().zip(piece.encode()) {
             // Relaxed: edge `relay.filled` carries it.
@@ -185,8 +191,8 @@ impl Outgoing {
 
     /// How a piece ended, once the receiver has said so: 0, or a code of the system.
     pub(crate) fn answer(&self, number: u64) -> Option<u16> {
-        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was promised. The peer writes them at
-        // any time; here they are only loaded, as atomics.
+        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was
+        // promised. The peer writes them at any time; here they are only loaded, as atomics.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
         // Acquire, edge `relay.emptied`: the receiver reads the slot no more.
         let word = ack.word.load(edge!("relay.emptied.load", Acquire));
@@ -203,12 +209,13 @@ impl Incoming {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// The next piece, if it is there: its number and slot, and what it says; nothing that any piece can say, if it is corrupt.
+    /// The next piece, if it is there: its number and slot, and what it says; nothing that any
+    /// piece can say, if it is corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;
-        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was promised. The peer writes them at any
-        // time; here they are only loaded, as atomics.
+        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was
+        // promised. The peer writes them at any time; here they are only loaded, as atomics.
         let descriptor = unsafe { &*self.descriptors.add(slot as usize) };
         // Acquire, edge `relay.filled`.
         if descriptor.stamp.load(edge!("relay.filled.load", Acquire)) != number.wrapping_add(1) {
@@ -222,7 +229,7 @@ impl Incoming {
 
     /// Says how a piece ended, and that its slot is not read any more.
     pub(crate) fn answer(&self, number: u64, code: u16) {
-        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was promised.
+        // SAFETY: the masked index is among the acknowledgements, mapped as `new` requires.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
         // Release, edge `relay.emptied`.
         ack.word

@@ -1,14 +1,15 @@
-//! Taking back what peers have open, before it is freed. Nothing here waits or enters a driver; slow path.
+//! Revokes what peers have open, before it is freed.
+//! Nothing here waits or enters a driver; slow path.
 //!
-//! | exporter                                      | importer                                                     |
-//! |-----------------------------------------------|--------------------------------------------------------------|
-//! | gives the allocation to nobody any more       |                                                              |
-//! | `Revoke` to every peer that was given it      | begins no more transfers, waits for those under way, closes  |
-//! | takes each `RevokeAck`; a dead peer needs none | `RevokeAck` with the sequence of the last `Revoke`          |
-//! | all taken: the memory may be freed            |                                                              |
+//! | exporter | importer |
+//! |---|---|
+//! | gives the allocation to nobody any more |  |
+//! | `Revoke` to every peer that has it | begins no more transfers, waits for those in flight, closes |
+//! | takes each `RevokeAck` of live peers | `RevokeAck` with the last sequence |
+//! | all taken: the memory may be freed |  |
 //!
-//! A revocation that was called off can be followed by another of the same allocation. Each has its own sequence, so an
-//! acknowledgement of the first, coming late, says nothing about the second.
+//! A revocation that was called off can be followed by another of the same allocation. Each has its
+//! own sequence, so an acknowledgement of the first, coming late, says nothing about the second.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,8 +25,8 @@ use super::export::{AllocId, ExportError};
 pub enum RevokeError {
     /// There is nothing to revoke.
     Export(ExportError),
-    /// The time given has passed and these have not acknowledged: the first of them, and their number. It can be waited for again,
-    /// or called off.
+    /// The time given has passed and these have not acknowledged: the first of them, and their
+    /// number. It can be waited for again, or called off.
     Deadline {
         /// The allocation.
         alloc: AllocId,

@@ -1,12 +1,13 @@
-//! The memory under a range: one allocation, or the physical segments of virtual memory that the range touches, side by side. Slow path:
-//! enters the driver, allocates.
+//! The memory under a range: one allocation, or the physical segments of virtual memory that the
+//! range touches, side by side. Slow path: enters the driver, allocates.
 //!
-//! A *run* begins where its first segment begins and ends where its last one ends. Each segment keeps the driver's buffer id, by which it
-//! is told from one that is mapped at its addresses later. Two runs *agree* when every segment of either that lies where the other is
-//! is one of the other's: then both are parts of the same memory, and one may lie inside the other.
+//! A *run* begins where its first segment begins and ends where its last one ends. Each segment
+//! keeps the driver's buffer id, by which it is told from one that is mapped at its addresses
+//! later. Two runs *agree* when every segment of either that lies where the other is is one of the
+//! other's: then both are parts of the same memory, and one may lie inside the other.
 //!
-//! Segments are taken together only if their addresses were reserved together: what lies side by side by chance is not one memory to a
-//! driver.
+//! Segments are taken together only if their addresses were reserved together: what lies side by
+//! side by chance is not one memory to a driver.
 
 use std::os::fd::OwnedFd;
 
@@ -83,7 +84,8 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Whether the driver still has the same memory there: a driver call or two for each segment, until one is not.
+    /// Whether the driver still has the same memory there.
+    /// One or two driver calls per segment, until one fails.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
             match device.allocation(segment.base) {

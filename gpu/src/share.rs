@@ -1,12 +1,14 @@
-//! The memory side of a device: what this process exports and imports through it, over links to its peers. Slow path, all but
-//! [`Imports::begin`] and [`Imports::end`]: allocates, makes system calls, enters the driver. Only the calls that take a deadline
-//! wait, asleep, and none waits past it; meanwhile they serve every peer, so that processes that wait for each other in a circle
-//! do not stand still.
+//! The memory side of a device: what this process exports and imports through it, over links to its
+//! peers. Slow path, all but [`Imports::begin`] and [`Imports::end`]: allocates, makes system
+//! calls, enters the driver. Only the calls that take a deadline wait, asleep, and none waits past
+//! it; meanwhile they serve every peer, so that processes that wait for each other in a circle do
+//! not stand still.
 //!
-//! In steady state nothing is said: publishing what is published already, importing what is open already, and beginning a transfer
-//! send no packet and make no driver call.
+//! In steady state nothing is said: publishing what is published already, importing what is open
+//! already, and beginning a transfer send no packet and make no driver call.
 //!
-//! `exporting` has what the owner of memory does, `importing` what its peers do; here are the links, and the pass that serves both.
+//! `exporting` has what the owner of memory does, `importing` what its peers do; here are the
+//! links, and the pass that serves both.
 
 mod exporting;
 mod importing;
@@ -35,8 +37,9 @@ pub(crate) fn board<'a>(line: &'a mut Line<'_>) -> &'a mut Board {
     line.extension()
 }
 
-/// Lets a link carry packets about device memory, from either end. To be called before anything else is done with a link
-/// whose peer may send some; [`GpuProfile::agree`](super::GpuProfile::agree) does.
+/// Lets a link carry packets about device memory, from either end. To be called before anything
+/// else is done with a link whose peer may send some;
+/// [`GpuProfile::agree`](super::GpuProfile::agree) does.
 pub fn prepare(link: &mut Link) {
     board(&mut link.line());
 }
@@ -74,7 +77,7 @@ impl<H: Host> Links for ShmRail<H> {
 
 assert_impl_all!(Sharing<HostDevice>: Send);
 
-/// Exports, imports and publications of one device. It belongs to the thread that the device belongs to.
+/// Exports, imports and publications of one device, owned by the device's thread.
 #[derive(Debug)]
 pub struct Sharing<D: Device> {
     device: D,
@@ -147,7 +150,8 @@ impl<D: Device> Sharing<D> {
         (self.exports.stats(), self.imports.stats())
     }
 
-    /// One pass over all peers: takes in what has arrived, answers it, closes what has drained, notices who is gone. Does not wait.
+    /// One pass over all peers: takes in what has arrived, answers it, closes what has drained,
+    /// notices who is gone. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
         self.revoke_superseded(links);
@@ -210,7 +214,8 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// Looks at all sockets, for so many milliseconds at most, takes in what has come, and sees whose process is gone.
+    /// Polls all sockets for at most this many milliseconds, takes in what came,
+    /// and detects ended processes.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {
@@ -222,8 +227,8 @@ impl<D: Device> Sharing<D> {
             self.polls.push(entry(line.fd().as_raw_fd(), events));
             self.polls.push(entry(line.pidfd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
         }
-        // SAFETY: as many structures as the vector holds; a negative descriptor is skipped. If the call fails, nothing is reported
-        // this time.
+        // SAFETY: as many structures as the vector holds; a negative descriptor is skipped. If the
+        // call fails, nothing is reported this time.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, ms) };
         let mut polls = self.polls.chunks_exact(2);
         for number in 0..links.bound() {

@@ -1,4 +1,5 @@
-//! What the unit tests share: links between two ends in one process, a sink that remembers, and random numbers with a seed.
+//! What the unit tests share: links between two ends in one process, a sink that remembers,
+//! and random numbers with a seed.
 
 use std::time::{Duration, Instant};
 

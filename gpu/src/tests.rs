@@ -1,5 +1,5 @@
-//! The memory side, over the fake driver and over the host's memory: processes of a fake machine in one real one, with real sockets
-//! between them.
+//! The memory side, over the fake driver and over the host's memory: processes of a fake machine in
+//! one real one, with real sockets between them.
 
 mod bugs;
 mod host;
@@ -165,7 +165,7 @@ fn junk() -> OwnedFd {
     fd
 }
 
-/// Descriptors of this real process that are of the same file. Other tests run beside, and have their own.
+/// Descriptors of the same file in this real process. Other tests run beside, with their own.
 fn copies(of: BorrowedFd<'_>) -> usize {
     use std::os::unix::fs::MetadataExt;
     let identity = |number: &std::ffi::OsStr| {

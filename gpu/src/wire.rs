@@ -1,25 +1,27 @@
-//! Packets about device memory. Reading one checks its length, its numbers and its descriptors before anything is believed; what
-//! fails is a packet of nobody's protocol. They are packets of an [extension](fishplate_shm::extension); their numbers begin with the first that is reserved for these.
+//! Packets about device memory. Reading one checks its length, its numbers and its descriptors
+//! before anything is believed; what fails is a packet of nobody's protocol. They are packets of an
+//! [extension](fishplate_shm::extension); their numbers begin with the first that is reserved for
+//! these.
 //!
-//! | kind        | body                                                                     | descriptors |
-//! |-------------|--------------------------------------------------------------------------|-------------|
-//! | `Export`    | allocation, size, uuid of the device, form, what the form has            | by the form |
-//! | `Fetch`     | allocation                                                               | 0 |
-//! | `Refuse`    | of a `Fetch`: 1, allocation, 0; of a `Query`: 2, buffer, version         | 0 |
-//! | `Publish`   | buffer, version, allocation, offset, length                              | 0 |
-//! | `Query`     | buffer, version (0: any), 1 if it is wanted and 0 if no longer           | 0 |
-//! | `Unpublish` | buffer                                                                   | 0 |
-//! | `Revoke`, `RevokeAck` | sequence, allocation                                           | 0 |
+//! | kind | body | descriptors |
+//! |---|---|---|
+//! | `Export` | allocation, size, uuid of the device, form, what the form has | by the form |
+//! | `Fetch` | allocation | 0 |
+//! | `Refuse` | of a `Fetch`: 1, allocation, 0; of a `Query`: 2, buffer, version | 0 |
+//! | `Publish` | buffer, version, allocation, offset, length | 0 |
+//! | `Query` | buffer, version (0: any), 1 if it is wanted and 0 if no longer | 0 |
+//! | `Unpublish` | buffer | 0 |
+//! | `Revoke`, `RevokeAck` | sequence, allocation | 0 |
 //!
-//! | form of an export | has                                                                | descriptors |
-//! |-------------------|--------------------------------------------------------------------|-------------|
-//! | 1, legacy handle  | its 64 bytes                                                       | 0 |
-//! | 2, descriptor     |                                                                    | 1 |
-//! | 3, home           |                                                                    | 0 |
-//! | 4, segments       | their number, then the size of each: together that of the allocation | one for each |
+//! | form of an export | has                                 | descriptors  |
+//! |-------------------|-------------------------------------|--------------|
+//! | 1, legacy handle  | its 64 bytes                        | 0            |
+//! | 2, descriptor     |                                     | 1            |
+//! | 3, home           |                                     | 0            |
+//! | 4, segments       | their number, then the size of each | one for each |
 //!
-//! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and lengths neither, and ends do not
-//! overflow.
+//! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and
+//! lengths neither, and ends do not overflow.
 
 use std::ops::RangeInclusive;
 

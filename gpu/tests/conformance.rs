@@ -1,5 +1,6 @@
-//! [`GpuRail`] over memory of the processor against the contract of `Rail`: by each way that device memory is moved and told of, and as
-//! its own peer. Host memory and messages go as in `conformance`, which is run over the rail too.
+//! [`GpuRail`] over memory of the processor against the contract of `Rail`: by each way that device
+//! memory is moved and told of, and as its own peer. Host memory and messages go as in
+//! `conformance`, which is run over the rail too.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,7 +18,7 @@ use support::{TestGpuRail, gpu_rail, meet_gpu};
 
 type Ends = Link<TestGpuRail>;
 
-/// Device memory, moved by the processor while short and by the device otherwise, told by done words.
+/// Device memory: short transfers by the processor, others by the device, reported by done words.
 struct Usual;
 /// All of it moved by the device, in pieces of 24 bytes over all streams.
 struct InPieces;
@@ -66,11 +67,11 @@ fn pair(seed: u64, config: GpuConfig) -> Ends {
 fn memory(link: &mut Ends, len: usize) -> Region {
     let at = link.target().alloc(len as u64).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: freed with the device, which the tests keep or forget; touched through raw copies alone.
+    // SAFETY: freed with the device, which the tests keep or forget; only raw copies touch it.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Ends the target without a good-bye. What it had stays mapped, as the memory of a dead process does where it is open.
+/// Ends the target without a goodbye. Its memory stays mapped, like an open dead process's.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = SOCKET.take() else { return false };
     // SAFETY: a call on our descriptor.

@@ -1,5 +1,6 @@
-//! What every device must do, over everything that implements [`Device`]: memory of the processor, the fakes, and CUDA where there is a driver, real or not
-//! (`tests/cuda-fake.sh`, `tests/gpu.sh`). With a second process, which is this test binary again.
+//! What every device must do, over everything that implements [`Device`]: memory of the processor,
+//! the fakes, and CUDA where there is a driver, real or not (`tests/cuda-fake.sh`, `tests/gpu.sh`).
+//! With a second process, which is this test binary again.
 
 use std::sync::OnceLock;
 
@@ -34,7 +35,8 @@ trait Kit {
         vec![]
     }
 
-    /// Memory in physical segments of [`SEGMENT`](suite::SEGMENT) bytes side by side, if this kind has it.
+    /// Memory in adjacent physical segments
+    /// of [`SEGMENT`](suite::SEGMENT) bytes, if this kind has it.
     fn segments(_: &mut Self::Device, _size: u64) -> Option<DevicePtr> {
         None
     }

@@ -1,5 +1,6 @@
-//! Engines over [`GpuRail`]: what users do, with memory of devices at one end, the other, or both. The device is memory of the
-//! processor, so that what is in it can be looked at; engines do not know that.
+//! Engines over [`GpuRail`]: what users do, with memory of devices at one end, the other, or both.
+//! The device is memory of the processor, so that what is in it can be looked at; engines do not
+//! know that.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -69,7 +70,7 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     let (host, device) =
         (NonNull::from(&mut words[0]).cast::<u8>(), NonNull::new(device.0 as *mut u8).unwrap());
     let mut part = |at: NonNull<u8>, kind| {
-        // SAFETY: leaked, or freed with the device; touched through raw copies and the engine alone.
+        // SAFETY: leaked, or freed with the device; only raw copies and the engine touch it.
         let local = engine.register(unsafe { Region::new(at, SIZE, kind) }).unwrap();
         Part { at, local, remote: None }
     };
@@ -172,7 +173,8 @@ fn row_21_a_signal_comes_after_its_data_whatever_memory_that_is() {
                     )
                     .unwrap();
                 let word = |ends: &[End; 2]| u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap());
-                // The word is looked at after every pass: one that came too early is seen with its data missing.
+                // Checks the word after every pass:
+                // a word that came too early is seen without its data.
                 until(&mut ends, &what, |ends| word(ends) >= count);
                 assert_eq!(word(&ends), count, "{what}");
                 assert!(target.get(64, len) == sent, "{what}");

@@ -1,7 +1,7 @@
 //! Whatever a peer says of device memory, no pass over the links takes long.
 //!
-//! The hostile peer is a thread that plays one trick over a socket pair. A pass counts as too long only if one does in
-//! each of three runs of the trick.
+//! The hostile peer is a thread that plays one trick over a socket pair. A pass counts as too long
+//! only if one does in each of three runs of the trick.
 
 use std::os::fd::OwnedFd;
 use std::thread;

@@ -1,4 +1,5 @@
-//! Device memory between real processes, with the host's memory as the device: data, restarts, and dying at any moment.
+//! Device memory between real processes, with host memory as the device:
+//! data, restarts, death at any moment.
 
 use std::ffi::OsStr;
 use std::ptr::NonNull;
@@ -219,7 +220,7 @@ fn kill(mut child: Killed) {
 #[test]
 fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
     let _alone = alone();
-    // Other programs of the machine have theirs there, so: names of ours, and whatever this process has mapped.
+    // Other programs have theirs there too: only our names, and what this process has mapped.
     let names = || {
         let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()

@@ -1,5 +1,5 @@
-//! `GpuRail` between real processes, over memory of the processor: each has open what the other allocated. Data by every way, and
-//! processes that are killed in the middle.
+//! `GpuRail` between real processes, over memory of the processor: each has open what the other
+//! allocated. Data by every way, and processes that are killed in the middle.
 
 use std::ptr::NonNull;
 use std::time::Instant;

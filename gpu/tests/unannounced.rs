@@ -1,4 +1,4 @@
-//! An allocation that a message names and its sender has not published: progress does not wait for it.
+//! A message names an allocation that its sender has not published: progress does not wait for it.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};

@@ -1,4 +1,4 @@
-//! The driver's library: whether it is there, the functions of it that are used, its codes, and its devices.
+//! The driver's library: whether it is there, the functions used, its codes and its devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
@@ -48,7 +48,8 @@ impl From<Absent> for DeviceError {
     }
 }
 
-/// Names the functions that are used, checks their arguments against cudarc's declarations, and looks up all of them.
+/// Names the functions used, checks their arguments against cudarc's declarations,
+/// and looks all of them up.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
         /// The functions of the driver. They return its code.
@@ -63,15 +64,17 @@ macro_rules! functions {
 
         impl Driver {
             fn load() -> Result<Driver, Absent> {
-                // SAFETY: loading the library runs what it does when it is loaded, as any use of a GPU does.
+                // SAFETY: loading the library runs its initialisers, as any use of a GPU does.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Absent::NoLibrary);
                 }
-                // SAFETY: as above. It was found a moment ago, so this does not panic unless it is taken away meanwhile.
+                // SAFETY: as above. It was found just before,
+                // so this panics only if it is removed meanwhile.
                 let library = unsafe { sys::culib() };
                 $(
-                    // SAFETY: the function of that name has this signature in every driver, as cudarc declares it; a `CUresult` is
-                    // passed as a number. The library is never unloaded.
+                    // SAFETY: the function of that name has this signature in every driver, as
+                    // cudarc declares it; a `CUresult` is passed as a number. The library is never
+                    // unloaded.
                     let found = unsafe {
                         library.get::<unsafe extern "C" fn($($argument),*) -> u32>(
                             concat!(stringify!($name), "\0").as_bytes(),
@@ -192,7 +195,8 @@ pub(super) fn check(code: u32) -> Result<(), DeviceError> {
 fn error(code: u32) -> DeviceError {
     match code {
         OUT_OF_MEMORY => DeviceError::Exhausted,
-        // Deinitialized, unavailable; uncorrectable errors of memory or links; faults of a kernel, after which the context is of no use.
+        // Deinitialized, unavailable; uncorrectable errors of memory or links; faults of a kernel,
+        // after which the context is of no use.
         4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => DeviceError::Lost(code as i32),
         PEER_ACCESS_UNSUPPORTED | TOO_MANY_PEERS => DeviceError::NoPeerAccess,
         code => DeviceError::Driver(code as i32),
@@ -304,7 +308,8 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
     }
 
-    /// Whether NICs can write there, those writes are not in order for the owner by themselves, and the processor can flush them.
+    /// Whether NICs can write there, those writes are not in order for the owner by themselves,
+    /// and the processor can flush them.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;

@@ -1,5 +1,5 @@
-//! Memory of a device: taken, told apart by its attributes, exported and opened by handles of 64 bytes, and memory of the processor that
-//! the device may use. Virtual memory is in `vmm`.
+//! Memory of a device: taken, told apart by its attributes, exported and opened by handles of 64
+//! bytes, and memory of the processor that the device may use. Virtual memory is in `vmm`.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
@@ -14,12 +14,14 @@ use crate::{Allocation, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Share, Un
 /// Kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CudaMemory {
-    /// `cuMemAlloc`: by a handle of 64 bytes. Small ones share a block of 2 MiB, all of which whoever opens one of them can touch: take
-    /// at least that much where peers are not trusted with each other's data.
+    /// `cuMemAlloc`: by a handle of 64 bytes. Small ones share a block of 2 MiB, all of which
+    /// whoever opens one of them can touch: take at least that much where peers are not trusted
+    /// with each other's data.
     Legacy,
     /// `cuMemCreate` with descriptors, in multiples of the driver's granularity.
     Virtual,
-    /// The same in physical segments of so many bytes side by side, as the pools of frameworks that grow have it.
+    /// The same in physical segments of this many bytes side by side,
+    /// as growing framework pools have it.
     Segments(u64),
     /// `cuMemCreate` without a type of handle.
     VirtualUnshared,
@@ -147,8 +149,9 @@ impl CudaDevice {
             (&raw mut handles).cast(),
             (&raw mut pool).cast(),
         ];
-        // SAFETY: as many places as names, and each is at least as large as its attribute and holds zero, so that one that the driver
-        // writes with fewer bytes (a truth value) is right as well.
+        // SAFETY: as many places as names, and each is at least as large as its attribute and holds
+        // zero, so that one that the driver writes with fewer bytes (a truth value) is right as
+        // well.
         let code = unsafe {
             let count = names.len() as u32;
             (self.driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), places.as_mut_ptr(), ptr.0)
@@ -171,8 +174,9 @@ impl CudaDevice {
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
-        // Of virtual memory, which may be segments side by side, start and size are those of the reserved addresses. What a handle of 64
-        // bytes has opened says the same of its handles, and is none.
+        // Of virtual memory, which may be segments side by side, start and size are those of the
+        // reserved addresses. What a handle of 64 bytes has opened says the same of its handles,
+        // and is none.
         let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
         let reservation = match share {
             Share::Never(Unshared::NoHandleType) if self.opened.iter().any(by_handle) => None,
@@ -308,10 +312,11 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Gives back everything that was not, when nothing is queued any more. Errors are of no use to anybody.
+    /// Frees all that is left, once nothing is queued. Errors are of no use to anybody here.
     pub(super) fn give_all_back(&mut self) {
         for pinned in std::mem::take(&mut self.pinned) {
-            // SAFETY: registered by `register`; whoever pinned it keeps it mapped until it is unpinned, which is now.
+            // SAFETY: registered by `register`;
+            // who pinned it keeps it mapped until it is unpinned, which is here.
             unsafe { (self.driver.cuMemHostUnregister)(pinned.ptr.as_ptr().cast()) };
         }
         for opened in std::mem::take(&mut self.opened) {

@@ -41,7 +41,8 @@ impl CudaDevice {
     /// Waits until everything queued has ended, and gives streams and events back.
     pub(super) fn end_streams(&mut self) {
         for stream in std::mem::take(&mut self.streams) {
-            // SAFETY: made by `make_streams`, and not used any more. On a lost device both fail, and there is nothing left to do.
+            // SAFETY: made by `make_streams`, and not used any more. On a lost device both fail,
+            // and there is nothing left to do.
             unsafe {
                 (self.driver.cuStreamSynchronize)(stream);
                 (self.driver.cuStreamDestroy_v2)(stream);

@@ -1,5 +1,6 @@
-//! Virtual memory: created with or without descriptors, mapped, exported and imported, in one physical segment or several side by side. A
-//! mapping keeps its memory, so that no handle of it is kept.
+//! Virtual memory: created with or without descriptors, mapped, exported and imported, in one
+//! physical segment or several side by side. A mapping keeps its memory, so that no handle of it is
+//! kept.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -97,7 +98,7 @@ impl CudaDevice {
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
-    /// Unmaps each segment, and gives the addresses back. The first error, after all that can be done.
+    /// Unmaps each segment and frees the addresses. Returns the first error, after trying all.
     ///
     /// # Safety
     /// As for [`unmap_virtual`](Self::unmap_virtual); so many bytes were reserved.
@@ -158,7 +159,8 @@ impl CudaDevice {
             let mut handle = 0;
             // By value, in the place of a pointer.
             let by_value = fd.as_raw_fd() as usize as *mut c_void;
-            // SAFETY: a place for the result, and a descriptor that is open; what it is of, the driver checks.
+            // SAFETY: a place for the result and an open descriptor;
+            // the driver checks what it refers to.
             let code = unsafe {
                 (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
             };
@@ -175,7 +177,8 @@ impl CudaDevice {
     }
 }
 
-/// Memory without addresses, by its handles, with the size of each. They are given back when this is dropped; a mapping keeps its memory.
+/// Memory without addresses, by its handles, with the size of each. They are given back when this
+/// is dropped; a mapping keeps its memory.
 struct Parts {
     driver: &'static Driver,
     parts: Vec<(CUmemGenericAllocationHandle, u64)>,

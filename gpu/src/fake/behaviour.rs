@@ -13,14 +13,16 @@ pub struct Behaviour {
     pub kind: Kind,
     /// Whether addresses that were given back are given again, the last one first.
     pub recycle: bool,
-    /// Whether handles made from different addresses of an allocation differ, as HIP's do; else they are equal, as CUDA's are.
+    /// Whether handles made from different addresses of an allocation differ, as HIP's do; else
+    /// they are equal, as CUDA's are.
     pub handles_differ: bool,
-    /// Whether a process may open an allocation again: each open wants its close, and all give the same address. Else the driver
-    /// refuses with its code for "already mapped", 208.
+    /// Whether a process may open an allocation again: each open wants its close, and all give the
+    /// same address. Else the driver refuses with its code for "already mapped", 208.
     pub reopen: bool,
     /// Whether memory that is given back is overwritten.
     pub poison: bool,
-    /// Steps that a copy waits for at most, drawn anew for each; 0 lets it end within the call that queues it.
+    /// Most steps that a copy waits for, drawn anew for each;
+    /// 0 ends it within the call that queues it.
     pub late: u32,
     /// Steps that a copy is spread over at most, once it began.
     pub pieces: u32,
@@ -211,7 +213,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Allocations, opened allocations, reserved addresses, pinned memory and marks that were taken and not given back.
+    /// Allocations, opened allocations, reserved addresses, pinned memory and marks not given back.
     pub fn held(&self) -> u64 {
         let back = self.frees + self.closes + self.closed_by_death + self.releases + self.unpins;
         self.allocs + self.opens + self.reserves + self.pins + self.marks - back - self.marks_back

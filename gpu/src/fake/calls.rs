@@ -132,7 +132,8 @@ impl FakeProcess {
     /// A descriptor of the allocation that begins at a place.
     ///
     /// # Errors
-    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], [`DeviceError::Exhausted`] without descriptors.
+    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], or
+    /// [`DeviceError::Exhausted`]: no descriptors.
     pub fn export_descriptor(&self, ordinal: u32, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Export)?;
@@ -148,7 +149,8 @@ impl FakeProcess {
     /// Opens what another process has exported.
     ///
     /// # Errors
-    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], the driver's code for what is open already.
+    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], the
+    /// driver's code for what is open already.
     pub fn open_legacy(&self, ordinal: u32, handle: &[u8; LEGACY_HANDLE]) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Open)?;
@@ -241,7 +243,8 @@ impl FakeProcess {
         let process = &mut state.processes[self.place];
         let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
         process.counts.pins += 1;
-        // As far into its page as the memory itself, so that words are aligned here if they are there.
+        // As far into its page as the memory itself,
+        // so that words here are aligned as they are there.
         let place = (4096, ptr.as_ptr() as u64 % 4096);
         Ok(process.space.map(len as u64, place, ordinal, what))
     }
@@ -316,7 +319,7 @@ impl State {
         Ok((Arc::new(Memory::create(size, id, owner, &gpu.uuid)?), align))
     }
 
-    /// Notices that something queued, as the queue is before the call, uses what is about to be taken away.
+    /// Records a queued item, in the queue before the call, that uses what is about to be freed.
     fn check_queue(&mut self, place: usize, base: DevicePtr) {
         let there = self.processes[place].space.at(base).map(|range| range.serial);
         if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
@@ -371,7 +374,8 @@ impl State {
             let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
             there && range.reservation.is_none()
         };
-        // What is mapped where the caller wants it may be mapped any number of times, and is no matter to others.
+        // Memory mapped at a given address may be mapped any number of times,
+        // and matters to nobody else.
         let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =

@@ -8,14 +8,14 @@ use super::behaviour::{Kind, Violation};
 use super::stream::StreamId;
 use crate::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
 
-/// One device as one thread of a fake process uses it. When it is dropped, everything queued on its streams ends; what was taken through
-/// it and not given back stays taken, and is counted.
+/// One device as one thread of a fake process uses it. When it is dropped, everything queued on its
+/// streams ends; what was taken through it and not given back stays taken, and is counted.
 #[derive(Debug)]
 pub struct FakeDevice {
     process: FakeProcess,
     caps: DeviceCaps,
     streams: Vec<StreamId>,
-    /// What is marked, by the lower half of a mark; the upper half says how often that place was used.
+    /// The marks, by a mark's lower half; its upper half counts the uses of that place.
     marks: Vec<(u16, Option<(StreamId, u64)>)>,
     free: Vec<u16>,
 }

@@ -1,4 +1,4 @@
-//! The 64 bytes by which memory of the fake is named: what it is, whose, and where its owner has it.
+//! The 64 bytes that name memory of the fake: what it is, whose, and where its owner has it.
 
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};

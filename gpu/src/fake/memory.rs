@@ -1,7 +1,8 @@
-//! Bytes that processes share: a memfd, with a page in front that says whose it is and what became of it.
+//! Bytes that processes share: a memfd whose first page holds its owner and its state.
 //!
-//! The page is what makes a driver of several processes out of files: whoever has the memory open is counted there, and there is told that
-//! it was freed. Programs see what is behind the page only.
+//! The page is what makes a driver of several processes out of files: whoever has the memory open
+//! is counted there, and there is told that it was freed. Programs see what is behind the page
+//! only.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -97,7 +98,7 @@ impl Memory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a page for it, aligned to a page, and it consists of atomics.
+        // SAFETY: the mapping begins with a page for it, page-aligned, and it consists of atomics.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
@@ -148,7 +149,7 @@ impl Memory {
     pub fn free(&self, poison: bool) -> u32 {
         self.header().state.store(FREED, Ordering::SeqCst);
         if poison {
-            // SAFETY: `size` bytes lie behind the page. Who still uses them is at fault, and is to see it.
+            // SAFETY: `size` bytes lie behind the page. A late user is at fault, and is to see it.
             unsafe { self.data().write_bytes(POISON, self.size as usize) };
         }
         self.header().opens.load(Ordering::SeqCst)

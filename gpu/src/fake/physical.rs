@@ -1,4 +1,5 @@
-//! Virtual memory in its parts, as `cuMemCreate` and its kin have them: memory without addresses, and addresses without memory.
+//! Virtual memory in its parts, as `cuMemCreate` and its kin have them:
+//! memory without addresses, and addresses without memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -97,7 +98,8 @@ impl FakeProcess {
     /// Gives addresses back.
     ///
     /// # Errors
-    /// The driver's code for an invalid value unless all of them were reserved together, and nothing lies there any more.
+    /// The driver's code for an invalid value unless all of them were reserved together, and
+    /// nothing lies there any more.
     pub fn release(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         if !state.processes[self.place].space.release(base, size) {
@@ -108,17 +110,18 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// The reserved addresses that an address is of, whether or not memory is mapped there: the first, and how many. No call of a driver.
+    /// The reserved addresses that an address is of, whether or not memory is mapped there: the
+    /// first, and how many. No call of a driver.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         self.driver.state().processes[self.place].space.reservation(ptr)
     }
 
-    /// Maps memory at addresses that were reserved. Own memory counts as taken, that of another process as opened: [`FakeProcess::free`]
-    /// and [`FakeProcess::close`] unmap it.
+    /// Maps memory at addresses that were reserved. Own memory counts as taken, that of another
+    /// process as opened: [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
     ///
     /// # Errors
-    /// The driver's code for an invalid value unless the size is that of the memory; as [`FakeProcess::alloc`] and
-    /// [`FakeProcess::open_descriptor`].
+    /// The driver's code for an invalid value unless the size is that of the memory; as
+    /// [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
     pub fn map(
         &self,
         ordinal: u32,
@@ -199,7 +202,7 @@ impl FakeProcess {
         (kept == keeper).then_some(size)
     }
 
-    /// Takes away all that lies at reserved addresses, one after the other, and gives the addresses back.
+    /// Unmaps all that lies at reserved addresses, one by one, and gives the addresses back.
     pub(super) fn take_apart(
         &self,
         base: DevicePtr,

@@ -51,7 +51,8 @@ impl FakeProcess {
     /// Queues a copy.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation, or in segments side by side.
+    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation, or adjacent
+    /// segments.
     ///
     /// # Safety
     /// Pinned memory among them stays mapped until the copy has ended.

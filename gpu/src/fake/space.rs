@@ -1,4 +1,4 @@
-//! The address space that the devices of a process share. No address in it is one of the processor's.
+//! The address space shared by a process's devices. No address in it is the processor's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) struct Range {
     pub serial: u64,
     /// Of the process.
     pub ordinal: u32,
-    /// Where the addresses begin that were reserved and that it lies among: they stay so when it is unmapped.
+    /// Start of the reserved addresses that it lies among: they stay reserved when it is unmapped.
     pub reservation: Option<u64>,
     pub what: What,
 }
@@ -135,7 +135,7 @@ impl Space {
         true
     }
 
-    /// Gives back what [`reserve`](Self::reserve) took: whether all of it was, and nothing lies there.
+    /// Frees what [`reserve`](Self::reserve) took. Returns whether all of it was, and was empty.
     pub fn release(&mut self, base: DevicePtr, size: u64) -> bool {
         let whole = self.reservations.get(&base.0).is_some_and(|&(reserved, _)| reserved == size);
         let fits = whole && self.ranges.range(base.0..base.0 + size).next().is_none();
@@ -221,7 +221,8 @@ impl Space {
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
     }
 
-    /// The places of `len` bytes at `ptr`, with what lies in each: more than one where ranges lie side by side in one reservation.
+    /// The places of `len` bytes at `ptr`, with what lies in each: more than one where ranges lie
+    /// side by side in one reservation.
     pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
         let (mut at, mut left, mut places) = (ptr, len, vec![]);
         let reservation = self.find(ptr, 0)?.1.reservation;

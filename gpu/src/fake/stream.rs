@@ -1,4 +1,5 @@
-//! What carries out queued copies and words: in order within a stream, in any over several, late and in pieces as the seed has it.
+//! What carries out queued copies and words: in order within a stream, in any over several, late
+//! and in pieces as the seed has it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -170,8 +171,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
             }
             let now = (*piece).min(*len - *moved);
             let at = if *backwards { *len - *moved - now } else { *moved };
-            // SAFETY: both ranges held the copy when it was queued, and are the same still; their memory is mapped as long as they
-            // are there. Overlaps were refused.
+            // SAFETY: both ranges held the copy when it was queued, and are the same still; their
+            // memory is mapped as long as they are there. Overlaps were refused.
             unsafe {
                 let target = target.data().add((to.offset + at) as usize);
                 let source = source.data().add((from.offset + at) as usize);
@@ -184,7 +185,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
         Verb::Word { at, value } => {
             if let Some(range) = space.range(*at) {
                 stale(range);
-                // SAFETY: eight aligned bytes of the range, checked when it was queued. Others access words atomically.
+                // SAFETY: eight aligned bytes of the range, checked when queued.
+                // Others access words atomically.
                 let word = unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
                 tell(word, *value);
             }

@@ -256,7 +256,8 @@ impl State {
         let process = &mut self.processes[place];
         for (at, bytes) in process.unflushed.drain(..) {
             if let Some(range) = process.space.range(at) {
-                // SAFETY: the bytes lay within the range when they were written, and it is the same range still.
+                // SAFETY: the bytes lay within the range when they were written,
+                // and the range is the same.
                 unsafe {
                     let to = range.data().add(at.offset as usize);
                     to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -311,7 +312,8 @@ impl State {
 /// When a real process began, in ticks since the machine did.
 pub(super) fn start_time(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything. The field is number 22, and the one behind the name is number 3.
+    // The bracketed name may hold anything. The wanted field is number 22;
+    // the one after the name is number 3.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -22,7 +22,7 @@ pub enum Fault {
     Incarnation,
     /// This version was followed by others and is not remembered.
     Gone,
-    /// It was revoked, then offered again, and transfers of before are still under way: finish them first.
+    /// Revoked, then offered again, while earlier transfers are in flight: finish them first.
     Busy,
     /// The range does not lie inside the allocation, in bytes.
     OutOfBounds {

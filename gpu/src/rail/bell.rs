@@ -1,6 +1,8 @@
-//! What the owner of a rail with a device sleeps on. Words that a device stores ring no bell, and neither does a copy that ends: while
-//! either may come, sleep is cut into naps, each twice as long as the one before, up to a limit; whatever is found makes the next
-//! one short again. So a wait costs little, however long it is, and no fixed sleep stands between an arrival and its discovery.
+//! What the owner of a rail with a device sleeps on. Words that a device stores ring no bell, and
+//! neither does a copy that ends: while either may come, sleep is cut into naps, each twice as long
+//! as the one before, up to a limit; whatever is found makes the next one short again. So a wait
+//! costs little, however long it is, and no fixed sleep stands between an arrival and its
+//! discovery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,7 +15,8 @@ use fishplate_shm::Bell;
 /// The first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// What the rail tells its bell. One thread writes it, the same that sleeps; atomics because the bell outlives the rail.
+/// What the rail tells its bell. Only the sleeping thread writes it;
+/// atomics, as the bell outlives the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// What may come without ringing: copies under way, and peers whose devices store words.
@@ -53,8 +56,8 @@ impl Pace {
     }
 }
 
-/// The eventcount of a [`GpuRail`](crate::GpuRail), on which its owner sleeps. A handle: it outlives the rail, and clones are the
-/// same.
+/// The eventcount of a [`GpuRail`](crate::GpuRail), on which its owner sleeps. A handle: it
+/// outlives the rail, and clones are the same.
 #[derive(Clone, Debug)]
 pub struct GpuBell {
     pub(super) bell: Bell,

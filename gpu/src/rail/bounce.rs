@@ -1,10 +1,12 @@
-//! Transfers through bounce slots: cut into pieces here, put together at the other end; several pieces are under way at once, so that
-//! one end copies into a slot while the other copies out of the one before. Nothing here blocks or allocates; each pass does a
-//! bounded amount for each peer, so none waits for another.
+//! Transfers through bounce slots: cut into pieces here, put together at the other end; several
+//! pieces are under way at once, so that one end copies into a slot while the other copies out of
+//! the one before. Nothing here blocks or allocates; each pass does a bounded amount for each peer,
+//! so none waits for another.
 //!
-//! What a peer asks for is checked against what is registered here before anything is copied. A region that is not registered, or no
-//! longer, ends the transfer with `EFAULT`: it may have been taken back meanwhile. A range outside of a region that *is* registered,
-//! a reply to nothing, or one with more bytes than were asked for, breaks the protocol.
+//! What a peer asks for is checked against what is registered here before anything is copied. A
+//! region that is not registered, or no longer, ends the transfer with `EFAULT`: it may have been
+//! taken back meanwhile. A range outside of a region that *is* registered, a reply to nothing, or
+//! one with more bytes than were asked for, breaks the protocol.
 //!
 //! `fill` is what goes into our slots, `take` what comes out of the peer's.
 
@@ -31,7 +33,8 @@ pub(super) enum JobKind {
     Write { op: u32, key: RailKey, data: Option<u32> },
     /// A read of ours is to be asked for.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Pieces of what the peer reads: the number of the piece that asked, the peer's name of the read, and where it begins.
+    /// Pieces of what the peer reads:
+    /// the number of the piece that asked, the peer's name of the read, and where it begins.
     Reply { number: u64, id: u64, key: RailKey, from: u64 },
 }
 
@@ -88,7 +91,7 @@ pub(super) struct Relay {
     failed: Option<u64>,
 }
 
-// SAFETY: the addresses in here belong to no thread: they are lent until an operation has ended, or registered.
+// SAFETY: its addresses belong to no thread: they are lent until an operation ends, or registered.
 unsafe impl Send for Relay {}
 
 impl Relay {
@@ -135,7 +138,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Looks which of our pieces have been taken out, fills slots again, and takes pieces of the peer out. Returns whether anything moved.
+    /// Looks which of our pieces have been taken out, fills slots again, and takes pieces of the
+    /// peer out. Returns whether anything moved.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;
@@ -158,7 +162,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         moved
     }
 
-    /// A peer is gone: what it will not answer any more is over. What the device is copying goes on until it has ended.
+    /// Forgets a peer: ends what waits for its answer. The device's copies go on until they end.
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
         let (jobs, slots) = (std::mem::take(&mut relay.jobs), relay.sent.len() as u32);

@@ -8,8 +8,8 @@ use fishplate_shm::extension::PAGE;
 use crate::ImportLimits;
 use crate::pair::Layout;
 
-/// How a [`GpuRail`](crate::GpuRail) is made. What is marked * should be the same at both ends of a link; where it is not, writes
-/// are told by records through the lane, and nothing is relayed.
+/// How a [`GpuRail`](crate::GpuRail) is made. What is marked * should be the same at both ends of a
+/// link; where it is not, writes are told by records through the lane, and nothing is relayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
     /// Writes and reads of device memory under way at once.
@@ -30,9 +30,10 @@ pub struct GpuConfig {
     pub relay_chunk: u32,
     /// Takes everything through bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Longest transfer that the processor makes itself, where the device lets it see both memories, in bytes.
+    /// Longest transfer that the processor makes
+    /// where the device lets it see both memories, in bytes.
     pub mapped_store: u64,
-    /// Whether regions of host memory are pinned, so that the device copies to and from them itself.
+    /// Whether host memory's regions are pinned, so that the device copies to and from them itself.
     pub pin_regions: bool,
     /// How much memory of peers may be open at once.
     pub imports: ImportLimits,

@@ -1,4 +1,4 @@
-//! What two rails agree on before they are attached to each other. Waits for the other end, until a deadline.
+//! What two rails agree on before they are attached. Waits for the other end, until a deadline.
 
 use std::time::Instant;
 
@@ -27,7 +27,8 @@ impl GpuProfile {
         &self.profile
     }
 
-    /// Agrees with the other end of a link, which must do the same. Waits until the deadline. Slow path.
+    /// Agrees with the other end of a link, which does the same.
+    /// Waits until the deadline. Slow path.
     pub fn agree(&self, mut link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
         let agreed = pair::agree(&mut link, self.layout, self.want, deadline)?;
         Ok(GpuLink { link, agreed })
@@ -35,7 +36,7 @@ impl GpuProfile {
 }
 
 impl GpuLink {
-    /// Whether writes are told by done words, and whether there are bounce slots: the same at both ends.
+    /// Whether done words report writes, and whether there are bounce slots: the same at both ends.
     pub fn active(&self) -> (bool, bool) {
         (self.agreed.done, self.agreed.relay)
     }

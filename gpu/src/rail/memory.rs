@@ -1,4 +1,5 @@
-//! Registered and imported memory. Slow path, all but the look-ups: enters the driver, and an import waits for a bounded time.
+//! Registered and imported memory. Slow path, all but the look-ups: enters the driver, and an
+//! import waits for a bounded time.
 //!
 //! | bits of a key | what                                                                       |
 //! |---------------|----------------------------------------------------------------------------|
@@ -322,7 +323,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         } else if self.config.force_relay && relays {
             Reach::Relay
         } else {
-            // The peer has said, under the key, where the region is and how long: no more of its allocation is imported.
+            // The peer has said the region's place and length under this key:
+            // no more of its allocation is imported.
             let (links, wanted) = (&mut self.inner, Wanted::Latest);
             let found = match deadline {
                 Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),

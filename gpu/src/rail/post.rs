@@ -1,5 +1,6 @@
-//! Taking transfers in: which way each goes. A refusal has changed nothing. Nothing here blocks or allocates; the driver is entered to
-//! queue copies, one mark per stream that is used, and the word that tells of a write.
+//! Taking transfers in: which way each goes. A refusal has changed nothing. Nothing here blocks or
+//! allocates; the driver is entered to queue copies, one mark per stream that is used, and the word
+//! that tells of a write.
 
 use fishplate_core::error::{PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, copy_to_window};
@@ -78,8 +79,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             (Far::Near(_, Some(there), import), _, Some(here))
                 if len <= self.config.mapped_store || len == 0 =>
             {
-                // SAFETY: both ranges were checked against what is registered and imported, and the processor sees them; the local
-                // one is the caller's promise otherwise.
+                // SAFETY: both ranges were checked against what is registered and imported, and the
+                // processor sees them; the local one is the caller's promise otherwise.
                 unsafe { self.store(&transfer, here, there, import) }
             }
             (Far::Near(ptr, _, import), Place::Device(here), _) if len > 0 => {
@@ -132,7 +133,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// Whether a write can be told to its target when it has landed; the ticket of its done word, if that is how.
+    /// Whether a write can be reported to its target when it has landed;
+    /// and its done word's ticket, if that is how.
     #[inline]
     fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
         let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
@@ -325,7 +327,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else { return false };
         let place = at.at(shared.mine.words_at() + sender.offset(ticket));
         let value = word(ticket, Status::Landed, data);
-        // SAFETY: the word lies in our segment, which is pinned until the device has finished; it is a multiple of 8.
+        // SAFETY: the word is in our segment, pinned until the device has finished;
+        // it is a multiple of 8.
         unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 

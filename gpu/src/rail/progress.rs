@@ -1,5 +1,6 @@
-//! Finding out what has ended, and telling it: the pass over the device, over done words and bounce slots; what becomes of operations
-//! whose peer or device is gone. Bounded by the budget of a poll; nothing here allocates, and only a detach waits.
+//! Finding out what has ended, and telling it: the pass over the device, over done words and bounce
+//! slots; what becomes of operations whose peer or device is gone. Bounded by the budget of a poll;
+//! nothing here allocates, and only a detach waits.
 
 use std::time::Instant;
 
@@ -251,7 +252,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Forgets a peer: waits for the device to be done with what was posted to it, then reports its ends and lets go of its memory.
+    /// Forgets a peer: waits for the device to be done with what was posted to it, then reports its
+    /// ends and lets go of its memory.
     #[cold]
     pub(super) fn detach_peer(&mut self, peer: Peer) {
         let Some(known) = self.peer(peer) else { return self.inner.detach(peer) };

@@ -1,5 +1,5 @@
-//! What is queued on the device, and what becomes of it. Copies of one stream end in order, so of each stream only the oldest mark is
-//! asked after. Nothing here allocates or waits.
+//! What is queued on the device, and what becomes of it. Copies of one stream end in order, so of
+//! each stream only the oldest mark is asked after. Nothing here allocates or waits.
 
 use std::collections::VecDeque;
 
@@ -200,7 +200,7 @@ pub(super) struct Ops {
     free: Vec<u32>,
 }
 
-// SAFETY: the addresses in operations belong to no thread: they are lent until the operation has ended.
+// SAFETY: operations' addresses belong to no thread: they are lent until the operation ends.
 unsafe impl Send for Ops {}
 
 impl Ops {

@@ -1,5 +1,6 @@
-//! A few bytes between the processor and memory of the device, at once: what [`place`](fishplate_core::rail::Rail::place) and
-//! [`fetch`](fishplate_core::rail::Rail::fetch) need. Slow path: waits for the device, for a bounded time.
+//! A few bytes between the processor and memory of the device, at once: what
+//! [`place`](fishplate_core::rail::Rail::place) and [`fetch`](fishplate_core::rail::Rail::fetch)
+//! need. Slow path: waits for the device, for a bounded time.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -63,7 +64,7 @@ impl Stage {
         self.memory.as_ref().map(|(segment, at)| (segment.ptr(), *at)).ok_or(PostError::Unsupported)
     }
 
-    /// Does not use the memory again, and leaves it mapped: whether the device is done with it is not known.
+    /// Leaves the memory mapped and unused for good: the device may still be using it.
     #[cold]
     fn forsake(&mut self) {
         if let Some((segment, _)) = self.memory.take() {
@@ -123,7 +124,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = local.ok_or(PostError::BadKey)?;
         let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
-            // SAFETY: `len` bytes from there lie inside the registered memory, which the processor sees.
+            // SAFETY: `len` bytes from there are inside the registered memory,
+            // which the processor sees.
             unsafe { copy_to_window(from.as_ptr(), view, len) };
             return Ok(());
         }
@@ -133,7 +135,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         while done < len {
             let piece = (len - done).min(LEN);
             let (bytes, at) = self.stage.free(device)?;
-            // SAFETY: the piece fits the staging memory, which is ours alone, and lies inside both ranges.
+            // SAFETY: the piece fits the staging memory, which is ours,
+            // and lies inside both ranges.
             unsafe {
                 copy_bytes(from.as_ptr().add(done), bytes.as_ptr(), piece);
                 self.stage.copy(device, target.at(done as u64), at, piece as u64, deadline)?;
@@ -152,7 +155,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = local.ok_or(PostError::BadKey)?;
         let source = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
-            // SAFETY: `len` bytes from there lie inside the registered memory, which the processor sees.
+            // SAFETY: `len` bytes from there are inside the registered memory,
+            // which the processor sees.
             unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
             return Ok(());
         }

@@ -1,5 +1,6 @@
-//! The rail over the fake driver: processes of a fake machine in one real one, with real sockets and segments between them. Whatever a
-//! real driver would not forgive is in [`FakeDriver::violations`], which every test looks at.
+//! The rail over the fake driver: processes of a fake machine in one real one, with real sockets
+//! and segments between them. Whatever a real driver would not forgive is in
+//! [`FakeDriver::violations`], which every test looks at.
 
 mod bounces;
 mod direct;
@@ -93,7 +94,7 @@ fn rail(process: &FakeProcess, config: GpuConfig) -> FakeRail {
     GpuRail::new(process.device(0).unwrap(), SpinHost::new(1), shm(), config).unwrap()
 }
 
-/// Attaches two rails to each other, each under its number at the other, as processes that do not know that they are one.
+/// Attaches two rails to each other, each by its number at the other, like two separate processes.
 fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(bool, bool); 2] {
     let (x, y) = socket_pair().unwrap();
     let meet = |profile: GpuProfile, socket, role| {

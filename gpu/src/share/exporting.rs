@@ -40,9 +40,11 @@ pub enum TellError {
 }
 
 impl<D: Device> Sharing<D> {
-    /// Registers a range of this device's memory. One driver call or two if its allocation is exported already, of virtual memory for each
-    /// physical segment of it. Memory found to have been freed and taken again is taken back from its importers, and what is outgrown;
-    /// when there is no room for another export, so are some allocations of which no range is registered any more.
+    /// Registers a range of this device's memory. One driver call or two if its allocation is
+    /// exported already, of virtual memory for each physical segment of it. Memory found to have
+    /// been freed and taken again is taken back from its importers, and what is outgrown; when
+    /// there is no room for another export, so are some allocations of which no range is registered
+    /// any more.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -60,13 +62,15 @@ impl<D: Device> Sharing<D> {
         registered
     }
 
-    /// Takes a registration back. Peers may still have the allocation open: [`revoke`](Sharing::revoke) it before it is freed.
+    /// Takes a registration back. Peers may still have the allocation open:
+    /// [`revoke`](Sharing::revoke) it before it is freed.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         self.exports.deregister(registration)
     }
 
-    /// Asks the driver whether the memory is still what was registered; if not it is taken back from its importers. One or two driver
-    /// calls for each physical segment, for callers who do not trust whoever frees memory.
+    /// Asks the driver whether the memory is still what was registered; if not it is taken back
+    /// from its importers. One or two driver calls for each physical segment, for callers who do
+    /// not trust whoever frees memory.
     pub fn verify<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -83,8 +87,9 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Tells a peer where a buffer is, unless it knows. The version is the user's, or one of our own: greater than all before it. The
-    /// handle of the allocation goes before the first version that lies in it, so the peer can open it without asking.
+    /// Tells a peer where a buffer is, unless it knows. The version is the user's, or one of our
+    /// own: greater than all before it. The handle of the allocation goes before the first version
+    /// that lies in it, so the peer can open it without asking.
     pub fn publish<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -149,8 +154,9 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Begins to take an allocation back from all who may have it open. It must not be freed before [`awaited`](Sharing::awaited) names
-    /// nobody any more. Beginning again what has begun changes nothing.
+    /// Begins to take an allocation back from all who may have it open. It must not be freed before
+    /// [`awaited`](Sharing::awaited) names nobody any more. Beginning again what has begun changes
+    /// nothing.
     pub fn revoke<L: Links + ?Sized>(&mut self, links: &mut L, alloc: AllocId) -> Result<(), ExportError> {
         if self.exports.retire(alloc)? {
             self.take_back(links, alloc);

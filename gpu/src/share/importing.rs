@@ -29,8 +29,8 @@ impl<D: Device> Sharing<D> {
         Some(DirectToken { incarnation: line.incarnation(), binding })
     }
 
-    /// As [`look_up`](Sharing::look_up), taking in what has arrived; if the peer has not said it, it is asked to, as soon as it can.
-    /// Does not wait.
+    /// As [`look_up`](Sharing::look_up), taking in what has arrived; if the peer has not said it,
+    /// it is asked to, as soon as it can. Does not wait.
     pub fn fetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -78,7 +78,7 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Waits until the peer has said where a buffer is, and opens it: the first transfer finds it open.
+    /// Waits for the place of a peer's buffer and opens it: the first transfer finds it open.
     pub fn prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -124,8 +124,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Imports a range of an allocation of a peer. Opens the allocation if it is not open, and asks the peer for its handle if it has not
-    /// sent it. What is open costs no system call.
+    /// Imports a range of an allocation of a peer. Opens the allocation if it is not open, and asks
+    /// the peer for its handle if it has not sent it. What is open costs no system call.
     pub fn import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -154,7 +154,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// As [`import`](Sharing::import), without waiting: `None` until the handle has come, which is asked for.
+    /// As [`import`](Sharing::import), without waiting:
+    /// asks for the handle, and is `None` until it comes.
     pub fn try_import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

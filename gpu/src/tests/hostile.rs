@@ -1,5 +1,5 @@
-//! Peers that say what no correct one does: an error, and nothing else. No panic, nothing opened that is not what it must be, no
-//! descriptor kept, nothing that grows.
+//! Peers that say what no correct one does: an error, and nothing else. No panic, nothing opened
+//! that is not what it must be, no descriptor kept, nothing that grows.
 
 use std::sync::Arc;
 

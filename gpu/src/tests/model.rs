@@ -1,5 +1,6 @@
-//! Random work of two processes against a model of it: registering, freeing, importing, transferring, revoking, dying, in any order.
-//! Every allocation is full of words that are its own, so that whatever is read through a mapping says where it came from.
+//! Random work of two processes against a model of it: registering, freeing, importing,
+//! transferring, revoking, dying, in any order. Every allocation is full of words that are its own,
+//! so that whatever is read through a mapping says where it came from.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +66,8 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// Whether the allocation with a number may be imported, and was for as long as any message is under way.
+    /// Whether the numbered allocation may be imported,
+    /// and was while any message has been in flight.
     fn steady(&self, alloc: AllocId) -> bool {
         self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
     }
@@ -151,7 +153,7 @@ impl Run {
     fn register(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
         let size = self.sides[s].own[i].size;
-        // Of several segments, the first and the last are always among those that are touched: so it is one allocation.
+        // Of several segments, the first and the last are always touched: so it is one allocation.
         let edge = if self.segments() { 4096 } else { size };
         let offset = 8 * self.random.below(edge as usize / 8) as u64;
         let least = (size - edge).saturating_sub(offset) + 8;

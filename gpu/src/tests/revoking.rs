@@ -71,7 +71,8 @@ fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
     let (driver, mut a, mut b, _, at, imported) = shared();
     a.revoke(at.alloc).unwrap();
     b.turn();
-    // The acknowledgement is under way when the revocation is called off, and the memory imported again.
+    // The acknowledgement is in flight when the revocation is cancelled
+    // and the memory imported again.
     assert_eq!(opened(b.process()), (1, 1));
     a.sharing.call_off(at.alloc).unwrap();
     b.sharing.release(imported.id);

@@ -299,7 +299,7 @@ fn row_19_every_kind_of_handle_serves() {
             assert_eq!(driver.counts().held(), 0);
         }
     }
-    // The host's memory between two processes: see `two_ends_share_memory` in the tests with real ones.
+    // Host memory between two processes: see `two_ends_share_memory` in the tests with real ones.
 }
 
 #[test]

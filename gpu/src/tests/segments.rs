@@ -1,4 +1,5 @@
-//! Virtual memory of several physical segments: exported over what a range touches, mapped side by side, grown, cut and taken back.
+//! Virtual memory of several physical segments: exported over what a range touches, mapped side by
+//! side, grown, cut and taken back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -174,7 +175,8 @@ fn a_segment_unmapped_in_the_middle_and_mapped_anew_is_other_memory() {
     assert_eq!(words(&mut b, &also), [3, 4]);
     let there = import_from(&mut b, &mut a, &new).unwrap();
     assert_eq!(words(&mut b, &there), [1, 5, 3]);
-    // Whoever asks is told, before another is registered: also if nothing is there, and if it is the last one.
+    // A peer that asks is told before another is registered:
+    // also if nothing is there, or it is the last one.
     for place in [1, 2] {
         let at = pool.register(&mut a, 0..3).unwrap();
         pool.unmap(&mut a, place);

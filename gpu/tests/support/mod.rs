@@ -1,4 +1,4 @@
-//! What the tests share: what those of shared memory do, and rails with devices that are memory of the processor.
+//! Shared by the tests: those of shared memory, and rails whose devices are processor memory.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 

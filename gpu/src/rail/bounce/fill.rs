@@ -1,4 +1,5 @@
-//! Our half: jobs are cut into pieces, pieces go into slots of ours, and a slot is free again when the peer has answered.
+//! Our half: cuts jobs into pieces and puts pieces into our slots;
+//! a slot is free when the peer has answered.
 
 use fishplate_core::error::CompleteError;
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -64,8 +65,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                     let Some(base) = mine_at else { return };
                     let (stream, to) = (self.streams.idle(), base.at(mine.bounce_at(slot)));
-                    // SAFETY: the source is registered, and lent until the operation ends, or checked when it was asked for; the
-                    // slot is free, and pinned.
+                    // SAFETY: the source is registered, and lent until the operation ends, or
+                    // checked when it was asked for; the slot is free, and pinned.
                     let queued =
                         unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
                     if let Err(error) = queued {
@@ -159,7 +160,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         match down {
             // Nobody will take it out.
             true => self.slot_over(peer, slot, 0),
-            // Of a piece that failed too: the slots are used in turn. Whoever reads it was told of the failure, or is by the end.
+            // Of a piece that failed too: the slots are used in turn. Whoever reads it was told of
+            // the failure, or is by the end.
             false => self.send(peer, slot),
         }
     }

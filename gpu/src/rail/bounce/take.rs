@@ -76,7 +76,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     if !self.ops.was(id) {
                         return self.blame(peer, Violation::Reply);
                     }
-                    // A read that was broken off, at either end, ends before pieces of it that were under way.
+                    // A read that either end cancelled ends before its pieces that were in flight.
                     self.answer(peer, number, 0);
                     return true;
                 };
@@ -111,15 +111,16 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let to = match to {
             _ if len == 0 => return self.taken_out(peer, taken, Ok(())),
             Place::Host(to) => {
-                // SAFETY: the target was checked against what is registered, or lent with a read; the slot is mapped and holds `len`
-                // bytes. The peer may be changing them: a raw copy makes no claim that they hold still.
+                // SAFETY: the target was checked against what is registered, or lent with a read;
+                // the slot is mapped and holds `len` bytes. The peer may be changing them: a raw
+                // copy makes no claim that they hold still.
                 unsafe { copy_bytes(theirs.bounce(slot), to, len as usize) };
                 return self.taken_out(peer, taken, Ok(()));
             }
             Place::Device(to) => to,
         };
         let Some(base) = theirs_at else { return self.taken_out(peer, taken, Err(libc::ENOTSUP)) };
-        // One stream for each peer: its pieces end in order, so the last of a write ends when all have.
+        // One stream for each peer: its pieces end in order, so a write's last ends when all have.
         let stream = (peer.0 % u16::from(self.streams.count())) as u8;
         let from = base.at(theirs.bounce_at(slot));
         // SAFETY: as above, for the device, which has the slot pinned.

@@ -94,7 +94,8 @@ fn row_16_a_transfer_is_cut_into_pieces_over_the_streams_with_its_remainder() {
         let calls = process(&pair.rails[0]).counts().calls.since(&before);
         assert_eq!(calls[Call::Copy], len.div_ceil(512) as u64, "{len}");
         assert_eq!(calls[Call::Mark], spread, "{len}");
-        // A word behind one copy is told by the device; behind several streams, by whoever sees all of them end.
+        // The device reports a word behind one copy;
+        // behind several streams, whoever sees all of them end does.
         assert_eq!(calls[Call::WriteWord], u64::from(spread == 1), "{len}");
         pair.until("the write", |pair| pair.seen[1].landed.len() == 1);
         assert!(peek(&pair.rails[1], &pair.memory[1], 9, len) == sent, "{len}");
@@ -172,7 +173,7 @@ fn host_memory_that_is_pinned_goes_to_a_device_and_back_at_one_copy() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 4);
     let mut host = bytes(1, 4000);
     let ptr = NonNull::from(&mut host[..]).cast::<u8>();
-    // SAFETY: the vector outlives the pair's use of it, and is touched only through this pointer meanwhile.
+    // SAFETY: the vector outlives the pair's use, and only this pointer touches it meanwhile.
     let region = unsafe { Region::new(ptr, 4000, RegionKind::Private) };
     let (key, desc) = pair.rails[0].register(&region).unwrap();
     let local = Local { ptr, len: 4000, desc };

@@ -30,7 +30,7 @@ fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknow
             for n in 0..7 {
                 over(n, &pair);
             }
-            // The buffer is reused at once: nothing of what was over may carry the new bytes, nor fill them.
+            // The buffer is reused at once: no ended operation may carry or fill in the new bytes.
             poke(&pair.rails[0], &pair.memory[0], 0, &[2; 40_000]);
             pair.driver.drain();
             assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 40_000), [2; 40_000]);

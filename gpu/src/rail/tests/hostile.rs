@@ -163,7 +163,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
     let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
     assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
-    // Memory that cannot be exported, with what to do about it; an address of nothing; more than there is.
+    // Memory that cannot be exported, with a remedy; an address of nothing; more than there is.
     for (kind, why) in [(Kind::Pool, Unshared::Pool), (Kind::Managed, Unshared::Managed)] {
         let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));

@@ -47,7 +47,7 @@ fn b4_an_end_that_cannot_map_the_other_s_segment_turns_it_off_for_both() {
         one.agree(link, soon()).unwrap().active()
     });
     let mut link = Link::over(x, Role::Second, two.profile(), soon()).unwrap();
-    // Its own segment is shorter than it says: it maps the other's well, the other does not map this one.
+    // Its own segment is shorter than it says: it maps the other's well, but not the reverse.
     let agreed = pair::agree_cut_short(&mut link, two.layout, soon()).unwrap();
     assert_eq!((agreed.done, agreed.relay), (false, false));
     assert!(agreed.boards.is_none());
@@ -92,7 +92,8 @@ fn b17_a_ticket_whose_word_never_comes_holds_nobody_else_up() {
         join(origin, PEER, &mut target, Peer(n as u16));
         origin.import(PEER, into.key, 4096).unwrap();
     }
-    // The first has taken tickets, and ends before it stores their words, at every distance from its first.
+    // The first has taken tickets, and dies before it stores their words,
+    // at every distance from its first.
     if let Some((sender, _)) = &mut origins[0].shared(PEER).unwrap().done {
         for _ in 0..3 {
             sender.reserve().unwrap();
