@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Instruction budgets: runs every path under Valgrind's Callgrind and fails when one exceeds its limit in src/lib.rs.
-# Installs valgrind (package) and the benchmark runner (cargo install, into target/tools) when they are missing.
+# Instruction budgets: runs every path under Valgrind's Callgrind and fails when one exceeds its
+# limit in src/lib.rs. Installs valgrind (package) and the benchmark runner (cargo install, into
+# target/tools) when they are missing.
 set -euo pipefail
 cd "$(dirname "$0")"
 source ../tests/need.sh

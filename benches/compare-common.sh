@@ -1,10 +1,12 @@
-# What the compare-*.sh scripts share: interleaved runs of ours and of theirs over shared memory on the same two processors, kept as
-# series, of which medians and ratios are printed. Sourced from the project's root, with `rounds` set.
+# What the compare-*.sh scripts share: interleaved runs of ours and of theirs over shared memory on
+# the same two processors, kept as series, of which medians and ratios are printed. Sourced from the
+# project's root, with `rounds` set.
 #
 #   CPUS=2,3  processors (default 0,1)
 #
-# Installs ucx-utils and jq (packages) when they are missing. Leave the machine alone meanwhile: with other load the ratios mean
-# nothing. floor_ns is the ping-pong of two bare atomics between the same processors, in the same runs.
+# Installs ucx-utils and jq (packages) when they are missing. Leave the machine alone meanwhile:
+# with other load the ratios mean nothing. floor_ns is the ping-pong of two bare atomics between the
+# same processors, in the same runs.
 source tests/need.sh
 
 cpus=${CPUS:-0,1}
@@ -17,8 +19,9 @@ results=$(mktemp -d)
 trap 'rm -rf "$results"; [ -z "$(jobs -p)" ] || kill $(jobs -p) 2>/dev/null' EXIT
 export UCX_WARN_UNUSED_ENV_VARS=n
 
-# Two processors of a virtual machine may share a cache in one minute and none in the next, and every figure depends on that. So each run is
-# kept by its placement, which the floor tells: a run during which it changed is made again, and only runs of one placement are compared.
+# Two processors of a virtual machine may share a cache in one minute and none in the next, and
+# every figure depends on that. So each run is kept by its placement, which the floor tells: a run
+# during which it changed is made again, and only runs of one placement are compared.
 near_ns=100
 
 # placement FLOOR_NS
@@ -30,7 +33,8 @@ look() {
         jq -r '.floor_ns // empty')"
 }
 
-# in_place COMMAND...: what it prints is `row`, and where it ran is `place`: `moved`, if the processors did not hold still in four runs
+# in_place COMMAND...: what it prints is `row`, and where it ran is `place`: `moved`, if the
+# processors did not hold still in four runs
 in_place() {
     local before=$(look) after
     for _ in 1 2 3 4; do
@@ -62,7 +66,8 @@ ours() {
     keep floor "$floor"
 }
 
-# theirs COLUMN FACTOR NAME ARGUMENTS...: server and client of ucx_perftest; a column of its last CSV line is kept
+# theirs COLUMN FACTOR NAME ARGUMENTS...: server and client of ucx_perftest;
+# keeps a column of its last CSV line
 theirs() {
     local column=$1 factor=$2 name=$3
     shift 3
@@ -83,7 +88,8 @@ ucx() {
     echo "$row"
 }
 
-# fabric SIZE COUNT NAME BANDWIDTH_NAME: libfabric's shm by fi_pingpong, where that is installed: ns, and MB/s if a name is given
+# fabric SIZE COUNT NAME BANDWIDTH_NAME: libfabric's shm by fi_pingpong, where that is installed:
+# ns, and MB/s if a name is given
 fabric() {
     command -v fi_pingpong >/dev/null || return 0
     in_place pingpong "$1" "$2"
@@ -102,7 +108,8 @@ pingpong() {
     wait "$server" 2>/dev/null || true
 }
 
-# mpi COMPILER SOURCE RUNNER...: a program for two ranks, built once and run; nothing where the compiler is not installed
+# mpi COMPILER SOURCE RUNNER...: a program for two ranks, built once and run;
+# nothing without the compiler
 mpi() {
     local compiler=$1 source=$2 program
     shift 2

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Between two processes of one host, 1 KiB to 64 MiB: put-signals and puts of ours beside puts of UCX (posix, and posix with cma),
-# libfabric's shm provider (fi_pingpong) and Open MPI's vader, interleaved. Medians, and their ratio.
+# Between two processes of one host, 1 KiB to 64 MiB: put-signals and puts of ours beside puts of
+# UCX (posix, and posix with cma), libfabric's shm provider (fi_pingpong) and Open MPI's vader,
+# interleaved. Medians, and their ratio.
 #
 #   benches/compare-host.sh [ROUNDS]       3 rounds by default, about six minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="4096 65536"
 #
-# libfabric and MPI have no bandwidth test of puts here: theirs is that of fi_pingpong, and of windows of 8 sends.
+# libfabric and MPI have no bandwidth test of puts:
+# theirs are fi_pingpong's, and windows of 8 sends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3}

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Tag matching beside UCX, Open MPI ob1 and MPICH: the same work, engine after engine, in turns. One table, nanoseconds per unit, medians
-# over the turns; a unit is a receive with its message.
+# Tag matching beside UCX, Open MPI ob1 and MPICH: the same work, engine after engine, in turns. One
+# table, nanoseconds per unit, medians over the turns; a unit is a receive with its message.
 #
 #   benches/compare-match.sh [TURNS]       3 turns by default, some minutes
-#   DEPTHS="0 1 64"  depths (default 0 1 16 256 4096 16384)     ROWS=file  keeps the rows, one JSON object per line
+#   DEPTHS="0 1 64"  depths (default 0 1 16 256 4096 16384)
+#   ROWS=file        keeps the rows, one JSON object per line
 #
-# Installs ucx-utils, libopenmpi-dev and libmpich-dev (packages) where they are missing. UCX runs within the tool; the MPI libraries, of
-# which a process can have one, in processes of their own (match-mpi.c), for the workloads that MPI can express. Leave the machine alone
-# meanwhile.
+# Installs ucx-utils, libopenmpi-dev and libmpich-dev (packages) where they are missing. UCX runs
+# within the tool; the MPI libraries, of which a process can have one, in processes of their own
+# (match-mpi.c), for the workloads that MPI can express. Leave the machine alone meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Tagged messages of ours beside UCX's over shared memory (posix and cma), interleaved on the same two processors: ours, theirs,
-# ours, theirs, ... Medians by placement, and their ratio. Open MPI and MPICH are run beside them where their compilers are installed.
+# Tagged messages of ours beside UCX's over shared memory (posix and cma), interleaved on the same
+# two processors: ours, theirs, ours, theirs, ... Medians by placement, and their ratio. Open MPI
+# and MPICH are run beside them where their compilers are installed.
 #
 #   benches/compare-tag.sh [ROUNDS]        5 rounds by default, about two minutes
-#   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the latency and bandwidth parts
+#   CPUS=2,3        processors (default 0,1)
+#   SIZES="8 4096"  payloads of the latency and bandwidth parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-5}
@@ -11,7 +13,7 @@ sizes=${SIZES:-8 4096 65536 1048576}
 source benches/compare-common.sh
 export UCX_TLS=posix,cma
 
-# rank NAME COMPILER RUNNER...: ping-pong and rate of 8 bytes of an MPI, where its compiler is installed
+# rank NAME COMPILER RUNNER...: ping-pong and rate of 8 bytes of an MPI whose compiler is installed
 rank() {
     local name=$1 compiler=$2
     shift 2

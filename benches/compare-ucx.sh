@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ours beside UCX (and libfabric's shm provider, where fi_pingpong is installed) over shared memory, interleaved on
-# the same two processors: ours, theirs, ours, theirs, ... Medians, and their ratio.
+# Ours beside UCX (and libfabric's shm provider, where fi_pingpong is installed) over shared memory,
+# interleaved on the same two processors: ours, theirs, ours, theirs, ... Medians, and their ratio.
 #
 #   benches/compare-ucx.sh [ROUNDS]        5 rounds by default, about two minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the bandwidth part

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = MatcherMemory { posted: &mut posted, unexpected: &mut unexpected, buckets: &mut buckets };
     let mut matcher: Matcher = Matcher::new(memory, 0x5eed)?;
 
-    // Receive 1: from source 3 alone, tag 0x10. Receive 2: from anybody, tags 0x10 to 0x1f and more.
+    // Receive 1: only from source 3, tag 0x10. Receive 2: from any source, tags 0x10 to 0x1f.
     let _ = matcher.post(Some(3), Tag::from(0x10), Tag::ZERO, 1)?;
     let _ = matcher.post(None, Tag::from(0x00), LOW_BYTE, 2)?;
     for (source, tag) in [(4, 0x10), (3, 0x10), (5, 0x200)] {

@@ -11,7 +11,8 @@
 //! some. What comes in is checked for length before it is kept, and nothing in it is believed. A
 //! wire that is kept open tells at once when the process at the other end dies.
 //!
-//! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other with a region's handle.
+//! Neither encrypted nor authenticated:
+//! use it in a network whose hosts trust each other with region handles.
 
 mod card;
 #[doc(hidden)]

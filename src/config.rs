@@ -1,7 +1,7 @@
 //! Everything that can be set of the assembled transport, in one structure.
 //!
-//! Nothing here reads the environment or a file: a program fills [`Settings`] in and hands it over. The tool maps `FISHPLATE_*`
-//! variables onto it.
+//! Nothing here reads the environment or a file: a program fills [`Settings`] in and hands it over.
+//! The tool maps `FISHPLATE_*` variables onto it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,9 +12,11 @@ use fishplate_core::sync::seq::MAX_WINDOW;
 /// What can be set, with its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Libfabric providers to try, in order, as libfabric names them. Empty: every one that is usable, the fastest first.
+    /// Libfabric providers to try, in order, as libfabric names them. Empty:
+    /// every one that is usable, the fastest first.
     pub providers: Vec<String>,
-    /// Interfaces to use, one rail for each time that one is named, as the provider calls them. Empty: chosen by distance.
+    /// Interfaces to use, one rail for each time that one is named, as the provider calls them.
+    /// Empty: chosen by distance.
     pub interfaces: Vec<String>,
     /// Rails that a process uses at most, 1 to 16.
     pub max_rails: usize,
@@ -36,7 +38,8 @@ pub struct Settings {
     pub ack_age: u32,
     /// Contexts, 1 to 256. The same at both ends.
     pub contexts: u16,
-    /// Time after which an operation that a rail has accepted and not ended is held to be lost, and its peer failed.
+    /// After this time, an operation that a rail has accepted and not ended counts
+    /// as lost, and its peer fails.
     pub deadline: Duration,
 }
 

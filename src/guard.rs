@@ -1,8 +1,9 @@
-//! A rail with a watch on what its provider may never tell: whether its interface has a link, and whether the process at the other end
-//! still lives.
+//! A rail with a watch on what its provider may never tell: whether its interface has a link, and
+//! whether the process at the other end still lives.
 //!
-//! Providers over TCP retry for ever on a link that is down, and say nothing of a peer that was killed. [`Guard`] looks at both in
-//! [`Rail::check_peers`], which waits call every few milliseconds: two system calls, on no other path. What it finds it reports as
+//! Providers over TCP retry for ever on a link that is down, and say nothing of a peer that was
+//! killed. [`Guard`] looks at both in [`Rail::check_peers`], which waits call every few
+//! milliseconds: two system calls, on no other path. What it finds it reports as
 //! [`PeerError::Rail`], which names the rail, or [`PeerError::Died`]. Everything else it hands on.
 
 use std::ffi::CString;
@@ -24,7 +25,8 @@ pub struct LinkWatch {
 }
 
 impl LinkWatch {
-    /// Watches an interface of this network namespace. `None` if there is no such interface, or nothing is known of its link.
+    /// Watches an interface of this network namespace.
+    /// `None` if there is no such interface, or nothing is known of its link.
     pub fn new(interface: &str) -> Option<LinkWatch> {
         let name = CString::new(interface).ok()?;
         let mut padded = [0; libc::IFNAMSIZ];
@@ -45,7 +47,7 @@ impl LinkWatch {
         watch.flags().map(|_| watch)
     }
 
-    /// Whether the interface is switched on and has a link. One that has disappeared has none. One system call.
+    /// Whether the interface is up and has a link; false if it has disappeared. One system call.
     pub fn is_up(&self) -> bool {
         let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         self.flags().is_some_and(|flags| flags & wanted == wanted)

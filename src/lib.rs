@@ -1,4 +1,5 @@
-//! Fishplate, assembled: the engine of `fishplate-core` over the rails of `fishplate-shm`, on the Linux of `fishplate-sys`.
+//! Fishplate, assembled: `fishplate-core`'s engine over `fishplate-shm`'s rails,
+//! on `fishplate-sys`'s Linux.
 //!
 //! Most programs want a [`Node`]: one object per process, whose peers are other processes on this
 //! host or elsewhere. Those that bring their own memory, rails or threads take the parts, which are
@@ -16,20 +17,23 @@
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
 //!     let timeout = Duration::from_secs(20);
-//!     let mut job = Rendezvous::join(args().nth(1).unwrap_or("127.0.0.1:7117".into()), 2, timeout)?;
+//!     let place = args().nth(1).unwrap_or("127.0.0.1:7117".into());
+//!     let mut job = Rendezvous::join(place, 2, timeout)?;
 //!     let mut node = Node::builder().open()?;
 //!     let peer = node.connect(job.exchange(node.address())?)?;
 //!     let inbox = node.alloc(4096)?;
 //!     let theirs = node.import(peer, job.exchange(node.handle(inbox)?)?)?;
 //!
 //!     let hello = format!("hello from rank {}", job.rank());
-//!     node.put_signal(hello.as_bytes(), theirs.at(64), Signal::set(theirs.at(0), 1), Notice::Silent)?;
+//!     let arrived = Signal::set(theirs.at(0), 1);
+//!     node.put_signal(hello.as_bytes(), theirs.at(64), arrived, Notice::Silent)?;
 //!     node.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), timeout)?;
 //!     let before = node.fetch_add(theirs.at(8), 5, timeout)?;
 //!
 //!     let mut said = vec![0; hello.len()];
 //!     node.read(inbox.at(64), &mut said)?;
-//!     println!("rank {} read {:?}; the counter was {before}", job.rank(), String::from_utf8_lossy(&said));
+//!     let said = String::from_utf8_lossy(&said);
+//!     println!("rank {} read {said:?}; the counter was {before}", job.rank());
 //!     job.barrier_with(|| _ = node.progress())?;
 //!     Ok(node.close(timeout)?)
 //! }
@@ -49,15 +53,17 @@
 //! let me = engine.reserve_peer()?;
 //! engine.connect_peer(me, 1)?;
 //! let mut words = [7u64, 0, 0, 0];
-//! // SAFETY: `words` outlives the engine's use of it, and is read again only after everything is over.
-//! let region = unsafe { Region::new(std::ptr::NonNull::from(&mut words).cast(), 32, RegionKind::Private) };
+//! let start = std::ptr::NonNull::from(&mut words).cast();
+//! // SAFETY: `words` outlives the engine's use of it, and is read again only after the last put.
+//! let region = unsafe { Region::new(start, 32, RegionKind::Private) };
 //! let ours = engine.register(region)?;
 //! let mut handle = [0; fishplate::core::engine::HANDLE_MAX];
 //! let len = engine.export(ours, &mut handle)?;
 //! let theirs = engine.import(me, &handle[..len])?;
 //!
 //! let signal = Signal::set(theirs.at(16), 1);
-//! let issued = engine.put_signal(ContextId(0), ours.at(0), 8, theirs.at(8), signal, Notice::Report(0)).unwrap();
+//! let (context, notice) = (ContextId(0), Notice::Report(0));
+//! let issued = engine.put_signal(context, ours.at(0), 8, theirs.at(8), signal, notice).unwrap();
 //! while let Issued::Pending(token) = issued {
 //!     engine.progress();
 //!     if engine.test(token).unwrap().is_some() {

@@ -1,4 +1,5 @@
-//! The choice of rails: providers as they were asked for, interfaces as they were named or as they are near, opened and guarded.
+//! The choice of rails: providers as they were asked for,
+//! interfaces as they were named or as they are near, opened and guarded.
 //!
 //! Setup only: it loads a library, allocates, and takes what time the providers take.
 
@@ -16,7 +17,7 @@ use crate::guard::{Guard, LinkWatch};
 use crate::storage::Limits;
 use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 
-/// Providers that are tried if none are named: those with hardware first. Shared memory has a rail of its own.
+/// Providers to try if none are named, those with hardware first. Shared memory has its own rail.
 pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
 
 /// Why there are no rails.
@@ -191,8 +192,8 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
     Candidate { interface, nic, mbit, passed_over: None }
 }
 
-/// The interfaces that a process should use of those that a provider has: its share, near to the anchor; what the machine knows
-/// nothing of comes last.
+/// The interfaces that a process should use of those that a provider has: its share, near to the
+/// anchor; what the machine knows nothing of comes last.
 pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limit: usize) -> Vec<Candidate> {
     let open: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.passed_over.is_none()).collect();

@@ -1,5 +1,6 @@
-//! The memory of an engine, taken from the heap once. What is kept for the messages of a peer is not touched before it sends
-//! some: a peer that never did costs what its state takes, and no memory for its windows.
+//! The memory of an engine, taken from the heap once. What is kept for the messages of a peer is
+//! not touched before it sends some: a peer that never did costs what its state takes, and no
+//! memory for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -68,7 +69,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     /// An engine over these rails, in this memory. The one before it, if there was one, is gone.
     ///
     /// # Errors
-    /// As [`Engine::new`]; among them [`AttachError::Config`] when `config` needs more than `new` was told.
+    /// As [`Engine::new`]; among them [`AttachError::Config`] if `config` needs more than `new` was
+    /// given.
     pub fn engine<R: Rail>(
         &mut self,
         config: Config,
@@ -88,11 +90,11 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Messages that wait and are found at a cost that does not depend on their number: the memory for that is touched at once. Of
-/// more, a search passes over as many times more.
+/// Messages that wait and are found at a cost that does not depend on their number: the memory for
+/// that is touched at once. Of more, a search passes over as many times more.
 const HASHED: usize = 1 << 14;
 
-/// Slots of zeros that are not touched. Asked for by their own alignment, the allocator would write them.
+/// Slots of zeros, untouched. Asked for at their own alignment, the allocator would write them.
 struct Zeros<T> {
     bytes: Vec<u8>,
     count: usize,
@@ -112,8 +114,8 @@ impl<T: Zeroable> Zeros<T> {
     }
 }
 
-/// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never again; payloads' memory is not
-/// touched before it is used.
+/// Owns what an engine borrows for tagged messages. Allocates in [`MatchStorage::new`] and never
+/// again; payloads' memory is not touched before it is used.
 pub struct MatchStorage<const RAILS: usize> {
     posted: Vec<PostedSlot>,
     unexpected: Zeros<UnexpectedSlot>,
@@ -128,8 +130,8 @@ pub struct MatchStorage<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> MatchStorage<RAILS> {
-    /// Memory for `streams` (peers times contexts), `receives` open at once, and `outgoing` payloads from slices that cannot be
-    /// posted at once.
+    /// Memory for `streams` (peers times contexts), `receives` open at once, and `outgoing`
+    /// payloads from slices that cannot be posted at once.
     pub fn new(config: &MatchConfig, streams: usize, receives: usize, outgoing: usize) -> Self {
         let unexpected = config.unexpected(streams);
         let blocks = streams * config.credits as usize;

@@ -1,12 +1,14 @@
 //! Which NICs a process should use: what `/sys` tells of NICs, GPUs and the PCIe tree between them.
 //!
-//! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open. [`Machine::read`] takes the root of
-//! the tree as an argument, so that recorded trees serve as well as the machine itself. A file that is missing or makes no sense costs
-//! the knowledge that it would have given and no more.
+//! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open.
+//! [`Machine::read`] takes the root of the tree as an argument, so that recorded trees serve as
+//! well as the machine itself. A file that is missing or makes no sense costs the knowledge that it
+//! would have given and no more.
 //!
 //! - `pci` names devices and the bridges above them.
 //! - `scan` reads the tree.
-//! - `choose` deals NICs out over *all* GPUs of the machine, so that jobs that do not know of each other do not meet on one NIC.
+//! - `choose` deals NICs out over *all* GPUs of the machine, so that jobs that do not know of each
+//!   other do not meet on one NIC.
 //! - `pairing` joins the chosen rails of two ends.
 
 mod choose;
@@ -29,7 +31,7 @@ pub struct Nic {
     pub interface: Option<String>,
     /// The verbs device, as in `/sys/class/infiniband`.
     pub verbs: Option<String>,
-    /// Where it is plugged in. `None` for interfaces made of software, and where the tree does not say.
+    /// Where it is plugged in. `None` for software interfaces, and where the tree does not say.
     pub path: Option<PciPath>,
     /// The NUMA node that it belongs to, if the machine says.
     pub node: Option<u32>,

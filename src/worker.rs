@@ -1,7 +1,8 @@
-//! A thread for a [`Worker`]: started, pinned if wanted, and stopped without losing what was submitted.
+//! A thread for a [`Worker`]: started, pinned if asked, and stopped without losing submissions.
 //!
-//! The thread owns the engine and its desks for as long as it runs, spins and then parks as the [`Policy`] says, and gives both
-//! back when it is stopped. It lives within a [`Scope`], so what engine and queues borrow may lie on the stack outside of it.
+//! The thread owns the engine and its desks for as long as it runs, spins and then parks as the
+//! [`Policy`] says, and gives both back when it is stopped. It lives within a [`Scope`], so what
+//! engine and queues borrow may lie on the stack outside of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,8 +54,8 @@ pub struct Running<'scope, 'a, E> {
 pub struct Stopped<E> {
     /// The engine and the desks, to be driven by whoever comes next.
     pub parts: E,
-    /// Whether it did all that [`Worker::run`] promises of a stop. Of what was submitted, the engine still has receives that nothing has
-    /// matched.
+    /// Whether it did all that [`Worker::run`] promises of a stop. Of what was submitted, the
+    /// engine still has receives that nothing has matched.
     pub finished: bool,
     /// How the thread idled.
     pub counts: Counts,
@@ -81,13 +82,15 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the desks that it serves. Boxed: an engine holds its rails, some of which are large, and both move with it.
+/// An engine and the desks that it serves. Boxed:
+/// an engine holds its rails, some of which are large, and both move with it.
 pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<Desk<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.
 ///
 /// # Errors
-/// [`StartError::Thread`]. That it could not be pinned is told by [`Running::stop`]; the thread does nothing then.
+/// [`StartError::Thread`]. [`Running::stop`] reports a failed pinning; the thread then does
+/// nothing.
 pub fn start<
     'scope,
     'env,
@@ -119,8 +122,8 @@ pub fn start<
 }
 
 impl<E> Running<'_, '_, E> {
-    /// Has the worker do everything that was submitted before this call, and acknowledge what has arrived, then takes it apart. Blocks
-    /// until then, or until the worker's deadline.
+    /// Has the worker do everything that was submitted before this call, and acknowledge what has
+    /// arrived, then takes it apart. Blocks until then, or until the worker's deadline.
     ///
     /// # Errors
     /// [`StartError::Pin`]: it never ran.

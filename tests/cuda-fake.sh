@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The CUDA backend over a libcuda.so without a GPU: its functions, the way in which the library is found and loaded, and memory that two
-# processes share. In several moods of that driver; and what is said where there is no driver, or none that will do.
+# The CUDA backend over a libcuda.so without a GPU: its functions, the way in which the library is
+# found and loaded, and memory that two processes share. In several moods of that driver; and what
+# is said where there is no driver, or none that will do.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}
@@ -27,7 +28,8 @@ tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda --test devi
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
 
-# suite MOOD: the tests of a device, over that driver; nothing may be skipped, left open, or done that must not be
+# suite MOOD: a device's tests over that driver;
+# nothing skipped, left open, or done that must not be
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
@@ -49,7 +51,8 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MOOD OPTIONS...: two processes over that driver, every payload verified, nothing left open or done that must not be
+# perf MOOD OPTIONS...: two processes over that driver;
+# every payload verified, nothing left open or forbidden
 perf() {
     local mood=$1 test
     shift
@@ -92,7 +95,8 @@ cut() {
 say "a segment that does not open" cut
 say "no devices" fails devices=0 "--device cuda:0: no such device: there are 0"
 
-# none: no driver is where the loader looks. A machine that has one has it in the loader's cache, and cannot show this.
+# none: no driver where the loader looks.
+# A machine with one has it in the loader's cache, and cannot show this.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"

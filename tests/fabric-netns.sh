@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Two network namespaces on this machine, joined by two veth pairs of a chosen speed: two real rails. Shows, over libfabric's tcp,
+# Two network namespaces on this machine, joined by two veth pairs of a chosen speed: two real
+# rails. Shows, over libfabric's tcp,
 #
-#   - that two equal rails carry at least 1.9 times what one carries, and two of 3:1 at least 0.9 of their sum;
+#   - that two equal rails carry at least 1.9 times one's, and two of 3:1 at least 0.9 of their sum;
 #   - that no put-signal of a million is misordered while one rail is slow;
-#   - that an interface that is set down, and a peer that is killed, are errors at both ends that name peer and rail, within the deadline.
+#   - that an interface that is set down, and a peer that is killed, are errors at both ends that
+#     name peer and rail, within the deadline.
 #
 #   tests/fabric-netns.sh [--short] [FISHPLATE]
 #
-# --short: fewer put-signals. FISHPLATE: the binary; by default it is built, optimised. Needs root, iproute2 and libfabric; says SKIPPED and
-# ends with 77 where namespaces are not permitted. Takes everything down again, whatever happens.
+# --short: fewer put-signals. FISHPLATE: the binary; by default it is built, optimised. Needs root,
+# iproute2 and libfabric; says SKIPPED and ends with 77 where namespaces are not permitted. Takes
+# everything down again, whatever happens.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -130,8 +133,8 @@ run() {
     return "$status"
 }
 
-# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb. As many in flight as there are in a half, since at the end of those the
-# faster rail waits for the slower.
+# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb. As many in flight as there are in a
+# half, since at the end of those the faster rail waits for the slower.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then
@@ -150,8 +153,8 @@ at_least() {
     awk -v a="$1" -v b="$2" 'BEGIN { exit !(a >= b) }'
 }
 
-# together LEAST: rails 0 and 1 together against the sum of what each carries alone. Whatever else the machine does only makes both
-# slower than they are, so the best of three attempts counts.
+# together LEAST: rails 0 and 1 together against the sum of what each carries alone. Whatever else
+# the machine does only makes both slower than they are, so the best of three attempts counts.
 together() {
     local alone0 alone1 sum attempt
     for attempt in 1 2 3; do
@@ -179,7 +182,8 @@ check "two rails of 3:1 carry 0.9 of their sum" together 0.9
 
 shape 0 1000
 shape 1 20
-# Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while its signal passes on the fast one.
+# Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while
+# its signal passes on the fast one.
 done=0 wrong=0 disorder=0
 for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
@@ -199,7 +203,8 @@ sent() {
     ip netns exec "$here" cat /proc/net/dev | awk '/rail[01]:/ { sum += $11 } END { print sum + 0 }'
 }
 
-# lost_within SECONDS COMMAND...: both sides of a run without end fail, in time, after the command; peer and rail are named
+# lost_within SECONDS COMMAND...:
+# after the command both sides of an endless run fail in time, naming peer and rail
 lost_within() {
     local limit=$1 begun status=0 connector before
     shift

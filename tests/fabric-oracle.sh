@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Compares our structures of libfabric with the official binding (ofi-libfabric-sys), built against the headers of libfabric 2.
-# Debian 12 has 1.17, whose headers the binding does not take, so those of Debian trixie's libfabric-dev are unpacked aside:
-# nothing of it is installed. Installs pkg-config, libclang and libfabric1 where they are missing. Exits with 77 where something
-# cannot be had.
+# Compares our structures of libfabric with the official binding (ofi-libfabric-sys), built against
+# the headers of libfabric 2. Debian 12 has 1.17, whose headers the binding does not take, so those
+# of Debian trixie's libfabric-dev are unpacked aside: nothing of it is installed. Installs
+# pkg-config, libclang and libfabric1 where they are missing. Exits with 77 where something cannot
+# be had.
 # Usage: tests/fabric-oracle.sh [DIRECTORY]   the directory is kept and used again.
 set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +16,7 @@ for tool in apt-get dpkg-deb; do
     command -v "$tool" >/dev/null || skip "no $tool"
 done
 need pkg-config pkg-config || skip "no pkg-config, and it could not be installed"
-# Of libclang the headers of its own compiler are needed, too: the library alone is often there already.
+# libclang's own compiler headers are needed too: often only the library is installed.
 need_file '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' libclang-dev || skip "no libclang-dev, and it could not be installed"
 need_file '/usr/lib/*/libfabric.so.1' libfabric1 || skip "no libfabric.so.1, and libfabric1 could not be installed"
 installed=$(compgen -G '/usr/lib/*/libfabric.so.1' | head -n 1)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: the tests of a device over its real driver, with two processes, and every payload of the tool's
-# measurements verified. Elsewhere it says so, and why.
+# On a machine with an NVIDIA GPU: the tests of a device over its real driver, with two processes,
+# and every payload of the tool's measurements verified. Elsewhere it says so, and why.
 #
 # usage: tests/gpu.sh            tests
-#        tests/gpu.sh --figures  and the table from 1 KiB to 256 MiB, direct and through bounce slots, from a release build
+#        tests/gpu.sh --figures  and the table of figures, from a release build
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}

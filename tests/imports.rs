@@ -1,13 +1,14 @@
 //! The import rules of the tree, read from the sources: who may name whom.
 //!
-//! | rule                                                            | read from                   |
-//! |-----------------------------------------------------------------|-----------------------------|
-//! | core is `no_std`: no `std`, no `libc`, `alloc` in one file, of the feature `alloc` | core/src |
-//! | `sync <- rail <- engine <- queue <- context, psm` within core   | core/src                    |
-//! | `core <- sys`, `core <- shm <- gpu`, all four `<- fishplate <- tool`, `sys <- tests/testing`; sys and shm never see each other | the packages' Cargo.toml |
-//! | nothing depends on benches or tests                             | the packages' Cargo.toml    |
-//! | core, sys, shm and gpu start no thread, read no environment, set no signal handler | their src     |
-//! | an ordering in core, sys, shm and gpu is relaxed, or an edge that a model fails without | their src |
+//! | rule | read from |
+//! |---|---|
+//! | core is `no_std`: no `std`, no `libc`; `alloc` in one file, by its feature | core/src |
+//! | `sync <- rail <- engine <- queue <- context, psm` within core | core/src |
+//! | `core <- sys`, `core <- shm <- gpu`, all four `<- fishplate <- tool` | the Cargo.tomls |
+//! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
+//! | nothing depends on benches or tests | the Cargo.tomls |
+//! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
+//! | an ordering is relaxed, or an edge that a model fails without | the libraries' src |
 //!
 //! What is compiled for tests or models only, and comments, may name anything.
 
@@ -104,7 +105,7 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// What stands directly behind `prefix::`, at least `times` in a row, the branches of a use tree included.
+/// What follows `prefix::`, at least `times` in a row, with the branches of a use tree.
 fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a str> {
     let mut named = vec![];
     for at in 0..tokens.len().saturating_sub(2) {

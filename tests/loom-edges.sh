@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs every model of what crosses a thread or a process under loom, then again with each ordering weakened in turn, and
-# demands that the models notice. A model is a test in a module named `races`; an edge is whatever the source names by
-# `edge!` or `edge_fence!`, so none can be forgotten. Of an AcqRel each half is weakened too: NAME/acquire, NAME/release.
+# Runs every model of what crosses a thread or a process under loom, then again with each ordering
+# weakened in turn, and demands that the models notice. A model is a test in a module named `races`;
+# an edge is whatever the source names by `edge!` or `edge_fence!`, so none can be forgotten. Of an
+# AcqRel each half is weakened too: NAME/acquire, NAME/release.
 #
 # usage: tests/loom-edges.sh [edge...]     (default: all of them)
 set -u

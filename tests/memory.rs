@@ -92,13 +92,14 @@ impl World<'_> {
     }
 
     fn faults(&mut self, faults: Faults) {
-        // SAFETY: what goes wrong does not touch what the engine has registered, imported or posted.
+        // SAFETY: the errors touch nothing that the engine has registered, imported or posted.
         unsafe { self.engine.rail_unchecked(RailId(0)) }.unwrap().set_faults(faults);
     }
 }
 
-/// Bytes resident for `count` peers: never talked to, connected, after one put-signal and one tagged
-/// message that waits, and after a disorderly window and as many messages as there are credits.
+/// Bytes resident for `count` peers: never talked to, connected, after one put-signal and one
+/// tagged message that waits, and after a disorderly window and as many messages as there are
+/// credits.
 fn stages(count: u16, busy: bool) -> [i64; 4] {
     let config = Config::DEFAULT;
     let limits = Limits { peers: count, remotes: count, ..Limits::DEFAULT };
@@ -146,7 +147,7 @@ fn peers_cost_little_before_they_are_busy() {
     // Large tables come from the system and go back to it, whatever was freed before.
     // SAFETY: a setting of the allocator.
     assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 10) }, 1);
-    // The stack and the allocator take their own first; and what an engine takes whatever its peers.
+    // Stack and allocator take their own first; so does an engine, for any number of peers.
     stages(1, true);
     let one = stages(1, false);
     let all = stages(PEERS, true);

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: finds a command or a file, or installs the Debian package that has it and says so.
+# Sourced by the other scripts: finds a command or a file, or installs the Debian package that has
+# it and says so.
 
 # need COMMAND PACKAGE
 need() {

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Four processes on two "hosts": two network namespaces joined by four veth pairs. Every process writes, signals, adds and
-# sends to every other one (examples/all_to_all.rs): over shared memory where both are on one host, and over libfabric's tcp
-# on 1, 2 or 4 rails where they are not; the two hosts may have different numbers of rails. All data is checked.
+# Four processes on two "hosts": two network namespaces joined by four veth pairs. Every process
+# writes, signals, adds and sends to every other one (examples/all_to_all.rs): over shared memory
+# where both are on one host, and over libfabric's tcp on 1, 2 or 4 rails where they are not; the
+# two hosts may have different numbers of rails. All data is checked.
 #
 #   tests/node-netns.sh [EXAMPLE]
 #
-# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric; says SKIPPED and ends
-# with 77 where namespaces are not permitted. Takes everything down again, whatever happens.
+# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric;
+# says SKIPPED and ends with 77 where namespaces are not permitted. Takes everything down again,
+# whatever happens.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -66,7 +68,8 @@ done
 
 port=7200 failed=0
 
-# job OURS THEIRS JOINED: two processes on each side, with these interfaces; each must reach the other side by JOINED rails
+# job OURS THEIRS JOINED: two processes on each side, with these interfaces;
+# each must reach the other side by JOINED rails
 job() {
     local pids=() pid status=0 side
     port=$((port + 1))

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The long runs behind the promises: each prints its figures, and fails when one is not what was promised.
+# The long runs behind the promises: each prints its figures and fails when one is off.
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
-#   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES,
+#   PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -80,8 +81,8 @@ tagged_flood() {
     return $status
 }
 
-# Either side is killed at a random moment; the other must end with an error in less than 100 ms, and the next pair, under
-# the same name, must connect.
+# Either side is killed at a random moment; the other must end with an error in less than 100 ms,
+# and the next pair, under the same name, must connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began us status worst=0 n
     local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)

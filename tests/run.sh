@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Passes all tests on a Debian or Ubuntu machine that has Rust (rustup): the tests of every package, with the import
-# rules, the command-line tool and the processes that share memory among them; the program without std; and the
-# instruction budgets. What is missing is installed by package name; each installation is announced.
+# Passes all tests on a Debian or Ubuntu machine that has Rust (rustup): the tests of every package,
+# with the import rules, the command-line tool and the processes that share memory among them; the
+# program without std; and the instruction budgets. What is missing is installed by package name;
+# each installation is announced.
 #
 # The last line counts what ran. Of the full output, target/test.log keeps a copy.
 set -uo pipefail
@@ -33,7 +34,7 @@ need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what co
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
-# Each test says ok or FAILED; of what passing tests print, only the lines that start with SKIPPED are shown.
+# Each test says ok or FAILED; of passing tests only lines that start with SKIPPED are shown.
 RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
     cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
     awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 } !quiet || /^SKIPPED/'

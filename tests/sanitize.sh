@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The unit tests of every package under AddressSanitizer or ThreadSanitizer, and the lifecycles under the former:
-# tests/sanitize.sh address|thread.
-# Needs a nightly toolchain; std stays as shipped, without instrumentation.
+# The unit tests of every package under AddressSanitizer or ThreadSanitizer, and the lifecycles
+# under the former: tests/sanitize.sh address|thread. Needs a nightly toolchain; std stays as
+# shipped, without instrumentation.
 #
-# ThreadSanitizer does not understand fences. The eventcount's do not need it to: they order atomics only. What it
-# checks is that plain memory is handed over by an acquire and a release on the same word, as the rings do.
+# ThreadSanitizer does not understand fences. The eventcount's do not need it to: they order atomics
+# only. What it checks is that plain memory is handed over by an acquire and a release on the same
+# word, as the rings do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,5 +21,5 @@ case $1 in
 esac
 export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1 RUST_BACKTRACE=0
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
-# UCX, which one test loads to compare with, rewrites the code of malloc and mmap: no sanitizer survives that.
+# UCX, loaded by one test to compare with, rewrites malloc and mmap: no sanitizer survives that.
 cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx

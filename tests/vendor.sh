@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What vendors do: each package, copied out of this tree with the packages it names, builds; and cargo can package it.
+# What vendors do: each package, copied out of this tree with those it names,
+# builds; cargo can package it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +28,8 @@ vendored fishplate-sys sys core
 vendored fishplate-gpu gpu shm core sys
 vendored fishplate-testing tests/testing sys core
 
-# Every package builds from what cargo packs of it, over the others as they are packed. What they need is downloaded by now.
+# Every package builds from what cargo packs of it, over the others as they are packed.
+# What they need is downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
 for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"

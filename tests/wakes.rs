@@ -1,6 +1,6 @@
-//! Who wakes whom: sends wake workers, completions wake the queue they are for and nobody else, and whoever waits for another
-//! worker's queue sleeps until that has something for it. Sleeps have no deadline here, so a lost wake-up hangs, and the
-//! patience of [`until`] ends it.
+//! Who wakes whom: sends wake workers, completions wake the queue they are for and nobody else, and
+//! whoever waits for another worker's queue sleeps until that has something for it. Sleeps have no
+//! deadline here, so a lost wake-up hangs, and the patience of [`until`] ends it.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -57,9 +57,9 @@ impl Counting {
         Counting { inner: LinuxHost::private(), asleep: Mutex::default(), wakes: Mutex::default() }
     }
 
-    /// Waits until so many threads sleep, or are about to and nothing but a wake-up keeps them from it.
+    /// Waits until this many threads sleep, or are about to and only a wake-up stops them.
     fn until_asleep(&self, threads: usize) {
-        // SAFETY: a sleeper keeps its words in place, and takes them off the list before it goes on.
+        // SAFETY: a sleeper keeps its words in place, and unlists them before it goes on.
         let stands = |&(word, expected): &(usize, u32)| unsafe {
             (*(word as *const AtomicU32)).load(Ordering::SeqCst) == expected
         };
@@ -143,7 +143,8 @@ type Rails = Loopback<64>;
 struct Site {
     own: Own<Rails, 1>,
     channels: &'static Channels<QUEUES>,
-    /// The rail's bell, which nobody rings: loopback has something to say in the pass that posts or the next one alone.
+    /// The rail's bell, which nobody rings:
+    /// loopback reports in the pass that posts or in the next one.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
     desks: Vec<Desk<'static>>,
@@ -195,7 +196,8 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
             });
             let mut queues = queues.drain(..);
             let (mut waits, mut after) = (queues.next().unwrap(), queues.next().unwrap());
-            // One thread waits for it; the worker has a command of the other queue that comes after it, and one behind that.
+            // One thread waits for it; the worker has a command of the other queue
+            // that follows it, and one behind that.
             let made_here = made.clone();
             let waiting = scope.spawn(move || (waits.wait(&made_here, NEVER), waits.counts()));
             let filled = submit(&mut after, fill(target.at(0), 5), &[&made]);
@@ -260,7 +262,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // The sleeper on the receive side and the queue that did nothing were left alone; so was the rail's bell.
+        // The receive side's sleeper and the idle queue were left alone; so was the rail's bell.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
         let send = SendCommand { to: peer, tag, from: None, sync: false };
@@ -363,8 +365,9 @@ fn pending_counts_what_either_side_has_not_taken() {
     }
 }
 
-/// Commands come after events of queues of either worker, in whatever way threads happen to run. Every command comes after
-/// others that were submitted before it alone, so there is no circle, and all end.
+/// Commands come after events of queues of either worker, in whatever way threads happen to run.
+/// Every command comes after others that were submitted before it alone, so there is no circle, and
+/// all end.
 #[test]
 fn commands_that_come_after_each_other_over_two_workers_all_end() {
     for seed in seeds(20) {

@@ -1,4 +1,5 @@
-//! Contexts, a worker and its engine on threads: nothing is lost, answers come back to who asked, sleepers are woken.
+//! Contexts, a worker and its engine on threads:
+//! nothing is lost, answers reach their callers, sleepers wake.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -65,7 +66,8 @@ fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
     }
 }
 
-/// Runs `user` on a thread per context, while a worker serves them with a disordered engine that talks to itself.
+/// Runs `user` on a thread per context;
+/// a worker serves them with a disordered engine that talks to itself.
 fn with_worker(
     seed: u64,
     contexts: u8,

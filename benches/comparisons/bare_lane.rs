@@ -1,11 +1,12 @@
-//! What a message from one processor to another takes at the least: a ping-pong through rings of cells, one each way, that keeps no
-//! state, checks nothing and matches nothing, beside one through a single cache line. Payloads are copied as a lane copies them, to lines
-//! as the other side left them, or to lines that were claimed behind the message before.
+//! What a message from one processor to another takes at the least: a ping-pong through rings of
+//! cells, one each way, that keeps no state, checks nothing and matches nothing, beside one through
+//! a single cache line. Payloads are copied as a lane copies them, to lines as the other side left
+//! them, or to lines that were claimed behind the message before.
 //!
 //! cargo run --release --example bare-lane [PROCESSOR PROCESSOR]
 //!
-//! Each figure is half a round trip in nanoseconds: the median of many short batches with the pause between two looks that served
-//! best, none to three.
+//! Each figure is half a round trip in nanoseconds: the median of many short batches with the pause
+//! between two looks that served best, none to three.
 
 use std::hint::{black_box, spin_loop};
 use std::ops::Range;
@@ -32,7 +33,8 @@ struct Way {
     /// The next message lies behind this one, not in its place.
     goes_on: bool,
     payload: usize,
-    /// After each message the lines of the next are stored to, which takes them back from the other side meanwhile.
+    /// After each message, stores to the next one's lines,
+    /// which takes them back from the other side.
     claims: bool,
 }
 
@@ -74,13 +76,14 @@ impl Side<'_> {
 
     fn send(&self, direction: usize, number: u64) {
         let cells = &self.memory[self.place(direction, number)];
-        // SAFETY: as many bytes as both have. The other side touches these cells only between the number stored below and its answer,
-        // and this one only after the answer.
+        // SAFETY: as many bytes as both have. The other side touches these cells only between the
+        // number stored below and its answer, and this one only after the answer.
         unsafe { copy_message(self.private[0].as_ptr().cast(), payload(cells), self.way.payload) };
         // Release: the payload comes before. Its partner is the acquire load in `receive`.
         cells[0].store(number, Ordering::Release);
         if self.way.claims {
-            // The other side was done with them a lap ago. Relaxed: the release store of the next number comes behind.
+            // The other side finished with them a lap ago. Relaxed:
+            // the next number's release store follows.
             let next = &self.memory[self.place(direction, number + 1)];
             next.iter().step_by(LINE).for_each(|word| word.store(0, Ordering::Relaxed));
         }
@@ -92,7 +95,8 @@ impl Side<'_> {
         while cells[0].load(Ordering::Acquire) != number {
             (0..self.pauses).for_each(|_| spin_loop());
         }
-        // SAFETY: as many bytes as both have. The other side is done with these cells, and touches them again after our answer.
+        // SAFETY: as many bytes as both have.
+        // The other side is done with these cells, and touches them again after our answer.
         unsafe { copy_message(payload(cells), self.private[1].as_mut_ptr().cast(), self.way.payload) };
         black_box(&self.private[1]);
     }

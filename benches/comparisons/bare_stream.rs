@@ -1,6 +1,8 @@
-//! What a message of a stream takes at the least, by what its sender stores elsewhere: one line of a ring each, from one processor to
-//! another, with so many stores to lines of the sender's own between two messages. Plainly; with each line prefetched for writing eight
-//! messages before; and with the next eight lines stored to in a row, once for eight messages, as a lane of the shared-memory rail does.
+//! What a message of a stream takes at the least, by what its sender stores elsewhere: one line of
+//! a ring each, from one processor to another, with so many stores to lines of the sender's own
+//! between two messages. Plainly; with each line prefetched for writing eight messages before; and
+//! with the next eight lines stored to in a row, once for eight messages, as a lane of the
+//! shared-memory rail does.
 //!
 //! cargo run --release --example bare-stream [PROCESSOR PROCESSOR]
 //!
@@ -55,7 +57,8 @@ impl Ring {
         let mut freed = 0;
         for message in 0..MESSAGES {
             while message - freed >= MOST {
-                // Acquire: the receiver is done with what is overwritten. Its partner is the release store in `receive`.
+                // Acquire: the receiver is done with what is overwritten.
+                // Its partner is the release store in `receive`.
                 freed = self.freed.0.load(Ordering::Acquire);
             }
             for word in private {

@@ -1,4 +1,5 @@
-//! Our pool beside everything else that hands out blocks, in the scenarios of `fishplate perf pool`, as the same JSON rows.
+//! Our pool beside everything else that hands out blocks,
+//! in the scenarios of `fishplate perf pool`, as the same JSON rows.
 //!
 //! cargo run --release --example pool-comparison [OPERATIONS PER STREAM [STREAMS...]]
 

@@ -1,8 +1,8 @@
-//! Instruction counts of the engine: arrivals in the receive window, signals, a put-signal from post to completion, quiet,
-//! and the notification of a worker that is awake.
+//! Instruction counts of the engine: arrivals in the receive window, signals, a put-signal from
+//! post to completion, quiet, and the notification of a worker that is awake.
 //!
-//! Arrivals are what another engine posted, played from a [`Tape`] in order or not. Every count has its share of a bounded pass
-//! ([`Engine::progress`]) and of the acknowledgements in it.
+//! Arrivals are what another engine posted, played from a [`Tape`] in order or not. Every count has
+//! its share of a bounded pass ([`Engine::progress`]) and of the acknowledgements in it.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;
@@ -62,7 +62,8 @@ impl<R: Rail> Side<R> {
     }
 }
 
-/// A receiver whose tape holds what `send` posted as many times as there are repeats, in the order that `order` makes of it.
+/// A receiver whose tape holds what `send` posted, once for each repeat,
+/// in the order that `order` makes of it.
 fn receiver(
     posts: u64,
     send: impl Fn(&mut Side<Tape>),
@@ -141,7 +142,8 @@ fn put_signal_post(side: &'static mut Side<Tape>) {
     assert_eq!(side.engine.stats().posted, REPEATS);
 }
 
-/// A sender whose rail reports the end of each post, and after [`PACE`] of them the acknowledgement that a receiver sent.
+/// A sender whose rail reports each post's end,
+/// and after [`PACE`] of them the receiver's acknowledgement.
 fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     let recorder = side(Tape::recording());
     for _ in 0..REPEATS {

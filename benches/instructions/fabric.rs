@@ -253,7 +253,7 @@ fn put_over_fabric_inject(whole: &'static mut Whole) {
     puts(whole);
 }
 
-/// The calls that [`puts`] makes: writes, reads of the queue, and a receive for each acknowledgement.
+/// The calls of [`puts`]: writes, reads of the queue, and a receive for each acknowledgement.
 fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
     let (bytes, buffer) = (leak(0u8, 8), leak(0u8, 64));
     let (mut entries, mut ended, mut acknowledged) = ([EMPTY; 32], 0, 0);

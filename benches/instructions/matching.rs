@@ -1,5 +1,6 @@
-//! What `fishplate perf match` runs: the workloads, and the engines that have budgets. These are the tool's own files, compiled into the
-//! benchmark itself: from another crate they are inlined otherwise, and counts are of that.
+//! What `fishplate perf match` runs: the workloads, and the engines that have budgets. These are
+//! the tool's own files, compiled into the benchmark itself: from another crate they are inlined
+//! otherwise, and counts are of that.
 
 #[path = "../../tool/src/perf/matching/engine.rs"]
 pub mod engine;

@@ -1,8 +1,8 @@
-//! Instruction counts of the pool: taking and giving back a slot by its owner, from elsewhere, in batches and by id; of a queue's
-//! commands; and of the allocator of the system, for comparison.
+//! Instruction counts of the pool: taking and giving back a slot by its owner, from elsewhere, in
+//! batches and by id; of a queue's commands; and of the allocator of the system, for comparison.
 //!
-//! One thread does both sides. Given back from elsewhere, slots come home when the owner's list is empty: a share of that is in
-//! the count of every pair.
+//! One thread does both sides. Given back from elsewhere, slots come home when the owner's list is
+//! empty: a share of that is in the count of every pair.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;
@@ -70,7 +70,7 @@ fn pool_local_pair(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
     pool
 }
 
-// 32 out at once, kept in memory in between: nothing about a lease is known to the compiler when it comes back.
+// 32 out at once, kept in memory, so that the compiler knows nothing about a returning lease.
 #[library_benchmark(config = budget("pool_window_32"))]
 #[bench::run(pool())]
 fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
@@ -153,7 +153,8 @@ fn served() -> Served {
     Served { queue, worker, host }
 }
 
-// Per command: created, submitted, done by the worker, its event looked at, its slot back. A worker's turn has its share.
+// Per command: created, submitted, done by the worker, its event looked at, its slot back.
+// A worker's turn has its share.
 #[library_benchmark(config = budget("queue_32_commands"))]
 #[bench::run(served())]
 fn queue_32_commands(mut served: Served) -> Served {

@@ -1,8 +1,8 @@
 //! Instruction counts of the SPSC ring, and of four other queues doing the same.
 //!
-//! One thread does both sides, so a push and pop pair finds the ring empty each time: the consumer looks at the
-//! producer's counter on every pop, the producer at the consumer's once per lap. Queues are built, and dropped, outside
-//! of what is counted.
+//! One thread does both sides, so a push and pop pair finds the ring empty each time: the consumer
+//! looks at the producer's counter on every pop, the producer at the consumer's once per lap.
+//! Queues are built, and dropped, outside of what is counted.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;

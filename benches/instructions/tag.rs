@@ -1,5 +1,6 @@
-//! Instruction counts of tag matching: the unit at depth 0, and the workloads of `fishplate perf match` at depth 64 and 65,536, where
-//! the second may take 5 % more at most. The lists that the matcher is compared with run the same.
+//! Instruction counts of tag matching: the unit at depth 0, and the workloads of `fishplate perf
+//! match` at depth 64 and 65,536, where the second may take 5 % more at most. The lists that the
+//! matcher is compared with run the same.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;

@@ -1,6 +1,8 @@
-//! Instruction counts of tagged messages: sending one, receiving one whose receive was posted first, and a round of both.
+//! Instruction counts of tagged messages:
+//! sending one, receiving one whose receive was posted first, and a round of both.
 //!
-//! Arrivals are what another engine sent, played from a [`Tape`]. A receive is measured from its post to its status.
+//! Arrivals are another engine's messages, played from a [`Tape`].
+//! A receive lasts from its post to its status.
 
 // The macros name the crate by the name it goes by now.
 extern crate iai_callgrind as gungraun;

@@ -1,8 +1,9 @@
-//! The instruction budgets: one line per path, with the limit and what was measured when the limit was set.
+//! The instruction budgets: one line per path, with its limit and what was measured for it.
 //!
-//! Counts are exact for a compiler, so a limit is the measured value plus at most 5 % or two instructions, whichever
-//! is more. A path that exceeds its limit fails the run; raising a limit is a change to this file that somebody
-//! reads. Each benchmark runs its path [`REPEATS`] times and setup is not counted, so figures here are per repeat.
+//! Counts are exact for a compiler, so a limit is the measured value plus at most 5 % or two
+//! instructions, whichever is more. A path that exceeds its limit fails the run; raising a limit is
+//! a change to this file that somebody reads. Each benchmark runs its path [`REPEATS`] times and
+//! setup is not counted, so figures here are per repeat.
 
 pub mod noop;
 pub mod processors;
@@ -12,7 +13,8 @@ pub mod tape;
 /// How often a benchmark repeats its path, unless its budget says otherwise.
 pub const REPEATS: u64 = 1000;
 
-/// Units that a workload of tag matching does: rounds of 64, or one of the greatest depth. Where every unit walks, a 16th.
+/// Units per workload of tag matching: rounds of 64, or one of the greatest depth.
+/// Where every unit walks, a 16th.
 pub const UNITS: u64 = 65_536;
 
 /// Instructions that one path may take.
@@ -136,12 +138,14 @@ pub const BUDGETS: &[Budget] = &[
     ours("pool_1_stream",                 532.3,    507.0).per(16),
     ours("pool_32_streams",               532.3,    507.0).per(16).repeats(32 * REPEATS),
     rival("box_pair",                               138.1),
-    // Over a provider that does nothing; bare_ is the same calls without a rail, so what is ours is the difference.
+    // Over a provider that does nothing;
+    // bare_ is the same calls without a rail, so the difference is ours.
     ours("fabric_write_to_completion",   238.3,    227.0),
     rival("bare_write_to_completion",               125.1),
     ours("fabric_write_inject",            80.8,     77.0),
     rival("bare_write_inject",                       26.0),
-    // A silent put of 8 bytes, from the call to its acknowledgement: at most 150 more than the provider's calls.
+    // A silent put of 8 bytes, from call to acknowledgement:
+    // at most 150 more than the provider's calls.
     ours("put_over_fabric",              217.4,    216.4).repeats(960),
     rival("bare_put",                                67.4).repeats(960),
     ours("put_over_fabric_inject",       146.7,    139.8).repeats(960),
@@ -161,8 +165,8 @@ pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("pool_local_pair", "box_pair"),
 ];
 
-/// Triples of which the first must take no more instructions than the second times the third: matching does not grow with
-/// depth, and 32 masks cost a quarter of a list.
+/// Triples of which the first must take no more instructions than the second times the third:
+/// matching does not grow with depth, and 32 masks cost a quarter of a list.
 pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_p1_64k", 1.05, "tag_p1_64"),
     ("tag_p2_64k", 1.05, "tag_p2_64"),

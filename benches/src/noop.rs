@@ -1,5 +1,5 @@
-//! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is complete when the queue is read
-//! next. What is counted over it is our own share.
+//! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is
+//! complete when the queue is read next. What is counted over it is our own share.
 //!
 //! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how
 //! many writes were accepted. [`echo`] has short messages come back to their sender, so that an
@@ -20,7 +20,7 @@ const ROOM: usize = 256;
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static DATA: AtomicU64 = AtomicU64::new(0);
 
-/// Writes that are answered together, 0: none; and what the answer says, but for the count behind it.
+/// Writes answered together, or 0 for none; and the answer, except for the count behind it.
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
@@ -473,8 +473,8 @@ pub fn library() -> Library {
     unsafe { Library::from_entries(entries) }
 }
 
-/// Makes every queue report a message after each `every` writes that were accepted with data, as long as a receive is posted: `head`, and how
-/// many writes have been answered.
+/// Makes every queue report a message after each `every` writes that were accepted with data, as
+/// long as a receive is posted: `head`, and how many writes have been answered.
 pub fn answer(every: u64, head: [u64; 2]) {
     for (word, value) in ANSWER.iter().zip(head) {
         word.store(value, Relaxed);

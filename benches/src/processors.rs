@@ -5,7 +5,8 @@ use fishplate_sys::affinity;
 /// The two that the command line names, or 0 and 1.
 ///
 /// # Panics
-/// If what it names are no numbers, or this process may not run there: later, one thread would wait for the other for ever.
+/// If it names no numbers, or this process may not run there: later, a thread would wait for ever
+/// for the other.
 pub fn chosen() -> (usize, usize) {
     let mut processors = std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
     let (here, there) = (processors.next().unwrap_or(0), processors.next().unwrap_or(1));

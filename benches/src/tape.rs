@@ -1,5 +1,5 @@
-//! A rail that carries nothing: what one engine posts is written down, and played to another in any order. With it the
-//! two halves of a transfer are counted apart, and without a provider.
+//! A rail that carries nothing: what one engine posts is written down, and played to another in any
+//! order. With it the two halves of a transfer are counted apart, and without a provider.
 
 use core::ptr::NonNull;
 
@@ -27,7 +27,7 @@ pub struct Tape {
     posted: Option<Vec<Event>>,
     arrivals: Vec<Event>,
     played: usize,
-    /// Context words of posts whose end is still to be reported. None on a tape where posts are over at once.
+    /// Context words of posts with no report yet. None on a tape where posts end at once.
     pending: Option<[u64; PACE as usize]>,
     waiting: u32,
 }
@@ -43,8 +43,9 @@ impl Tape {
         Tape { posted: None, arrivals, played: 0, pending: None, waiting: 0 }
     }
 
-    /// Reports the end of each post, as a provider does, and lets one of `arrivals` arrive after every [`PACE`] posts. With
-    /// the receiver's acknowledgements as arrivals this is a sender's whole work.
+    /// Reports the end of each post, as a provider does, and lets one of `arrivals` arrive after
+    /// every [`PACE`] posts. With the receiver's acknowledgements as arrivals this is a sender's
+    /// whole work.
     pub fn paced(arrivals: Vec<Event>) -> Self {
         Tape { posted: None, arrivals, played: 0, pending: Some([0; PACE as usize]), waiting: 0 }
     }

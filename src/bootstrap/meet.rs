@@ -1,10 +1,10 @@
 //! Listening and connecting over TCP, and the greeting by which two processes come to know each
 //! other's card.
 //!
-//! | step  | both sides send                         | both sides check                            |
-//! |-------|-----------------------------------------|---------------------------------------------|
-//! | Hello | 16 random bytes                         | version, length                             |
-//! | Card  | *the other's* 16 bytes, then their card | own bytes came back; the card, field by field |
+//! | step  | both sides send                         | both sides check                       |
+//! |-------|-----------------------------------------|----------------------------------------|
+//! | Hello | 16 random bytes                         | version, length                        |
+//! | Card  | *the other's* 16 bytes, then their card | own bytes came back; the card's fields |
 //!
 //! A card that was recorded elsewhere does not answer our random bytes, so it is refused. The side
 //! that listens also checks that the two cards agree.

@@ -51,8 +51,8 @@ impl Wire {
     /// is returned all the same.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`], and what a message can be that is none.
-    /// After an error the wire is of no more use.
+    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`], and
+    /// what a message can be that is none. After an error the wire is of no more use.
     pub fn exchange(
         &mut self,
         ours: &[u8],
@@ -94,12 +94,14 @@ impl Wire {
         address.map_or_else(|_| "an unknown address".into(), |address| address.to_string())
     }
 
-    /// Whether the other side still has the connection open. Does not wait, and takes nothing away from the next message.
+    /// Whether the other side still has the connection open.
+    /// Does not wait, and leaves the next message in place.
     pub fn is_open(&self) -> bool {
         is_open(self.socket.as_fd())
     }
 
-    /// Something that tells whether the other side still has the connection open, also while messages are exchanged.
+    /// Tells whether the other side still has the connection open,
+    /// also during an exchange of messages.
     ///
     /// # Errors
     /// The system's code.
@@ -194,7 +196,8 @@ impl Wire {
 pub struct Lifeline(OwnedFd);
 
 impl Lifeline {
-    /// Whether the other side, and so its process, still has the connection open, whatever it sent before. One system call.
+    /// Whether the other side, so its process, still has the connection open,
+    /// whatever it sent. One system call.
     pub fn holds(&self) -> bool {
         is_open(self.0.as_fd())
     }

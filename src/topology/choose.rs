@@ -1,9 +1,10 @@
 //! The choice of NICs.
 //!
-//! Every process computes the same deal over all GPUs and takes its own GPU's hand: nobody asks anybody. Each GPU gets
-//! `NICs / GPUs` of them, at least one: first the nearest, and further ones only if no farther away than its first; of equally near
-//! ones that which fewest others hold. Then single NICs change hands where one is held by two more than another that is no farther
-//! away. Never does a GPU get a farther NIC for the sake of balance.
+//! Every process computes the same deal over all GPUs and takes its own GPU's hand: nobody asks
+//! anybody. Each GPU gets `NICs / GPUs` of them, at least one: first the nearest, and further ones
+//! only if no farther away than its first; of equally near ones that which fewest others hold. Then
+//! single NICs change hands where one is held by two more than another that is no farther away.
+//! Never does a GPU get a farther NIC for the sake of balance.
 
 use super::pci::PciAddress;
 use super::{Distance, Machine, distance};
@@ -20,7 +21,7 @@ pub enum Anchor {
 }
 
 impl Machine {
-    /// How far a NIC is from where the process wants to be. A GPU that the machine does not have is far from everything.
+    /// How far a NIC is from where the process wants to be. An absent GPU is far from everything.
     pub fn distance(&self, nic: usize, anchor: Anchor) -> Distance {
         let Some(nic) = self.nics.get(nic) else {
             return Distance::System;
@@ -36,10 +37,10 @@ impl Machine {
         }
     }
 
-    /// The NICs that a process should use, among those of `usable`, at most `limit`: the best first.
+    /// The NICs that a process should use, among those of `usable`, at most `limit`, best first.
     ///
-    /// For a GPU, its hand of the deal over all GPUs of the machine. For a node or for nothing, all NICs that are as near as the
-    /// nearest.
+    /// For a GPU, its hand of the deal over all GPUs of the machine. For a node or for nothing, all
+    /// NICs that are as near as the nearest.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
         let mut usable: Vec<usize> = usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
@@ -86,7 +87,7 @@ impl Machine {
         hands
     }
 
-    /// Moves NICs that are held by two more than another. Each move lessens the sum of squares, so it ends.
+    /// Moves NICs held by two more than another. Each move lessens the sum of squares, so it ends.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {
             let mut moved = false;

@@ -1,7 +1,8 @@
 //! Which rail of one end talks to which rail of the other.
 //!
-//! Both ends compute the same pairing from what both have told: rails on one fabric talk to each other, fast ones to fast ones, and
-//! among equally fast ones the start differs from pair to pair, so that many senders do not all meet on the first NIC of everybody.
+//! Both ends compute the same pairing from what both have told: rails on one fabric talk to each
+//! other, fast ones to fast ones, and among equally fast ones the start differs from pair to pair,
+//! so that many senders do not all meet on the first NIC of everybody.
 
 use std::fmt;
 
@@ -39,7 +40,8 @@ impl std::error::Error for Mismatch {}
 /// What a pairing needs to know of a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailEnd<'a> {
-    /// The fabric that it is on, as its provider names it: rails on fabrics of one name reach each other. Empty where not known.
+    /// The fabric that it is on, as its provider names it:
+    /// rails on fabrics of one name reach each other. Empty where not known.
     pub fabric: &'a str,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
@@ -50,13 +52,13 @@ pub struct RailEnd<'a> {
 pub struct Pairing {
     /// For each rail here, the rail there.
     pub theirs: Vec<u8>,
-    /// Rails here that are joined to a rail of another speed, with both speeds in megabits per second.
+    /// Local rails joined to a rail of another speed, with both speeds in megabits per second.
     pub uneven: Vec<(u8, u32, u32)>,
 }
 
 impl Pairing {
-    /// Joins the rails of two ends. `me` and `peer` are numbers by which both ends know each other. With the arguments swapped, the other
-    /// end comes to the inverse.
+    /// Joins the rails of two ends. `me` and `peer` are numbers by which both ends know each other.
+    /// With the arguments swapped, the other end comes to the inverse.
     ///
     /// # Errors
     /// [`Mismatch`] names both counts.
@@ -92,7 +94,8 @@ impl Pairing {
                 joined.extend(pairs);
             }
         }
-        // Fabrics that the other end does not name: whether such rails reach each other is found out when they are used.
+        // Fabrics that the other end does not name:
+        // only use shows whether such rails reach each other.
         joined.extend(join(&speeds(low), &speeds(high), &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
@@ -163,7 +166,8 @@ fn by_speed(speeds: &[u32]) -> Vec<usize> {
     order
 }
 
-/// Joins rails in order of speed, as many as both have. Those that are alike at both ends turn together, by `start`.
+/// Joins rails in order of speed, as many as both have.
+/// Equal ones are rotated at both ends alike, by `start`.
 fn join(low: &[u32], high: &[u32], a: &[usize], b: &[usize], start: u64) -> Vec<(usize, usize)> {
     let count = a.len().min(b.len());
     let (a, mut b) = (&a[..count], b[..count].to_vec());

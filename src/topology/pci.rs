@@ -65,8 +65,8 @@ pub struct PciPath {
 }
 
 impl PciPath {
-    /// Reads the path out of a resolved `/sys/devices/pciDDDD:BB/...`; what is below the last PCI device (`virtio2/net/eth0`) does
-    /// not count. `None` when there is no PCI device on it.
+    /// Reads the path out of a resolved `/sys/devices/pciDDDD:BB/...`; what is below the last PCI
+    /// device (`virtio2/net/eth0`) does not count. `None` when there is no PCI device on it.
     pub fn parse(resolved: &Path) -> Option<PciPath> {
         let mut parts = resolved.iter().filter_map(|part| part.to_str());
         // Other things come before it on some machines: `platform/40000000.pcie/pci0000:00`.

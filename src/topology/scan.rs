@@ -30,11 +30,11 @@ impl Machine {
         Self::read(Path::new("/sys"))
     }
 
-    /// Reads the tree below `root`. Symbolic links in it are followed, within the tree or out of it.
+    /// Reads the tree below `root`. Follows symbolic links, within the tree or out of it.
     ///
     /// # Errors
-    /// Only if `root` itself is no directory that can be read. What is missing below it is not there, or is in
-    /// [`notes`](Machine::notes).
+    /// Only if `root` itself is no directory that can be read. What is missing below it is not
+    /// there, or is in [`notes`](Machine::notes).
     pub fn read(root: &Path) -> io::Result<Machine> {
         fs::read_dir(root)?;
         let mut machine = Machine::default();
@@ -100,7 +100,8 @@ impl Machine {
             let (Some(class), Some(vendor)) = (hex("class"), hex("vendor")) else {
                 continue;
             };
-            // VGA and 3D controllers; AMD's accelerators also call themselves display controllers and accelerators.
+            // VGA and 3D controllers; AMD's accelerators also say display controller or
+            // accelerator.
             let is_gpu = matches!(
                 (vendor as u16, class >> 8),
                 (NVIDIA, 0x0300 | 0x0302) | (AMD, 0x0300 | 0x0302 | 0x0380 | 0x1200)
@@ -130,7 +131,8 @@ impl Machine {
         match fs::canonicalize(&device) {
             Ok(resolved) => {
                 let path = PciPath::parse(&resolved);
-                // The node is a property of the PCI device; what `device` names may lie below it (virtio).
+                // The node is a property of the PCI device;
+                // `device` may name something below it (virtio).
                 let of_device = resolved.ancestors().find(|at| {
                     at.file_name().and_then(OsStr::to_str).is_some_and(|n| n.parse::<PciAddress>().is_ok())
                 });

@@ -1,11 +1,11 @@
 //! Trees in a few lines each, written out as files and symbolic links and read back.
 //!
-//! | line                            | makes                                                                   |
-//! |---------------------------------|-------------------------------------------------------------------------|
-//! | `pci PATH CLASS VENDOR NODE`    | a device below `devices/` and its link in `bus/pci/devices`             |
-//! | `net PATH NAME MBIT STATE`      | an interface of that device; `-` for no device                          |
-//! | `ib PATH NAME RATE STATE`       | a verbs device of that device                                           |
-//! | `file PATH TEXT`, `link PATH TO`| anything else                                                           |
+//! | line | makes |
+//! |---|---|
+//! | `pci PATH CLASS VENDOR NODE` | a device below `devices/` and its link in `bus/pci/devices` |
+//! | `net PATH NAME MBIT STATE` | an interface of that device; `-` for no device |
+//! | `ib PATH NAME RATE STATE` | a verbs device of that device |
+//! | `file PATH TEXT`, `link PATH TO` | anything else |
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,7 +75,7 @@ impl Tree {
         symlink(self.0.join(to), self.make(path)).unwrap();
     }
 
-    /// An entry of a class: a folder below its device, which it links to, and a link to it in the class.
+    /// An entry of a class: a folder below its device, linked to it, and linked from the class.
     fn class(&self, device: &str, class: &str, name: &str) -> String {
         let entry = match device {
             "-" => format!("devices/virtual/{class}/{name}"),
@@ -124,7 +124,8 @@ fn load(machine: &Machine, limit: usize) -> BTreeMap<String, usize> {
     load
 }
 
-/// Two sockets with four switches each; every switch has a GPU and a NIC (`dgx`), or a GPU and four NICs (`p5`).
+/// Two sockets with four switches each;
+/// each switch has a GPU and a NIC (`dgx`), or a GPU and four NICs (`p5`).
 fn switches(nics: usize, verbs: &str, rate: &str) -> String {
     let mut lines = String::new();
     for switch in 0..8 {
@@ -330,8 +331,8 @@ fn this_machine_can_be_read() {
     }
 }
 
-/// Random machines: whatever they look like, every GPU gets its share, nothing farther than it has to be, and no NIC is held by two
-/// more than one that would do as well.
+/// Random machines: whatever they look like, every GPU gets its share, nothing farther than it has
+/// to be, and no NIC is held by two more than one that would do as well.
 #[test]
 fn deals_are_fair_on_random_machines() {
     let mut state = 0x1234_5678_9abc_def1u64;

@@ -1,4 +1,5 @@
-//! The edge cases of the ordering specification, section 2.3, by their number, where a provider has a part in them.
+//! The edge cases of the ordering specification, section 2.3, by number,
+//! where a provider takes part.
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard};
 use fishplate::topology::Mismatch;

@@ -1,5 +1,6 @@
-//! Engines over fake networks, several rails each, against the model that the core's own tests use: random puts, put-signals, signals,
-//! atomics of all widths, fetches, gets, fences and quiets between up to three engines, themselves included.
+//! Engines over fake networks, several rails each, against the model that the core's own tests use:
+//! random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and quiets
+//! between up to three engines, themselves included.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::Peer;

@@ -37,7 +37,7 @@ impl Sink for Seen {
     }
 }
 
-/// A silent peer is given up at the deadline, whether the rail is asked about its peers or polled alone.
+/// A silent peer fails at the deadline, whether the rail is asked about its peers or only polled.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let fake = Fake::new(persona.calm(), 1);
     let offer = negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();

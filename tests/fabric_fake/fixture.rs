@@ -10,7 +10,8 @@ use fishplate_testing::fabric::{Dead, Fake, Persona};
 use crate::conformance::{Fixture, Link};
 
 thread_local! {
-    /// The network of the pair that this test made last. Looked at when it is replaced, and when the test ends.
+    /// The network of the pair that this test made last.
+    /// Checked when it is replaced and at the end.
     static NETWORK: RefCell<Option<Checked>> = const { RefCell::new(None) };
 }
 

@@ -1,5 +1,5 @@
-//! The libfabric rail over the fake provider, as each of the providers that have no hardware here: the contract of `Rail`, clause by
-//! clause, and what the provider does to it beyond.
+//! The libfabric rail over the fake provider, as each of the providers that have no hardware here:
+//! the contract of `Rail`, clause by clause, and what the provider does to it beyond.
 
 #[path = "../../core/tests/support/mod.rs"]
 mod behaviour;

@@ -2,13 +2,13 @@
 //! Each write has a place and a value of its own there, each word takes a value that it never had
 //! before, so what is in memory tells which operations are visible.
 //!
-//! | what is seen                                   | what must be in place then                      |
-//! |------------------------------------------------|-------------------------------------------------|
-//! | a signal or atomic                             | its own data, and all operations before it      |
-//! | a byte of a write after a fence                | all operations before the fence                 |
-//! | a tagged message received                      | the message, and all operations before it       |
-//! | a completion, or an operation done on return   | that operation                                  |
-//! | quiet                                          | all operations                                  |
+//! | what is seen                                 | what must be in place then                 |
+//! |----------------------------------------------|--------------------------------------------|
+//! | a signal or atomic                           | its own data, and all operations before it |
+//! | a byte of a write after a fence              | all operations before the fence            |
+//! | a tagged message received                    | the message, and all operations before it  |
+//! | a completion, or an operation done on return | that operation                             |
+//! | quiet                                        | all operations                             |
 //!
 //! Everything else may be in place or not. Nothing goes back, and nothing changes that was not
 //! written.

@@ -35,7 +35,7 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     drop(desks);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
-    // The engine still has it, and the message for it. A receive in the same slot of another queue is not it.
+    // The engine still has it and its message. A receive in the same slot of another queue differs.
     let (mut queue, desk) = queue_of::<4>(host, channels, 0);
     let mut desks = [desk];
     let other = submit(&mut queue, RecvCommand { tag: tag(2), ..recv });

@@ -39,7 +39,7 @@ fn a_command_begins_after_events_of_other_queues() {
         let mut bench = bench(seed, 2);
         let Places { source, remote, target, .. } = bench.at;
         let fill = |at, pattern| FillCommand { at, len: 64, pattern, width: 8 };
-        // The second queue moves on what the first one makes, and the first what the second one moved.
+        // The second queue moves what the first one makes, and the first what the second moved.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
         let moved =
             create(&mut bench.queues[1], WriteCommand { from: source.at(0), len: 64, to: remote.at(0) });

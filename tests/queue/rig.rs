@@ -1,4 +1,5 @@
-//! What the tests stand on: an engine that talks to itself, queues that feed it, and a worker that is turned by hand.
+//! The tests' base: an engine that talks to itself, queues that feed it,
+//! and a worker turned by hand.
 
 use std::thread;
 

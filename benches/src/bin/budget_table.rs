@@ -1,5 +1,6 @@
-//! Reads the JSON lines of a budget run on stdin and prints one line per path: instructions per repeat, the limit, and
-//! whether it holds. Exits 1 when a limit or a comparison does not hold, or a path was not measured.
+//! Reads the JSON lines of a budget run on stdin and prints one line per path: instructions per
+//! repeat, the limit, and whether it holds. Exits 1 when a limit or a comparison does not hold, or
+//! a path was not measured.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -52,7 +53,8 @@ fn main() -> io::Result<ExitCode> {
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The path of one line of gungraun's JSON, and its instructions: the benchmark's function, or the name of its case.
+/// The path of a line of gungraun's JSON, and its instructions:
+/// the benchmark's function, or its case's name.
 fn read(line: &str) -> Option<(String, f64)> {
     let row: Value = serde_json::from_str(line).ok()?;
     let metric = row.pointer("/profiles/0/data/total/metrics/Ir/values/new")?;

@@ -1,5 +1,6 @@
-//! What the rail over libfabric adds to the bare provider, in one interleaved run: two endpoints in this process, driven by one thread,
-//! once as rails and once by the same `fi_*` calls through the tables. Rounds alternate between the two; medians are compared.
+//! What the rail over libfabric adds to the bare provider, in one interleaved run: two endpoints in
+//! this process, driven by one thread, once as rails and once by the same `fi_*` calls through the
+//! tables. Rounds alternate between the two; medians are compared.
 //!
 //! Usage: fabric-overhead PROVIDER [ROUNDS]
 //!
@@ -97,8 +98,8 @@ impl Rails {
 impl Ends for Rails {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let local = Local { len, ..self.local[from] };
-        // SAFETY: the source is leaked. The other end is attached, and its region imported, of which this is a part: an engine
-        // knows as much.
+        // SAFETY: the source is leaked. The other end is attached, and its region imported, of
+        // which this is a part: an engine knows as much.
         match unsafe { self.rails[from].post_write_checked(PEER, local, self.remote[from], 7, 0) } {
             Ok(Posted::Done) => self.counts[from].1 += 1,
             Ok(Posted::Pending) => {}

@@ -1,5 +1,6 @@
-//! Compares every structure that `fishplate_sys::fabric::raw` defines with the official binding's, offsets while
-//! it compiles, sizes of fields when it runs. A structure of a later library may be longer.
+//! Compares every structure that `fishplate_sys::fabric::raw` defines with the official binding's,
+//! offsets while it compiles, sizes of fields when it runs. A structure of a later library may be
+//! longer.
 #![allow(clippy::unnecessary_cast, reason = "the binding's types of numbers are its generator's choice")]
 
 #[cfg(feature = "oracle")]
@@ -25,7 +26,8 @@ mod compared {
                 $($(layout!(@span $structure $field $field);)*)*
                 $(layout!(@span $of $name $generated);)*
             }
-            // What the binding has no number for was a macro with a cast in C; the C probe compares those.
+            // The binding lacks a number where C has a macro with a cast;
+            // the C probe compares those.
             pub const NUMBERS: &[(&str, u64)] = &[$((stringify!($number), ours::$number as u64)),*];
             pub const STRUCTURES: &[&str] = &[$(stringify!($structure)),*];
         };

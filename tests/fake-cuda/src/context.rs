@@ -1,4 +1,5 @@
-//! Devices and their primary contexts. A context is the ordinal of its device, counted from a number that is no address.
+//! Devices and their primary contexts.
+//! A context is the ordinal of its device, counted from a number that is no address.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

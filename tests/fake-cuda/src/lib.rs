@@ -1,14 +1,17 @@
-//! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver's engine. Memory is real, also between
-//! processes of one user; copies are the processor's.
+//! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver's
+//! engine. Memory is real, also between processes of one user; copies are the processor's.
 //!
-//! It is put under that name into a folder of its own and that folder into `LD_LIBRARY_PATH`, by `tests/cuda-fake.sh`. What is
-//! not here is missing: a program that uses another function of the driver does not find it.
+//! It is put under that name into a folder of its own and that folder into `LD_LIBRARY_PATH`, by
+//! `tests/cuda-fake.sh`. What is not here is missing: a program that uses another function of the
+//! driver does not find it.
 //!
-//! `FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies that end late and out of
-//! order, moved on by a thread; `differ` for handles as HIP's; `reopen` for opens that are counted; `flush` for NICs whose writes must be
-//! flushed; `nowords` for streams that cannot store words; `segments` for a `cuMemAlloc` that gives virtual memory in physical segments side
-//! by side, as a framework's allocator in front of it may; `fail=CALL:SKIP:CODE` for an error to come. With
-//! `FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what it did, and what it has not given back.
+//! `FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies
+//! that end late and out of order, moved on by a thread; `differ` for handles as HIP's; `reopen`
+//! for opens that are counted; `flush` for NICs whose writes must be flushed; `nowords` for streams
+//! that cannot store words; `segments` for a `cuMemAlloc` that gives virtual memory in physical
+//! segments side by side, as a framework's allocator in front of it may; `fail=CALL:SKIP:CODE` for
+//! an error to come. With `FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what
+//! it did, and what it has not given back.
 //!
 //! `context` has devices and contexts, `memory` memory of all kinds, `stream` streams and events.
 
@@ -146,7 +149,8 @@ extern "C" fn report() {
         counts.held() + physical,
     );
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
-        // One write, so that the lines of several processes do not mix. There is nobody to tell that it failed.
+        // One write, so that lines of several processes do not mix.
+        // Nobody can be told that it failed.
         let _ = file.write_all(line.as_bytes());
     }
 }

@@ -89,13 +89,14 @@ unsafe extern "C" fn cuPointerGetAttributes(
         let found = library.process.ordinal_of(DevicePtr(ptr));
         let found = found.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
         let is = |share| found.is_some_and(|found| found.share == share);
-        // Of virtual memory, attributes tell of the reserved addresses, also where nothing is mapped.
+        // Attributes of virtual memory name the reserved addresses, also where nothing is mapped.
         let reserved = library.process.reservation(DevicePtr(ptr));
         let range = reserved.or(found.map(|found| (found.base, found.size)));
         for at in 0..count as usize {
             // SAFETY: the caller has as many of both.
             let (name, place) = unsafe { (*names.add(at), *places.add(at)) };
-            // SAFETY: the caller has a place for what cuda.h says of each attribute; of what is no memory of the driver's, all are zero.
+            // SAFETY: the caller has a place for what cuda.h says of each attribute; of what is no
+            // memory of the driver's, all are zero.
             unsafe {
                 match name {
                     2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,

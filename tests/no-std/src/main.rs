@@ -1,5 +1,6 @@
-//! Uses the ring and the engine where there is no std, no allocator and no operating system to ask: all memory is on the
-//! stack, time is counted in calls. Exits 0, or with the number of the first check that failed.
+//! Uses the ring and the engine where there is no std, no allocator and no operating system to ask:
+//! all memory is on the stack, time is counted in calls. Exits 0, or with the number of the first
+//! check that failed.
 #![no_std]
 #![no_main]
 

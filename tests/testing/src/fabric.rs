@@ -1,19 +1,24 @@
-//! A libfabric provider inside the process, for tests: the tables behind the `fid`s, implemented here, reached through the very calls
-//! that reach the real ones. No libfabric is needed, no network and no hardware.
+//! A libfabric provider inside the process, for tests: the tables behind the `fid`s, implemented
+//! here, reached through the very calls that reach the real ones. No libfabric is needed, no
+//! network and no hardware.
 //!
-//! A [`Fake`] is one network of endpoints. Its [`Persona`] says which provider it pretends to be, and how it behaves: which modes it
-//! demands, what it orders, how often it refuses with `-FI_EAGAIN`, whether completions come late, in any order and a few at a time.
-//! Everything random comes from one seed. Time is calls: an operation moves when somebody reads a completion queue, the right
-//! one if the persona has manual progress.
+//! A [`Fake`] is one network of endpoints. Its [`Persona`] says which provider it pretends to be,
+//! and how it behaves: which modes it demands, what it orders, how often it refuses with
+//! `-FI_EAGAIN`, whether completions come late, in any order and a few at a time. Everything random
+//! comes from one seed. Time is calls: an operation moves when somebody reads a completion queue,
+//! the right one if the persona has manual progress.
 //!
-//! It is strict where a real provider would corrupt something in silence: a context that is used twice or written while the provider owns
-//! it, a buffer outside of its registration, a missing descriptor, a queue that overruns, an object closed under what uses it. What it found
-//! is in [`Fake::violations`]; a good program leaves that empty.
+//! It is strict where a real provider would corrupt something in silence: a context that is used
+//! twice or written while the provider owns it, a buffer outside of its registration, a missing
+//! descriptor, a queue that overruns, an object closed under what uses it. What it found is in
+//! [`Fake::violations`]; a good program leaves that empty.
 //!
-//! A lock makes all of it safe to call from several threads. It allocates wherever it likes: do not measure with it.
+//! A lock makes all of it safe to call from several threads. It allocates freely:
+//! do not measure with it.
 //!
-//! `persona` describes, `info` answers `fi_getinfo`, `object` has the tables of everything that is opened and closed, `post` takes
-//! operations, `queue` gives completions, `world` is the network between.
+//! `persona` describes, `info` answers `fi_getinfo`, `object` has the tables of everything that is
+//! opened and closed, `post` takes operations, `queue` gives completions, `world` is the network
+//! between.
 
 mod info;
 mod object;
@@ -38,7 +43,8 @@ pub const FAKES_MAX: usize = 64;
 /// The networks that `fi_getinfo` finds: one entry point per place.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
-/// A network of pretended endpoints. What was opened in it lives on when this is dropped; nothing new can be.
+/// A network of simulated endpoints. Those opened in it outlive it;
+/// nothing new can be opened after.
 #[derive(Debug)]
 pub struct Fake {
     place: usize,
@@ -64,11 +70,13 @@ impl Fake {
 
     /// What to open fabrics with. It answers as long as this network is there.
     pub fn library(&self) -> Library {
-        // SAFETY: the functions do what `fi_getinfo(3)` and the others promise, and every table begins with its size.
+        // SAFETY: the functions do what `fi_getinfo(3)` and others promise;
+        // every table begins with its size.
         unsafe { Library::from_entries(info::entries(self.place)) }
     }
 
-    /// Lets the operation after `skip` more end with an error: libfabric's code, the provider's, and what the provider has to say.
+    /// Lets the operation after `skip` more end with an error: libfabric's code, the provider's,
+    /// and what the provider has to say.
     pub fn fail(&self, skip: u32, code: i32, provider: i32, data: &[u8]) {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
@@ -78,8 +86,8 @@ impl Fake {
         self.state().keeps_registrations = keep;
     }
 
-    /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that ends with that. Its persona says what
-    /// others see of that.
+    /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that
+    /// ends with that. Its persona says what others see of that.
     pub fn kill(&self, address: &[u8]) {
         self.state().kill(address);
     }
@@ -127,7 +135,7 @@ pub struct Counts {
     pub posted: u64,
     /// Posts answered with `-FI_EAGAIN`.
     pub refused: u64,
-    /// Operations carried out before one that the same endpoint had posted earlier to the same target.
+    /// Operations that overtook an earlier one of the same endpoint to the same target.
     pub overtaken: u64,
     /// Completions given while older ones of the queue's endpoint were outstanding.
     pub early: u64,

@@ -1,4 +1,5 @@
-//! `fi_getinfo` and what belongs to it. Structures are Rust's own boxes, strings are the C library's, as who fills hints in expects.
+//! `fi_getinfo` and what belongs to it. Structures are Rust's own boxes, strings are the C
+//! library's, as who fills hints in expects.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;

@@ -1,7 +1,7 @@
-//! Everything that is opened and closed: fabrics, domains, queues, address vectors, endpoints, registrations.
+//! All that opens and closes: fabrics, domains, queues, address vectors, endpoints, registrations.
 //!
-//! Each object is a box that begins with libfabric's structure for it, and holds on to its network. Here are fabrics, domains and
-//! queues; `endpoint`, `vector` and `registration` have the rest.
+//! Each object is a box that begins with libfabric's structure for it, and holds on to its network.
+//! Here are fabrics, domains and queues; `endpoint`, `vector` and `registration` have the rest.
 
 mod endpoint;
 mod registration;

@@ -28,7 +28,7 @@ pub struct Persona {
     pub mode: u64,
     /// Registration modes that the program must support.
     pub mr_mode: i32,
-    /// Data progress that it is capable of. One with `FI_PROGRESS_AUTO` also accepts to be asked for manual.
+    /// Its data progress. A provider with `FI_PROGRESS_AUTO` also accepts a request for manual.
     pub progress: i32,
     /// The order of messages that it keeps; [`FI_ORDER_NONE`]: anything overtakes anything.
     pub order: u64,
@@ -46,12 +46,13 @@ pub struct Persona {
     pub max_rma: usize,
     /// Bytes of a key that the program may choose.
     pub key_bytes: usize,
-    /// Whether it waits while a queue is full. If not, completions that do not fit are lost and the queue has overrun.
+    /// Whether it waits while a queue is full.
+    /// If not, completions that do not fit are lost: an overrun.
     pub protects_queue: bool,
-    /// Whether a write with data uses up a receive at the target: then `FI_RX_CQ_DATA` belongs into `mode`.
+    /// Whether a write with data uses up a receive at the target: `mode` then has `FI_RX_CQ_DATA`.
     pub data_takes_receive: bool,
-    /// Whether the completion of an arriving write that belongs to no operation here has a context that is not ours, as that of shm 1.17
-    /// has.
+    /// Whether the completion of an arriving write that belongs to no operation here has a context
+    /// that is not ours, as that of shm 1.17 has.
     pub stray_context: bool,
     /// An arrived write says only that it has data, as that of libfabric 2's shm does.
     pub data_flag_alone: bool,
@@ -88,7 +89,8 @@ const ALL_ORDERS: u64 = FI_ORDER_RAR
     | FI_ORDER_SAS;
 
 impl Persona {
-    /// EFA's own fabric: no order of any kind, no atomics, 4 bytes of data, 32 bytes inline, automatic progress.
+    /// EFA's own fabric: no order, no atomics, 4 bytes of data,
+    /// 32 bytes inline, automatic progress.
     pub fn efa_direct() -> Persona {
         Persona {
             provider: "efa",
@@ -118,7 +120,7 @@ impl Persona {
         }
     }
 
-    /// EFA with the layer that libfabric puts on it: messages in order, atomics in software, manual progress.
+    /// EFA with libfabric's layer on it: messages in order, atomics in software, manual progress.
     pub fn efa() -> Persona {
         Persona {
             fabric: "efa",
@@ -152,7 +154,8 @@ impl Persona {
         }
     }
 
-    /// Slingshot: registrations that belong to an endpoint, keys that count from the start of the memory, manual progress.
+    /// Slingshot: registrations belong to an endpoint,
+    /// keys count from the memory's start, manual progress.
     pub fn cxi() -> Persona {
         Persona {
             provider: "cxi",

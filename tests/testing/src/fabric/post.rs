@@ -65,7 +65,7 @@ struct Post {
     data: Option<u64>,
     context: *mut c_void,
     flags: u64,
-    /// The calls without a context: the source is copied, and there is no completion unless it fails.
+    /// The calls without a context: copy the source, and complete only on failure.
     inject: bool,
 }
 
@@ -364,7 +364,8 @@ unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Does an atomic where the memory is. Returns what was there; `None` if there is no such operation or the address is odd.
+/// Executes an atomic in place. Returns the old value;
+/// `None` for an unknown operation or an odd address.
 ///
 /// # Safety
 /// `at` is valid for `width` bytes, which are only accessed atomically or raw.
@@ -419,7 +420,8 @@ unsafe fn post_atomic(
     let Some(width) = width(datatype).filter(|_| count == 1) else {
         return -(libc::EOPNOTSUPP as isize);
     };
-    // SAFETY: the caller's promises: operands are readable during the call, the result writable until the completion.
+    // SAFETY: the caller's promises:
+    // operands readable during the call, the result writable until the completion.
     unsafe {
         let (operand, compare) = (operand(buf, width), operand(compare, width));
         let verb = Verb::Atomic { width, op, operand, compare, result: result.cast() };

@@ -97,8 +97,8 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
         match queue.items.front() {
             Some(&Item::Good { entry, source }) => {
                 queue.items.pop_front();
-                // SAFETY: the caller has room for `count` entries of the format that the queue was opened with, and for as many
-                // sources, if for any.
+                // SAFETY: the caller has room for `count` entries of the format that the queue was
+                // opened with, and for as many sources, if for any.
                 unsafe {
                     buf.cast::<fi_cq_data_entry>().add(given).write(entry);
                     if !sources.is_null() {

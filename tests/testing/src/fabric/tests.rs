@@ -128,7 +128,8 @@ fn every_persona_moves_bytes_and_is_left_clean() {
             b.memory[64..80].fill(0x5555_6666_7777_8888);
             let (from, into, room) = (a.buffer(0, 256), a.buffer(1024, 128), b.buffer(2048, 256));
             let context = b.context();
-            // SAFETY: memory and contexts live in the sides, and nothing touches them before they are back.
+            // SAFETY: memory and contexts live in the sides,
+            // and nothing touches them until they return.
             unsafe {
                 insist(|| b.ep.recv(room, context));
                 let (to, source, cx) = (b.target(0), b.target(512), [a.context(), a.context(), a.context()]);

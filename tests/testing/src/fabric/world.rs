@@ -1,8 +1,9 @@
 //! The network: operations on their way, and the memory and queues that they touch.
 //!
-//! An operation leaves (`Leaving`), travels (`Flying`), is carried out at its target, and its end travels back (`Returning`). Each stage lasts
-//! some reads of a completion queue. With automatic progress any read moves everything; with manual progress the origin's reads move
-//! the first and the last stage, the target's reads the middle one.
+//! An operation leaves (`Leaving`), travels (`Flying`), is carried out at its target, and its end
+//! travels back (`Returning`). Each stage lasts some reads of a completion queue. With automatic
+//! progress any read moves everything; with manual progress the origin's reads move the first and
+//! the last stage, the target's reads the middle one.
 //!
 //! Here is what there is, and how operations begin; `step` moves them, `target` carries them out.
 
@@ -140,8 +141,8 @@ pub(super) struct State {
     pub counts: Counts,
 }
 
-// SAFETY: the pointers are those of the program's posts. They are followed under the lock, while the program's promises to the
-// provider hold, which are not tied to a thread.
+// SAFETY: the pointers are those of the program's posts. They are followed under the lock, while
+// the program's promises to the provider hold, which are not tied to a thread.
 unsafe impl Send for State {}
 
 impl World {
@@ -226,7 +227,8 @@ impl State {
             self.violation("a context used for two operations at once");
             return false;
         }
-        // SAFETY: a context of that many words is the provider's until the operation is over: `fi_getinfo(3)`, FI_CONTEXT.
+        // SAFETY: a context of that many words is the provider's until the operation is over:
+        // `fi_getinfo(3)`, FI_CONTEXT.
         (0..words).for_each(|at| unsafe { context.cast::<usize>().add(at).write(mark) });
         true
     }

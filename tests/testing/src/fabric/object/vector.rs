@@ -52,7 +52,8 @@ unsafe extern "C" fn insert(
     _flags: u64,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open vector of ours; the caller gives `count` addresses and has room for as many numbers.
+    // SAFETY: an open vector of ours;
+    // the caller gives `count` addresses and room for as many numbers.
     unsafe {
         let this = &*av.cast::<FakeAv>();
         let mut state = this.world.state();

@@ -1,4 +1,4 @@
-//! Operations from stage to stage: what a read of a completion queue moves, and what the origin is told.
+//! Operations by stage: what a read of a completion queue moves, and what the origin is told.
 
 use std::collections::HashSet;
 
@@ -84,7 +84,8 @@ impl State {
                     Outcome::Later => {}
                     Outcome::Failed(code) => {
                         if self.persona.is_ordered() {
-                            // On a connection that keeps order nothing can come after what failed. The next post opens another.
+                            // On a connection that keeps order nothing can come after what failed.
+                            // The next post opens another.
                             self.ended.insert((src, dst), self.posted);
                         }
                         self.fail(&mut ops[at], code);

@@ -40,8 +40,8 @@ impl State {
         let Some(at) = self.remote(dst, op.addr, op.key, op.len, access) else {
             return Outcome::Failed(libc::EACCES);
         };
-        // SAFETY: the target registered that range for this access, and it stays valid until that is closed; the origin's
-        // memory is the provider's until the completion.
+        // SAFETY: the target registered that range for this access, and it stays valid until that
+        // is closed; the origin's memory is the provider's until the completion.
         unsafe {
             match op.verb {
                 Verb::Write => match &op.copy {
@@ -90,7 +90,7 @@ impl State {
         let flags = FI_MSG | FI_RECV;
         let len = op.len.min(receive.len);
         let from = op.copy.as_ref().map_or(op.local.cast_const(), |bytes| bytes.as_ptr());
-        // SAFETY: the receive's memory is the provider's until its completion, the sender's likewise.
+        // SAFETY: the receive's memory is the provider's until its completion, like the sender's.
         unsafe { std::ptr::copy(from, receive.buf, len) };
         if len < op.len {
             self.push(rx, Item::bad(receive.context, flags, FI_ETRUNC, 0, vec![]));
