@@ -3,7 +3,6 @@
 #
 # usage: benches/compare-builds.sh OLD NEW [rounds]; OLD and NEW are paths of `fishplate` programs
 #
-#
 # Each round runs every row once with each build, in alternating order. A row's figure is the median
 # over the rounds of nanoseconds per operation (latency rows: p50; rate rows: time divided by
 # messages), and the median of the ratios new / old of the pairs in which both ran at the same floor

@@ -114,7 +114,8 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "N")]
     pub factor: Option<usize>,
 
-    /// Measured iterations per size; by default one million, fewer for large payloads, and as many as half of --timeout is enough for.
+    /// Measured iterations per size; by default one million, fewer for large payloads, and as many
+    /// as half of --timeout is enough for.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
     pub iters: Option<u64>,
     /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
@@ -127,17 +128,17 @@ pub struct PerfArgs {
     /// Rails between the two sides.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rails: usize,
-    /// With --transport fabric: providers to try, in order [default: those with hardware, then tcp].
+    /// With --transport fabric: providers to try, in order [default: hardware ones, then tcp].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub provider: Vec<String>,
-    /// With --transport fabric: interfaces, one rail for each time that one is named [default: the nearest].
+    /// With --transport fabric: interfaces, one rail for each name given [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// With --transport gpu: whose memory payloads are in, host or cuda:N; A,B for this side and the other [default: cuda:0 if
-    /// there is one, else host].
+    /// With --transport gpu: whose memory payloads are in, host or cuda:N; A,B for this side and
+    /// the other [default: cuda:0 if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,
-    /// With --transport gpu: how payloads get from one device's memory into another process's [default: direct].
+    /// With --transport gpu: how payloads reach another process's device memory [default: direct].
     #[arg(long, value_enum)]
     pub ipc_path: Option<IpcPath>,
     /// Seed of payloads and of the simulated fabric.
@@ -152,26 +153,29 @@ pub struct PerfArgs {
     /// Operations in flight (put, signal-rate, tag-bw); receives posted at once (tag-bw).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
-    /// Processors: auto (none with --mode worker or --transport fabric), none, or A,B for this side and the other.
+    /// Processors: auto (none with --mode worker or --transport fabric), none,
+    /// or A,B for this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
     /// Numbers of threads that each use a pool of their own (pool).
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
     pub streams: Vec<usize>,
-    /// Where the signal lies; by default adjacent for payloads up to 56 bytes, split above. See below.
+    /// Where the signal lies: by default adjacent up to 56 bytes, split above. See below.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who drives the engine, on both sides; worker: put-signal, put, get, amo and tag over shm, fabric or loopback.
+    /// Who drives the engine, on both sides; worker:
+    /// put-signal, put, get, amo and tag over shm, fabric or loopback.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 
-    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket; HOST:PORT with --transport fabric.
+    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket;
+    /// HOST:PORT with --transport fabric.
     #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
     pub listen: Option<OsString>,
     /// Be the side that measures, and find the other here.

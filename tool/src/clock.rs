@@ -1,8 +1,9 @@
 //! Time that costs next to nothing to read.
 //!
-//! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and `clock_gettime` elsewhere.
-//! Neither blocks nor allocates. The read is not ordered with the memory accesses around it, which is the point:
-//! placed after a post it overlaps the flight of what was posted.
+//! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and
+//! `clock_gettime` elsewhere. Neither blocks nor allocates. The read is not ordered with the memory
+//! accesses around it, which is the point: placed after a post it overlaps the flight of what was
+//! posted.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// The counter moves in steps of so many ticks: 1 on most processors, 10 ns worth of them on some.
+    /// The counter's step in ticks: 1 on most processors, 10 ns worth of them on some.
     step: u64,
     tsc: bool,
 }
@@ -65,8 +66,8 @@ impl Clock {
     pub fn now(&self) -> u64 {
         #[cfg(target_arch = "x86_64")]
         if self.tsc {
-            // SAFETY: every x86_64 processor has the instruction; a kernel that forbids it to user code also hides the
-            // `constant_tsc` flag, without which `tsc` is false.
+            // SAFETY: every x86_64 processor has the instruction; a kernel that forbids it to user
+            // code also hides the `constant_tsc` flag, without which `tsc` is false.
             return unsafe { core::arch::x86_64::_rdtsc() };
         }
         monotonic_ns()

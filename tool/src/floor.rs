@@ -1,12 +1,13 @@
-//! The floor: half of a round trip of two bare atomics between the two sides. Nothing that signals through a cache
-//! line can be faster, so every latency is told as a multiple of it.
+//! The floor: half of a round trip of two bare atomics between the two sides. Nothing that signals
+//! through a cache line can be faster, so every latency is told as a multiple of it.
 //!
-//! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers. Four ways are tried,
-//! both words in one cache line or in two, with and without a pause between looks, and the fastest counts. Each is the
-//! median of many short batches, so that an interrupt spoils a batch and not the figure.
+//! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers.
+//! Four ways are tried, both words in one cache line or in two, with and without a pause between
+//! looks, and the fastest counts. Each is the median of many short batches, so that an interrupt
+//! spoils a batch and not the figure.
 //!
-//! Sides that the scheduler has put on one processor have no floor: each waits for the other to be scheduled, and the measurement would
-//! take minutes. It is given up then.
+//! Sides that the scheduler has put on one processor have no floor: each waits for the other to be
+//! scheduled, and the measurement would take minutes. It is given up then.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -25,11 +26,11 @@ const BATCHES: usize = 64;
 /// Asked now and then by a side that waits: whether to go on.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
-/// Looks between two questions whether to go on, which also let the other side run if it waits for this processor: many times what
-/// an answer takes from another.
+/// Looks between two questions whether to go on, which also let the other side run if it waits for
+/// this processor: many times what an answer takes from another.
 const PATIENCE: u32 = 1 << 12;
 
-/// Enough time for all batches, which take some milliseconds on two processors that have nothing else to do.
+/// Enough time for all batches, which take some milliseconds on two otherwise idle processors.
 pub const AMPLE: Duration = Duration::from_secs(1);
 
 /// Marks the number with which the side that measures gives up, and the answer to it.
@@ -61,19 +62,21 @@ impl Pad {
     /// A view of shared memory.
     ///
     /// # Safety
-    /// `base` is aligned to 128 and stays mapped for [`PAD_LEN`] bytes as long as the pad is used; both processes touch
-    /// those bytes only through pads.
+    /// `base` is aligned to 128 and stays mapped for [`PAD_LEN`] bytes as long as the pad is used;
+    /// both processes touch those bytes only through pads.
     pub unsafe fn new(base: NonNull<u8>) -> Self {
         Pad { base: base.cast() }
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < PAD_LEN / 8);
-        // SAFETY: inside the pad, by the constants above; mapped and only accessed atomically, by the promise of `new`.
+        // SAFETY: inside the pad, by the constants above;
+        // mapped and only accessed atomically, as `new` requires.
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// The side that measures. Nanoseconds; `None` if it would take longer than `limit`, and so be no floor.
+    /// The side that measures. Nanoseconds;
+    /// `None` if it takes longer than `limit`, and so is no floor.
     pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<f64>> {
         let until = Instant::now() + limit;
         let mut best = f64::INFINITY;
@@ -116,7 +119,8 @@ impl Pad {
     }
 }
 
-/// One batch of round trips, or fewer if the side that starts gives up: whether it does not. Both words are equal before and after.
+/// One batch of round trips, or fewer if the side that starts gives up: whether it does not. Both
+/// words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,
@@ -206,7 +210,8 @@ mod tests {
         let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
         let address = memory.0.as_ptr().addr();
         let pad = || {
-            // SAFETY: `memory` has the size and alignment, and outlives the scope in which both pads are used.
+            // SAFETY: `memory` has the size and alignment,
+            // and outlives the scope that uses both pads.
             unsafe { Pad::new(NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap()) }
         };
         std::thread::scope(|scope| {
@@ -233,7 +238,8 @@ mod tests {
         std::thread::scope(|scope| {
             let (memory, waited) = (&memory, &waited);
             let pad = move || {
-                // SAFETY: `memory` has the size and alignment, and outlives the scope in which both pads are used.
+                // SAFETY: `memory` has the size and alignment,
+                // and outlives the scope that uses both pads.
                 unsafe { Pad::new(NonNull::from(memory).cast()) }
             };
             scope.spawn(move || {

@@ -1,7 +1,8 @@
 //! Where the timed loops put their samples.
 //!
-//! [`Histogram::record`] is a comparison and an increment: no allocation, no division, no call for samples below
-//! 4096 ticks (some 1.5 µs), and a few shifts above. Everything that costs happens in [`Histogram::summary`].
+//! [`Histogram::record`] is a comparison and an increment: no allocation, no division, no call for
+//! samples below 4096 ticks (some 1.5 µs), and a few shifts above. Everything that costs happens in
+//! [`Histogram::summary`].
 
 use serde::{Deserialize, Serialize};
 
@@ -76,11 +77,13 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
-    /// Percentiles of `sample / divisor`: 2 when samples are round trips and half of one is asked for, the number of
-    /// operations when a sample covers several. `None` when nothing was recorded.
+    /// Percentiles of `sample / divisor`: 2 when samples are round trips and half of one is asked
+    /// for, the number of operations when a sample covers several. `None` when nothing was
+    /// recorded.
     ///
-    /// Where the clock moves in steps, a sample says only between which steps the duration was; samples of one value are
-    /// taken as spread evenly over one step, which is what durations that do not care for the clock are.
+    /// Where the clock moves in steps, a sample says only between which steps the duration was;
+    /// samples of one value are taken as spread evenly over one step, which is what durations that
+    /// do not care for the clock are.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
         // Picoseconds, so that three digits are left of a latency of a few nanoseconds.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;
@@ -107,7 +110,8 @@ impl Histogram {
         if self.longest > 0 {
             last = self.longest as f64;
         }
-        // Buckets have a width, and alike samples are spread: neither makes a percentile that nothing was as short or as long as.
+        // Buckets have a width, and alike samples are spread: neither makes a percentile that
+        // nothing was as short or as long as.
         let (min, max) = (picos(first.min(last)), picos(last));
         let at = |quantile| sorted.value_at_quantile(quantile).clamp(min, max) as f64 / 1000.0;
         Some(Latency {

@@ -1,5 +1,5 @@
-//! What is known of this machine and this build, as text or as one JSON object. `fabric` tells of libfabric, `gpu` of
-//! CUDA.
+//! What is known of this machine and this build, as text or as one JSON object.
+//! `fabric` tells of libfabric, `gpu` of CUDA.
 
 mod fabric;
 mod gpu;

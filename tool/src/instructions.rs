@@ -1,9 +1,10 @@
-//! Instructions that this thread executes in user space, as the kernel counts them (`perf_event_open(2)`).
+//! Instructions that this thread executes in user space, by the kernel (`perf_event_open(2)`).
 
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
-/// A counter that runs, or none: most virtual machines have no hardware counters, and `kernel.perf_event_paranoid` may forbid them.
+/// A counter that runs, or none: most virtual machines have no hardware counters, and
+/// `kernel.perf_event_paranoid` may forbid them.
 pub struct Instructions(Option<Counter>);
 
 impl Instructions {

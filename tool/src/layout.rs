@@ -1,7 +1,7 @@
 //! Where payloads and signals of the two directions lie in the memory that is written to.
 //!
-//! See `--help` for the two layouts and why they differ. Offsets are in bytes from the start of the arena, which is
-//! aligned to a page.
+//! See `--help` for the two layouts and why they differ. Offsets are in bytes from the start of the
+//! arena, which is aligned to a page.
 
 use super::args::Layout;
 
@@ -11,7 +11,8 @@ const LINE: usize = 64;
 /// Payloads that fill one begin at one, as their sources do.
 const PAGE: usize = 4096;
 
-/// Where one test's payloads and signals lie. Index 0: written by the side that starts; 1: by the side that answers.
+/// Where one test's payloads and signals lie. Index 0: written by the starting side;
+/// 1: by the answering one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First byte of each payload.

@@ -1,7 +1,8 @@
-//! The command-line tool `fishplate`: measures and checks the transport, and tells what it found on this machine.
+//! The command-line tool `fishplate`:
+//! measures and checks the transport, and describes this machine.
 //!
-//! Without arguments it demonstrates the main job: two processes, put-signal over shared memory, data checked.
-//! Exit codes: 0 done, 1 the run failed or data was wrong, 2 the command line was.
+//! Without arguments it demonstrates the main job: two processes, put-signal over shared memory,
+//! data checked. Exit codes: 0 done, 1 the run failed or data was wrong, 2 the command line was.
 //!
 //! The parts, in the order in which they use each other: what the user asks for (`args`,
 //! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with

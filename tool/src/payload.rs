@@ -1,9 +1,11 @@
 //! What checked payloads contain: a function of the run's seed, the direction and the iteration.
 //!
-//! Nothing here blocks or allocates. Payloads are written and read through raw pointers, since a peer may be writing
-//! the same memory: a payload that does not hold still is a wrong payload, not undefined behaviour of the checker.
+//! Nothing here blocks or allocates. Payloads are written and read through raw pointers, since a
+//! peer may be writing the same memory: a payload that does not hold still is a wrong payload, not
+//! undefined behaviour of the checker.
 
-/// The contents of one payload: word `k` is `base + k * STEP`, and the last bytes are the beginning of one more word.
+/// A payload's contents: word `k` is `base + k * STEP`,
+/// and the last bytes are the start of one more word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     base: u64,

@@ -1,7 +1,8 @@
-//! Measuring. `pair`, `gpu` and `fabric` bring two processes together, at a `table` where both run the same legs; `solo` plays both sides
-//! in one thread. `pool` has no sides. The tests themselves (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`,
-//! `ring`) do not know which. `worker` runs some of them with a second thread per side, which drives the engine. `matching` stands
-//! apart: it measures tag matching without a transport, beside other engines.
+//! Measuring. `pair`, `gpu` and `fabric` bring two processes together, at a `table` where both run
+//! the same legs; `solo` plays both sides in one thread. `pool` has no sides. The tests themselves
+//! (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which.
+//! `worker` runs some of them with a second thread per side, which drives the engine. `matching`
+//! stands apart: it measures tag matching without a transport, beside other engines.
 
 mod amo;
 mod fabric;

@@ -1,5 +1,5 @@
-//! The progress bar: on standard error, only if that is a terminal and there is much to do, and only between
-//! measurements. It has no thread of its own and no timer.
+//! The progress bar: on standard error, only if that is a terminal and there is much to do, and
+//! only between measurements. It has no thread of its own and no timer.
 
 use std::io::IsTerminal;
 

@@ -2,7 +2,7 @@
 //!
 //! Suffixes are binary (1K = 1024 bytes) and may be lower case or written out (`KiB`, `KB`).
 
-/// Parses one size in bytes. Zero is a number like any other here; who needs at least one byte says so itself.
+/// Parses a size in bytes. Zero is allowed; callers that need at least one byte check that.
 pub fn parse(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();

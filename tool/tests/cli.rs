@@ -1,4 +1,4 @@
-//! What the binary does, as its users see it: output, exit codes, messages, and what is left behind.
+//! What the binary does for its users: output, exit codes, messages, and what it leaves behind.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

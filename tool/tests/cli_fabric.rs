@@ -1,4 +1,5 @@
-//! What the binary does over libfabric, as its users see it. Where there is no libfabric, everything that needs one says SKIPPED.
+//! What the binary does over libfabric, as its users see it. Where there is no libfabric,
+//! everything that needs one says SKIPPED.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -270,7 +271,8 @@ fn info_tells_of_providers_interfaces_and_memory() {
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
 
-/// Waits until a process has used as much more of a processor as only a measurement uses: who waits for words naps.
+/// Waits until a process has used as much more processor time
+/// as only a measurement does: waiters sleep.
 fn until_it_measures(pid: u32) {
     let used = || -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");

@@ -26,7 +26,7 @@ pub enum Test {
     TagBw,
     /// The ring alone, without a transport: ping-pong latency, then throughput.
     Ring,
-    /// The command pool alone, and what it stands against, in this process: see --streams. -n is per stream.
+    /// The command pool against others, in this process: see --streams. -n is per stream.
     Pool,
 }
 

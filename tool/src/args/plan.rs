@@ -107,7 +107,8 @@ impl PerfArgs {
             _ => Meeting::Spawn,
         };
         let pin = match self.pin {
-            // A side has two threads, or a provider may have some, and who is pinned pins whom he starts.
+            // A side has two threads, or a provider may have some,
+            // and children inherit the pinning.
             Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
             pin => pin,
         };

@@ -1,4 +1,5 @@
-//! What libfabric offers here: providers, interfaces and how near they are, what was negotiated, and why the rest was refused.
+//! What libfabric offers here: providers, interfaces and how near they are, what was negotiated,
+//! and why the rest was refused.
 
 use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};

@@ -1,5 +1,5 @@
-//! Fetch-adds on one word of the other side, one after the other. Every fetched value is known beforehand, so every
-//! iteration is verified, asked for or not.
+//! Fetch-adds on one word of the other side, one after the other. Every fetched value is known
+//! beforehand, so every iteration is verified, asked for or not.
 
 use fishplate_core::engine::Issued;
 use fishplate_core::op::{Amo, AmoOp, Cmp};

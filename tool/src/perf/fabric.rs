@@ -1,5 +1,5 @@
-//! Two processes over libfabric, on one host or two: rails of the providers and interfaces asked for, and a TCP connection over which
-//! the two meet, exchange what their rails need, and talk.
+//! Two processes over libfabric, on one host or two: rails of the providers and interfaces asked
+//! for, and a TCP connection over which the two meet, exchange what their rails need, and talk.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -92,7 +92,8 @@ fn side<const RAILS: usize>(plan: &Plan) -> Outcome {
         }
         Meeting::Spawn => {
             let mut ground = Ground::<RAILS>::new(&plan.settings, plan.region)?;
-            // The second process is started before this one is pinned, so that it does not inherit that.
+            // The second process starts before this one is pinned,
+            // so that it does not inherit that.
             let (met, second) = spawn::<RAILS>(plan, &ground)?;
             let _pinned = plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()?;
             let who = format!("the other process (pid {})", second.id());
@@ -363,7 +364,8 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<(Wire, Card)> {
     }
 }
 
-/// Where the other side finds who listens at `at`: where that is every address of this host, it says that a name goes there.
+/// Where the other side finds who listens at `at`:
+/// where that is every address of this host, it says that a name goes there.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),

@@ -1,4 +1,4 @@
-//! Gets, one after the other, each from the call to its completion. The other side only holds still.
+//! Gets, one after the other, each from call to completion. The other side only waits.
 
 use fishplate_core::engine::{Issued, Notice};
 use fishplate_core::op::Cmp;
@@ -16,7 +16,8 @@ pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: 
     put::prepare(seat, leg, side)?;
     if side == Side::Answers {
         for slot in 0..leg.slots() {
-            // SAFETY: the slots lie inside the memory where payloads land, which nobody reads before the leg begins.
+            // SAFETY: the slots lie inside the memory for payloads,
+            // which nobody reads before the leg begins.
             unsafe {
                 let at = seat.landing.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
                 Pattern::new(leg.seed, 0, slot).fill(at, leg.size);

@@ -1,5 +1,6 @@
-//! Two processes with devices: payloads are in their memory, signals in memory of the processor that both have in common. `device` is
-//! what was chosen, `mirror` lets the processor verify what is there.
+//! Two processes with devices: payloads are in their memory, signals in memory of the processor
+//! that both have in common. `device` is what was chosen, `mirror` lets the processor verify what
+//! is there.
 
 mod device;
 mod mirror;
@@ -35,7 +36,7 @@ use mirror::Copies;
 /// Memory of the signals, which both have in common.
 const SIGNALS: usize = 4096;
 
-/// Where among them a side says that it wants to talk: the one that leads, and the other. The tests use what is before.
+/// Where a side says that it wants to talk, the leader first. The tests use the words before.
 const TALK: [usize; 2] = [2048, 2048 + 128];
 
 /// How long both sides take memory back from each other, at the end.
@@ -75,7 +76,8 @@ pub fn run(plan: &Plan) -> Outcome {
             lead(plan, ground.set(&side, rail, link), None)
         }
         Meeting::Spawn => {
-            // The second process is started before this one is pinned, so that it does not inherit that.
+            // The second process starts before this one is pinned,
+            // so that it does not inherit that.
             let more =
                 ["--transport", "gpu", "--device", &second.to_string(), "--ipc-path", &name(plan.ipc_path)]
                     .map(str::to_owned);
@@ -164,8 +166,9 @@ impl Ground {
         let mut engine = self.storage.engine(CONFIG, [rail]).map_err(refused)?;
         engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
         let peer = engine.reserve_peer().map_err(refused)?;
-        // SAFETY: both processes touch the common segment only through atomics, raw copies and the engine. The engine
-        // and the table, which use it, are dropped together, and the peer is not detached before.
+        // SAFETY: both processes touch the common segment only through atomics, raw copies and the
+        // engine. The engine and the table, which use it, are dropped together, and the peer is not
+        // detached before.
         let signals = unsafe { link.link().common_region(peer.peer(), 0, SIGNALS) }
             .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
         let mut rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
@@ -175,7 +178,8 @@ impl Ground {
         let ordinal = engine.rail(RailId(0)).ok_or_else(no_rail)?.device().caps().ordinal;
         let mut register = |at: DevicePtr| {
             let ptr = NonNull::new(at.0 as *mut u8).ok_or_else(|| refused(AttachError::BadRange))?;
-            // SAFETY: memory of the device, which the rail gives back after the engine; nobody but the engine and the mirror uses it.
+            // SAFETY: memory of the device, which the rail gives back after the engine; nobody but
+            // the engine and the mirror uses it.
             let region = unsafe { Region::new(ptr, len, RegionKind::Device { ordinal }) };
             engine.register(region).map_err(|error| {
                 let why = engine.rail(RailId(0)).and_then(|rail| rail.why());
@@ -305,7 +309,8 @@ struct Aside {
 }
 
 impl Talk<Rail, 1> for Aside {
-    /// Before either waits for the other's word, which makes no progress, both have seen all of each other's operations end.
+    /// Before either waits for the other's word, which makes no progress,
+    /// both have seen all of each other's operations end.
     fn exchange(&mut self, seat: &mut Seat<'_, Rail, 1>, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let left = deadline.saturating_duration_since(Instant::now()).as_nanos();
         seat.watch.set(u64::try_from(left).unwrap_or(u64::MAX));

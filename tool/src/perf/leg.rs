@@ -1,5 +1,5 @@
-//! A [`Leg`]: one uninterrupted measurement, as the leading side orders it and both sides run it; and what they tell
-//! each other afterwards.
+//! A [`Leg`]: one uninterrupted measurement, as the leading side orders it and both sides run it;
+//! and what they tell each other afterwards.
 
 use serde::{Deserialize, Serialize};
 
@@ -90,10 +90,11 @@ impl Tally {
     }
 }
 
-/// Bytes that the slots of a stream of puts may take before they are used again sooner than the window asks: what a
-/// first-level cache holds.
+/// Bytes that the slots of a stream of puts may take before they are used again sooner than the
+/// window asks: what a first-level cache holds.
 const SLOTS_BYTES: usize = 32 << 10;
-/// Where the payloads of a stream begin, behind its signals: at a page, since copies between like places in pages are the fastest.
+/// Where the payloads of a stream begin, behind its signals: at a page, since copies between like
+/// places in pages are the fastest.
 pub const SLOTS_AT: usize = 4096;
 
 impl Leg {
@@ -132,7 +133,7 @@ impl Leg {
         bounds::layout(self.layout, transport)
     }
 
-    /// The same with so many iterations, and so many before them: whole windows, where there are windows.
+    /// The same with this many iterations and warm-up ones: whole windows, where there are windows.
     pub fn with_iters(self, iters: u64, warmup: u64) -> Leg {
         let unit = if self.is_windowed() { self.per_window() } else { 1 };
         Leg { iters: iters.next_multiple_of(unit), warmup: warmup.next_multiple_of(unit), ..self }

@@ -1,5 +1,5 @@
-//! `perf match`: tag matching alone, in several engines beside each other. Every engine does the same work, in turns; what each pairs
-//! is compared, and a difference fails the run.
+//! `perf match`: tag matching alone, in several engines beside each other. Every engine does the
+//! same work, in turns; what each pairs is compared, and a difference fails the run.
 //!
 //! | part | what |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! How the two processes of a run find each other: one starts the other, or one listens and the other connects.
+//! How the two processes of a run meet:
+//! one starts the other, or one listens and the other connects.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Two processes over shared memory: their rail, and the socket of their link, over which they talk.
+//! Two processes over shared memory: their rail, and their link's socket, over which they talk.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,8 @@ pub fn run(plan: &Plan) -> Outcome {
             lead(plan, rail, link, None)
         }
         Meeting::Spawn => {
-            // The second process is started before this one is pinned, so that it does not inherit that.
+            // The second process starts before this one is pinned,
+            // so that it does not inherit that.
             let rail = rail(plan.region)?;
             let (link, second) = meet::spawn(plan, &rail.profile(), &[])?;
             let _pinned = pin_first(plan)?;
@@ -110,15 +111,16 @@ impl Ground {
         let mut engine = self.storage.engine(CONFIG, [rail]).map_err(refused)?;
         engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
         let peer = engine.reserve_peer().map_err(refused)?;
-        // SAFETY: both processes touch the common segment only through atomics, raw copies and the engine. The engine
-        // and the table, which use it, are dropped together, and the peer is not detached before.
+        // SAFETY: both processes touch the common segment only through atomics, raw copies and the
+        // engine. The engine and the table, which use it, are dropped together, and the peer is not
+        // detached before.
         let region = unsafe { link.common_region(peer.peer(), ARENA_AT, Leg::arena(region)) }
             .map_err(|error| Failure::run(format!("the common segment is too small: {error}")))?;
         let mut rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         rail.attach(peer.peer(), link).map_err(refused)?;
         engine.connect_peer(peer, 1).map_err(refused)?;
         let ours = engine.register(region).map_err(refused)?;
-        // SAFETY: the buffer belongs to the same ground as the engine's memory, and so outlives the engine.
+        // SAFETY: the buffer belongs to the engine memory's owner, and so outlives the engine.
         let buffer = engine.register(unsafe { self.buffer.region() }).map_err(refused)?;
         let mut handle = [0; HANDLE_MAX];
         let len = engine.export(ours, &mut handle).map_err(refused)?;
@@ -129,7 +131,8 @@ impl Ground {
             .map_err(|error| Failure::lost(&format!("the other process (pid {pid})"), error))?;
         let bell = engine.rail(RailId(0)).map(Rail::bell);
         let theirs = engine.import(peer, &theirs).map_err(refused)?;
-        // SAFETY: page-aligned, at least ARENA_AT bytes, mapped until the peer is detached; nothing else is there.
+        // SAFETY: page-aligned, at least ARENA_AT bytes, mapped until the peer is detached;
+        // nothing else is there.
         let pad = unsafe { Pad::new(base) };
         // SAFETY: the segment is longer than ARENA_AT.
         let arena = unsafe { base.add(ARENA_AT) };

@@ -1,5 +1,6 @@
-//! Pools of blocks in one process, ours and those that it stands against: what an operation costs, and how that changes with
-//! the number of streams. The rest of the field is in benches/, with the same scenarios.
+//! Pools of blocks in one process, ours and those that it stands against: what an operation costs,
+//! and how that changes with the number of streams. The rest of the field is in benches/, with the
+//! same scenarios.
 
 mod contenders;
 mod rows;

@@ -1,5 +1,6 @@
-//! A stream of puts. Unchecked, nothing holds it up but the transport itself, and a quiet ends it. Checked, every window ends with a
-//! signal, and the other side verifies all of it before the next begins.
+//! A stream of puts. Unchecked, nothing holds it up but the transport itself, and a quiet ends it.
+//! Checked, every window ends with a signal, and the other side verifies all of it before the next
+//! begins.
 
 use fishplate_core::engine::{Notice, Signal};
 use fishplate_core::op::{Cmp, SignalOp};
@@ -11,7 +12,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Where the two signals are: a window is there; it was seen. In lines of their own, away from the payloads.
+/// Where the two signals are: a window is there; it was seen. On own lines, away from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
 /// Clears this side's word.
@@ -93,8 +94,8 @@ fn pattern(leg: &Leg, window: u64, slot: u64) -> Pattern {
 
 fn fill<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, window: u64) -> Outcome {
     for slot in 0..leg.slots() {
-        // SAFETY: the slots lie inside the buffer, which is as large as the arena; the window before was answered, so
-        // nothing reads them now.
+        // SAFETY: the slots lie inside the buffer, which is as large as the arena; the window
+        // before was answered, so nothing reads them now.
         unsafe {
             let at = seat.bytes.as_ptr().add(slot as usize * leg.stride());
             pattern(leg, window, slot).fill(at, leg.size);

@@ -1,6 +1,6 @@
-//! Ping-pong of put-signals. An iteration goes from one post to the next; half of it is the latency.
+//! Ping-pong of put-signals. An iteration is from one post to the next; half is the latency.
 //!
-//! The clock is read right after a post, while the line is in flight, and so is the next payload made.
+//! The clock is read, and the next payload made, right after a post, while the line is in flight.
 
 use std::hint::black_box;
 
@@ -58,10 +58,10 @@ struct Play {
     out: (u64, u64),
     inward: (usize, usize),
     directions: (u64, u64),
-    /// The source of the next post, and the distance to that of the one after: checked, the operation before may still read its own
-    /// while the next payload is made. Unchecked, nothing is made, and one will do.
-    /// Kept rather than computed from the number: a branch on an alternating bit, in the wake of a wait of random length,
-    /// is mispredicted half of the time.
+    /// The source of the next post, and the distance to that of the one after: checked, the
+    /// operation before may still read its own while the next payload is made. Unchecked, nothing
+    /// is made, and one will do. Kept rather than computed from the number: a branch on an
+    /// alternating bit, in the wake of a wait of random length, is mispredicted half of the time.
     from: usize,
     stride: usize,
     tally: Tally,
@@ -122,7 +122,8 @@ impl Play {
             }
             // In flight.
             self.fill::<R, RAILS, CHECK>(seat, seq + 1)?;
-            // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
+            // Made before the wait, not where the compiler would put it:
+            // between the signal and its answer.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq)?;
             self.verify::<R, RAILS, CHECK>(seat, expected)?;
@@ -140,7 +141,8 @@ impl Play {
     ) -> Outcome {
         for seq in 1..=leg.warmup + leg.iters {
             self.fill::<R, RAILS, CHECK>(seat, seq)?;
-            // Made before the wait, and not where the compiler would put it: between the signal and the answer to it.
+            // Made before the wait, not where the compiler would put it:
+            // between the signal and its answer.
             let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
             seat.wait(self.inward.1, Cmp::Eq, seq)?;
             self.verify::<R, RAILS, CHECK>(seat, expected)?;
@@ -168,8 +170,8 @@ impl Play {
         seq: u64,
     ) -> Outcome {
         if CHECK {
-            // SAFETY: two sources of `stride` bytes lie inside the buffer. This one belonged to the operation before the
-            // last, which was answered and is over.
+            // SAFETY: two sources of `stride` bytes lie inside the buffer. This one belonged to the
+            // operation before the last, which was answered and is over.
             let at = unsafe { seat.bytes.as_ptr().add(self.from) };
             // SAFETY: as above; `len <= stride`.
             unsafe { Pattern::new(self.seed, self.directions.0, seq).fill(at, self.len) };

@@ -1,5 +1,6 @@
-//! The ring alone: two of them between the sides, without engine or rail. First ping-pong, which gives the latency,
-//! then a stream through one of them, which gives the rate. Every value is verified.
+//! The ring alone: two of them between the sides, without engine or rail. First ping-pong, which
+//! gives the latency, then a stream through one of them, which gives the rate. Every value is
+//! verified.
 
 use std::ptr::NonNull;
 
@@ -77,9 +78,9 @@ impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS,
         let arena: NonNull<u8> = seat.arena;
         let looks = if seat.crowded { 1 } else { LOOKS };
         let (out, inward) = (side as usize, 1 - side as usize);
-        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the leg; both rings lie inside it and do
-        // not overlap. Each side makes one end of each, once per leg, and the ends of the leg before are gone. Words
-        // have no invalid values.
+        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the leg; both rings
+        // lie inside it and do not overlap. Each side makes one end of each, once per leg, and the
+        // ends of the leg before are gone. Words have no invalid values.
         let ends = unsafe {
             (
                 Producer::from_raw(arena.add(HEADERS[out]).cast(), arena.add(SLOTS[out]).cast(), CAPACITY),

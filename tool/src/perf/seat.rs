@@ -1,7 +1,8 @@
 //! A [`Seat`]: one side's engine, and the memory it measures with.
 //!
-//! Everything a test touches in its timed loop is here. The arena is what the other side writes to; the buffer is this side's private
-//! memory, from which it sends and into which it gets. Both are as large as each other.
+//! Everything a test touches in its timed loop is here. The arena is what the other side writes to;
+//! the buffer is this side's private memory, from which it sends and into which it gets. Both are
+//! as large as each other.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,8 @@ use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
 use crate::room;
 
-/// Two-sided messages in the tests: twice as many credits as numbers may be in flight, so that a receiver that posts its receives in
-/// time never makes its sender wait for more than the window.
+/// Two-sided messages in the tests: twice as many credits as numbers may be in flight, so that a
+/// receiver that posts its receives in time never makes its sender wait for more than the window.
 pub const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
 /// Receives that a test has open at once.
@@ -42,7 +43,8 @@ pub enum Memory {
     Buffer,
 }
 
-/// Brings payloads from where the processor sees them into memory of a device, and back. Slow path: waits for the device.
+/// Copies payloads from processor memory into device memory, and back.
+/// Slow path: waits for the device.
 pub trait Mirror: Send {
     /// Into the device.
     fn give(&mut self, memory: Memory, offset: usize, len: usize) -> Outcome;
@@ -73,7 +75,8 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     pub landing: NonNull<u8>,
     /// Whether payloads are in memory of a device: then none of it travels in a call.
     pub on_device: bool,
-    /// What keeps what the processor sees of a device's memory equal to it, when a test asks for that. Without it, both are one.
+    /// What keeps what the processor sees of a device's memory equal to it, when a test asks for
+    /// that. Without it, both are one.
     pub mirror: Option<Box<dyn Mirror>>,
     /// Private memory to send from and to get into.
     pub buffer: LocalId,
@@ -104,8 +107,8 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     /// A word of the arena here.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && self.engine.local_ptr(self.ours.at(offset as u64), 8).is_ok());
-        // SAFETY: inside the arena, as just checked, and a multiple of 8 bytes from its page-aligned start; words of
-        // the arena are only accessed atomically.
+        // SAFETY: inside the arena, as just checked, and a multiple of 8 bytes from its
+        // page-aligned start; words of the arena are only accessed atomically.
         unsafe { self.arena.add(offset).cast::<AtomicU64>().as_ref() }
     }
 
@@ -158,19 +161,22 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
     #[inline(always)]
     pub fn payload(&self, offset: usize, len: usize) -> Payload<'_> {
         if len <= self.engine.eager_max(self.peer) && !self.on_device {
-            // SAFETY: the tests use offsets inside the buffer; nothing writes there before the send has returned.
+            // SAFETY: the tests use offsets inside the buffer;
+            // nothing writes there before the send returns.
             Payload::Bytes(unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(offset), len) })
         } else {
             Payload::Region(self.buffer.at(offset as u64), len)
         }
     }
 
-    /// Sends `len` bytes of the buffer, making progress while there is no room. Returns whether its end will be reported.
+    /// Sends `len` bytes of the buffer, making progress while there is no room.
+    /// Returns whether its end is reported.
     #[inline(always)]
     pub fn send(&mut self, tag: u64, offset: usize, len: usize) -> Outcome<bool> {
         loop {
             let payload: Payload<'static> = match self.payload(offset, len) {
-                // SAFETY: the buffer is not freed before the engine is, and the call below is over before anything writes there.
+                // SAFETY: the buffer is not freed before the engine is,
+                // and the call below is over before anything writes there.
                 Payload::Bytes(bytes) => Payload::Bytes(unsafe { &*(bytes as *const [u8]) }),
                 Payload::Region(at, len) => Payload::Region(at, len),
             };
@@ -230,7 +236,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
         }
     }
 
-    /// After a refused operation: makes progress if that may help, and otherwise says what is wrong.
+    /// After a refused operation: makes progress if that may help, and otherwise reports it.
     #[cold]
     #[inline(never)]
     pub fn refused(&mut self, error: OpError) -> Outcome {
@@ -326,8 +332,8 @@ impl Buffer {
     /// # Safety
     /// The buffer outlives the engine that it is registered with.
     pub unsafe fn region(&self) -> Region {
-        // SAFETY: the memory is ours and lives as long as the caller promises; the tool touches it only through raw
-        // pointers, atomics and the engine.
+        // SAFETY: the memory is ours and lives as long as the caller promises; the tool touches it
+        // only through raw pointers, atomics and the engine.
         unsafe { Region::new(self.ptr, self.len, RegionKind::Private) }
     }
 }

@@ -1,5 +1,6 @@
-//! A stream of signals to one word. The other side waits for a window's worth at a time until the last has come: with `add` the
-//! sum must be exact, with `set` the word may never go back. Every iteration is verified in that sense.
+//! A stream of signals to one word. The other side waits for a window's worth at a time until the
+//! last has come: with `add` the sum must be exact, with `set` the word may never go back. Every
+//! iteration is verified in that sense.
 
 use fishplate_core::engine::{Notice, Signal};
 use fishplate_core::op::{Cmp, SignalOp};
@@ -71,8 +72,8 @@ pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &
     let mut seen = 0;
     for last in [leg.warmup, leg.warmup + leg.iters] {
         while seen < last {
-            // A window's worth at a time, as a consumer would: one that looks as fast as it can takes the line away from the
-            // sender at every look, and measures its own polling.
+            // A window's worth at a time, as a consumer would: one that looks as fast as it can
+            // takes the line away from the sender at every look, and measures its own polling.
             let next = last.min(seen + leg.per_window());
             let word = seat.wait(SLOTS_AT, Cmp::Ge, next)?;
             tally.misordered += u64::from(word < seen);

@@ -1,7 +1,7 @@
 //! Both sides in one thread: a loopback rail to oneself, or two engines over the simulated fabric.
 //!
-//! Nothing waits here: while something is outstanding, every engine makes one pass after the other. Passes are bounded, so
-//! an operation that never ends is found out and told with its seed.
+//! Nothing waits here: while something is outstanding, every engine makes one pass after the other.
+//! Passes are bounded, so an operation that never ends is found out and told with its seed.
 //!
 //! `ground` sets a side up; `one_sided` and `tag` have the tests.
 
@@ -337,9 +337,10 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         }
     }
 
-    /// Whether the payload is at an offset of a side's arena, where `len` bytes are known to lie inside.
+    /// Whether the payload is at an offset of a side's arena, which has `len` bytes there.
     fn arrived(&self, side: usize, offset: usize, pattern: Pattern, len: usize) -> bool {
-        // SAFETY: every offset that the tests use lies inside the arena, which `Ground::new` made large enough.
+        // SAFETY: all offsets in the tests lie inside the arena,
+        // which `Ground::new` made large enough.
         unsafe { pattern.verify(self.seats[side].arena.as_ptr().add(offset), len) }
     }
 

@@ -1,8 +1,10 @@
-//! Two processes that measure together. One leads: it orders leg after leg and writes the rows; the other follows.
+//! Two processes that measure together:
+//! the leader orders each leg and writes the rows; the other follows.
 //!
-//! They talk aside, over what brought them together ([`Talk`]), in steps: the leader's order against nothing, then both are ready,
-//! then both tell what they found. Neither talks while a leg is timed. The floor is measured before, between and after the legs of a
-//! row, where both have memory in common.
+//! They talk aside, over what brought them together ([`Talk`]), in steps: the leader's order
+//! against nothing, then both are ready, then both tell what they found. Neither talks while a leg
+//! is timed. The floor is measured before, between and after the legs of a row, where both have
+//! memory in common.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -66,7 +68,8 @@ struct Greeting {
 
 /// How two processes talk beside what they measure.
 pub trait Talk<R: Rail, const RAILS: usize> {
-    /// Sends a message and waits for one, as the other side does. Makes progress meanwhile where the rails need it.
+    /// Sends a message and waits for one, like the other side.
+    /// Makes progress where the rails need it.
     fn exchange(&mut self, seat: &mut Seat<'_, R, RAILS>, word: &[u8], deadline: Instant)
     -> Outcome<Vec<u8>>;
 
@@ -127,7 +130,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         self.exchange::<(), ()>(&())
     }
 
-    /// Nanoseconds; `None` where both sides share one processor, or no memory, and there is no floor to speak of.
+    /// Nanoseconds; `None` where both sides share one processor, or no memory,
+    /// and there is no floor.
     fn floor(&mut self) -> Outcome<Option<f64>> {
         let Some(pad) = self.pad.filter(|_| !self.seat.crowded) else {
             return Ok(None);
@@ -166,7 +170,8 @@ impl<R: Rail + Send, const RAILS: usize, T: Talk<R, RAILS>> Table<'_, R, RAILS, 
         let begun = clock.now();
         for k in 0..count {
             let offset = k % slots * leg.stride();
-            // SAFETY: the slots lie inside the buffer and where payloads land, which do not overlap; the follower waits for an order.
+            // SAFETY: the slots lie inside the buffer and where payloads land, which do not
+            // overlap; the follower waits for an order.
             unsafe {
                 copy(self.seat.bytes.add(offset), self.seat.landing.add(SLOTS_AT + offset), leg.size);
             };

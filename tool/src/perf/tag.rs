@@ -1,7 +1,8 @@
-//! Ping-pong of tagged messages. An iteration goes from one send to the next; half of it is the latency.
+//! Ping-pong of tagged messages. An iteration is from one send to the next; half is the latency.
 //!
-//! Both sides send from one part of their private buffer and receive into another. A receive is posted right after the send that
-//! it answers, while that is in flight, as a program would that calls send and receive in turn.
+//! Both sides send from one part of their private buffer and receive into another. A receive is
+//! posted right after the send that it answers, while that is in flight, as a program would that
+//! calls send and receive in turn.
 
 use std::hint::black_box;
 
@@ -13,7 +14,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// From one payload that is sent to the next. Large ones are all in the same place: they are answered before the next.
+/// From one sent payload to the next. Large ones share one place: each is answered before the next.
 pub fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }

@@ -1,6 +1,7 @@
-//! A stream of tagged messages, all with the same tag. The other side has a window of receives posted, and posts each again when
-//! its message has come. Checked, every window is answered, and verified before that. Unchecked, all messages are sent from one place
-//! and received into one place, as those of `ucx_perftest` and `osu_bw` are.
+//! A stream of tagged messages, all with the same tag. The other side has a window of receives
+//! posted, and posts each again when its message has come. Checked, every window is answered, and
+//! verified before that. Unchecked, all messages are sent from one place and received into one
+//! place, as those of `ucx_perftest` and `osu_bw` are.
 
 use fishplate_core::engine::protocol::{Received, Status};
 use fishplate_core::engine::tag::Tag;
@@ -63,7 +64,8 @@ fn stream<R: Rail, const RAILS: usize>(
             let at = SLOTS_AT + k as usize * stride;
             if leg.check {
                 let pattern = Pattern::new(leg.seed, STREAM, first + window * per_window + k);
-                // SAFETY: the slots lie inside the buffer; the window before was answered, so nothing reads them now.
+                // SAFETY: the slots lie inside the buffer;
+                // the window before was answered, so nothing reads them.
                 unsafe { pattern.fill(seat.bytes.as_ptr().add(at), leg.size) };
             }
             pending += u64::from(seat.send(STREAM, at, leg.size)?);

@@ -39,7 +39,8 @@ impl Who {
         }
     }
 
-    /// The run failed because the other side is gone, however that was noticed: names the rails to it, if there are several kinds.
+    /// The run failed because the other side is gone, however that was noticed: names the rails to
+    /// it, if there are several kinds.
     #[cold]
     pub fn gone(&self, how: impl fmt::Display) -> Failure {
         match self.rails.is_empty() {

@@ -1,9 +1,10 @@
-//! The tests with a worker: for the length of a leg, a second thread drives the engine, and the one that measures goes
-//! through a [`Context`].
+//! The tests with a worker: for the length of a leg, a second thread drives the engine, and the one
+//! that measures goes through a [`Context`].
 //!
-//! Both block, until the leg's deadline at the latest: they spin, then park, as [`Policy::BALANCED`] says, and are woken by
-//! each other or by the rail's bell. Without a bell the worker does not sleep. The thread is started, and all memory taken,
-//! before the first iteration. One loop serves all parts: two processes play a side each, and loopback plays both in turn.
+//! Both block, until the leg's deadline at the latest: they spin, then park, as
+//! [`Policy::BALANCED`] says, and are woken by each other or by the rail's bell. Without a bell the
+//! worker does not sleep. The thread is started, and all memory taken, before the first iteration.
+//! One loop serves all parts: two processes play a side each, and loopback plays both in turn.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,7 @@ use crate::payload::Pattern;
 /// Requests that may be on their way to the worker.
 const REQUESTS: usize = 64;
 
-/// Runs a leg as one side of it, or as both. The engine is back when it returns, and idle if the leg went well.
+/// Runs a leg as one side of it, or as both. Returns the engine, idle if the leg went well.
 pub fn run<R: Rail + Send, const RAILS: usize>(
     seat: &mut Seat<'_, R, RAILS>,
     leg: &Leg,
@@ -212,7 +213,8 @@ impl User<'_> {
         }
     }
 
-    /// Windows of puts, each with a quiet. Checked, the side that answers verifies each before the next begins.
+    /// Windows of puts, each with a quiet. Checked:
+    /// the other side verifies each before the next begins.
     fn put(&mut self, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
         let Leg { size: len, seed, check, .. } = *self.leg;
         let (stride, slots, per_window) = (self.leg.stride(), self.leg.slots(), self.leg.per_window());
@@ -241,7 +243,7 @@ impl User<'_> {
         Ok(())
     }
 
-    /// Gets or fetch-adds, each from its submission to its answer. The side that answers holds still.
+    /// Gets or fetch-adds, each from submission to answer. The side that answers only waits.
     fn one_by_one(&mut self, first: u64, count: u64, histogram: &mut Histogram) -> Outcome {
         let Leg { test, size: len, seed, check, .. } = *self.leg;
         let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
@@ -263,14 +265,15 @@ impl User<'_> {
                 self.verified(value == k);
             } else if check {
                 self.verified(self.is_there(self.buffer.1, offset, Pattern::new(seed, 0, slot)));
-                // SAFETY: the slot lies inside the buffer, and the get is over. The next cannot pass for it.
+                // SAFETY: the slot lies inside the buffer, and the get has ended.
+                // The next cannot pass for it.
                 unsafe { self.buffer.1.add(offset).write(!self.buffer.1.add(offset).read()) };
             }
         }
         Ok(())
     }
 
-    /// The side that starts says that something is there; the side that answers looks at it and says so.
+    /// The side that starts announces something; the side that answers checks it and says so.
     fn hand_over(&mut self, number: u64, look: impl FnOnce(&mut Self)) -> Outcome {
         let [there, seen] = SIGNALS;
         if self.plays(Side::Starts) {
@@ -346,7 +349,7 @@ impl User<'_> {
         self.tally.errors += u64::from(!right);
     }
 
-    /// Whether a payload came with its signal. Otherwise finds out whether it comes late or is wrong.
+    /// Whether a payload came with its signal. Otherwise finds out if it is late or wrong.
     fn arrived(&mut self, offset: usize, pattern: Pattern) -> bool {
         let whole = self.is_there(self.arena.1, offset, pattern);
         if !whole {

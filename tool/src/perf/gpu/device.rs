@@ -1,4 +1,5 @@
-//! The device that payloads are in: chosen when a run begins, so that what is measured is compiled once.
+//! The device of the payloads: chosen when a run begins,
+//! so that the measured code is compiled once.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,5 @@
-//! What the processor sees of memory of a device: copies of it, made by a device of its own beside the one that is measured. Slow path.
+//! What the processor sees of memory of a device: copies of it, made by a device of its own beside
+//! the one that is measured. Slow path.
 
 use std::ptr::NonNull;
 
@@ -21,7 +22,8 @@ pub struct Copies {
     buffer: (DevicePtr, Buffer),
 }
 
-// SAFETY: the addresses belong to buffers of its own and to memory of a device, neither of which belongs to a thread.
+// SAFETY: the addresses are of buffers of its own and of device memory;
+// neither belongs to a thread.
 unsafe impl Send for Copies {}
 
 fn failed(error: DeviceError) -> Failure {
@@ -51,7 +53,8 @@ impl Copies {
         let mut at = offset;
         while at < offset + len {
             let piece = PIECE.min(offset + len - at);
-            // SAFETY: offset and length lie inside both memories, as the test keeps to them; the piece is no longer than what is pinned.
+            // SAFETY: offset and length lie inside both memories, as the test keeps to them; the
+            // piece is no longer than what is pinned.
             unsafe {
                 let (view, pinned, place) = (here.add(at), self.pinned.ptr(), there.at(at as u64));
                 if into_device {
@@ -86,7 +89,8 @@ impl Mirror for Copies {
 
 impl Drop for Copies {
     fn drop(&mut self) {
-        // SAFETY: pinned by `new`; every copy was waited for. An error leaves it pinned, which ends with the process.
+        // SAFETY: pinned by `new`; every copy was waited for.
+        // An error leaves it pinned until the process ends.
         let _ = unsafe { self.device.unpin(self.pinned.ptr()) };
     }
 }

@@ -23,7 +23,7 @@ impl Wanted {
     }
 }
 
-/// Which receives got which messages, whatever the order: two engines that agree in it did the same.
+/// Which receives got which messages, in any order: engines that agree in it did the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     /// How many.
@@ -41,7 +41,8 @@ impl Pairs {
     }
 }
 
-/// A matching engine. Contexts are below the number given when it was made, and belong to one receive at a time.
+/// A matching engine. Contexts are below the number given at its making;
+/// each belongs to one receive.
 pub trait Engine {
     /// Posts a receive.
     fn post(&mut self, wanted: Wanted, context: u32);

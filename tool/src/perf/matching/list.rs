@@ -1,5 +1,5 @@
-//! Two lists that are searched from the oldest on: what every matching engine began as. Doubly linked, in arrays, without
-//! allocation, so that a step costs as little as it can.
+//! Two lists that are searched from the oldest on: what every matching engine began as. Doubly
+//! linked, in arrays, without allocation, so that a step costs as little as it can.
 
 use super::engine::{Engine, Pairs, Wanted};
 

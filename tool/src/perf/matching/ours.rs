@@ -28,14 +28,16 @@ impl<T: Clone> Lent<T> {
     /// # Safety
     /// Called once, and what it returns is not used after this is dropped.
     unsafe fn lend(&self) -> &'static mut [T] {
-        // SAFETY: leaked, so it stays until the drop below, and by the caller's promise nobody else has it.
+        // SAFETY: leaked, so it stays until the drop below;
+        // the caller promises that nobody else has it.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: from a leaked vector, whose capacity `leak` made its length; whom it was lent to is gone.
+        // SAFETY: from a leaked vector, whose capacity `leak` made its length; its borrower is
+        // gone.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

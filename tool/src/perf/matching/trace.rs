@@ -1,5 +1,6 @@
-//! The traces T1 to T6: sequences of receives and messages as programs make them, generated from a fixed seed and the same for
-//! every engine. Every receive finds its message within the trace, so it can be repeated.
+//! The traces T1 to T6: sequences of receives and messages as programs make them, generated from a
+//! fixed seed and the same for every engine. Every receive finds its message within the trace, so
+//! it can be repeated.
 
 use super::engine::{Engine, Wanted};
 
@@ -54,7 +55,7 @@ impl Trace {
     /// All of them.
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// The sizes it is run with: neighbours, peers, workers, senders, threads, receives kept posted.
+    /// Its sizes: neighbours, peers, workers, senders, threads, receives kept posted.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],

@@ -1,5 +1,6 @@
-//! UCX's tag matching as an engine of workloads: one worker with an endpoint to itself, over its `self` transport. The library
-//! is found at run time (Debian: package libucx0); structures are those of its interface 1.10 and later.
+//! UCX's tag matching as an engine of workloads: one worker with an endpoint to itself, over its
+//! `self` transport. The library is found at run time (Debian: package libucx0); structures are
+//! those of its interface 1.10 and later.
 //!
 //! A source has the upper 20 bits of UCX's tag, and the message's 8 bytes are the cookie.
 
@@ -54,7 +55,8 @@ macro_rules! functions {
         impl Library {
             /// Finds the library and its functions.
             fn open() -> Result<Self, String> {
-                // SAFETY: the name is a C string; constructors of the library are as trustworthy as the system it is installed on.
+                // SAFETY: the name is a C string; constructors of the library are as trustworthy as
+                // the system it is installed on.
                 let library = unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err("libucp.so.0 is not installed (Debian: apt install libucx0)".into());
@@ -120,8 +122,9 @@ unsafe extern "C" fn receive_done(
     receive: *mut c_void,
 ) {
     let receive: *mut Receive = receive.cast();
-    // SAFETY: `receive` is the one given with the request, whose array lives until every request is over; one thread
-    // runs all of this, and nothing refers to the receive or to the pairs while it calls the library.
+    // SAFETY: `receive` is the one given with the request, whose array lives until every request is
+    // over; one thread runs all of this, and nothing refers to the receive or to the pairs while it
+    // calls the library.
     unsafe {
         (*receive).request = null_mut();
         if status == 0 {
@@ -148,8 +151,8 @@ impl Ucx {
         let (mut config, mut ucp, mut worker, mut endpoint) =
             (null_mut(), null_mut(), null_mut(), null_mut());
         let (mut address, mut len) = (null_mut(), 0);
-        // SAFETY: each call gets what the header asks for: places for results, and parameters of the size of its structure
-        // whose field masks name the fields that are set.
+        // SAFETY: each call gets what the header asks for: places for results, and parameters of
+        // the size of its structure whose field masks name the fields that are set.
         unsafe {
             done("ucp_config_read", (library.ucp_config_read)(null(), null(), &mut config))?;
             set(config, c"TLS", c"self")?;
@@ -215,7 +218,7 @@ impl Engine for Ucx {
     fn post(&mut self, wanted: Wanted, context: u32) {
         let (tag, mask) = Self::key(wanted);
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: the worker lives; the bytes are 8, and stay in place until the receive is over.
+            // SAFETY: the worker lives; the bytes are 8, and stay in place until the receive ends.
             unsafe { (library.ucp_tag_recv_nbx)(worker, bytes, 8, tag, mask, param) }
         });
     }
@@ -224,7 +227,7 @@ impl Engine for Ucx {
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32) {
         let bytes = cookie as u64;
         let tag = (source as u64) << SOURCE_SHIFT | tag;
-        // SAFETY: the endpoint lives; 8 bytes are sent before the call returns, or else it is waited for.
+        // SAFETY: the endpoint lives; 8 bytes are sent before the call returns, or are waited for.
         let request = unsafe {
             (self.library.ucp_tag_send_nbx)(self.endpoint, (&raw const bytes).cast(), 8, tag, &PLAIN)
         };
@@ -275,7 +278,7 @@ impl Drop for Ucx {
         for context in 0..self.receives.len() as u32 {
             self.cancel(context);
         }
-        // SAFETY: nothing uses the worker any more, and cancelled receives are over after some progress.
+        // SAFETY: nothing uses the worker any more, and some progress ends cancelled receives.
         unsafe {
             while (self.library.ucp_worker_progress)(self.worker) != 0 {}
             (self.library.ucp_worker_destroy)(self.worker);

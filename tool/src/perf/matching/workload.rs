@@ -1,8 +1,8 @@
-//! The workloads P1 to P11, U1 to U6 and C1: what is prepared, and what one measured round does. A round leaves behind what it found,
-//! so rounds can be repeated.
+//! The workloads P1 to P11, U1 to U6 and C1: what is prepared, and what one measured round does. A
+//! round leaves behind what it found, so rounds can be repeated.
 //!
-//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a missed probe and a
-//! matched probe with its receive, for C1 a post and its cancellation.
+//! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a missed
+//! probe and a matched probe with its receive, for C1 a post and its cancellation.
 
 use super::engine::{Engine, Wanted};
 
@@ -27,7 +27,7 @@ pub enum Workload {
     P8,
     /// *D* receives alike, then their messages.
     P9,
-    /// One bit of the tag is always ignored; a receive behind *D* of the same tag from other sources.
+    /// One bit of the tag is always ignored; a receive behind *D* of its tag from other sources.
     P10,
     /// 32 masks in turn; a receive behind *D*.
     P11,
@@ -137,7 +137,8 @@ impl Bench {
         }
     }
 
-    /// One round. `tick` is called after each call of the engine, or after each unit where there is a background.
+    /// One round. Calls `tick` after each call of the engine,
+    /// or after each unit where there is a background.
     #[inline(always)]
     pub fn round(&mut self, engine: &mut impl Engine, mut tick: impl FnMut()) {
         let (depth, live) = (self.depth, self.depth);

@@ -1,4 +1,4 @@
-//! What needs no other package: our pool, the two rings under a mutex that it stands against, and the allocator.
+//! What needs no other package: our pool, the two rings under a mutex beside it, and the allocator.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -45,7 +45,7 @@ impl Pools for Fishplate {
     }
 }
 
-/// A ring of free blocks under a mutex: 64 of them, more are taken from the allocator and given back to it.
+/// A ring of free blocks under a mutex: 64 of them; the allocator takes and gives the others.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
 /// Blocks that a ring keeps.
@@ -124,7 +124,8 @@ impl Pools for GlobalRing {
     }
 }
 
-/// A ring per stream, as was proposed for them. Its blocks count as holders of it, since they may outlive their queue.
+/// A ring per stream, as was proposed for them.
+/// Its blocks hold it, since they may outlive their queue.
 pub struct RingPerQueue;
 
 impl Pools for RingPerQueue {

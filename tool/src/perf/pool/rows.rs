@@ -1,4 +1,4 @@
-//! Runs the scenarios with the contenders in turn, several times over, and makes one row of each pair.
+//! Runs the scenarios with the contenders in turn, repeatedly, and makes one row of each pair.
 
 use super::scenario::{Figures, Pools, Scenario};
 
@@ -13,9 +13,9 @@ pub struct PoolRow {
     pub streams: usize,
     /// Median of the repetitions.
     pub figures: Figures,
-    /// Processor time per operation in the repetition that took least, in nanoseconds: the one least disturbed.
+    /// Least processor time per operation of all repetitions, in nanoseconds: the least disturbed.
     pub min_ns: f64,
-    /// That, as a multiple of what one stream takes in the same scenario; of [`Scenario::Streams`] alone.
+    /// That, as a multiple of one stream's in the same scenario; only of [`Scenario::Streams`].
     pub to_one_stream: Option<f64>,
 }
 

@@ -1,9 +1,11 @@
-//! The scenarios, over whatever hands out blocks of 128 bytes. An operation is one block taken and given back.
+//! The scenarios, over anything that hands out 128-byte blocks. An operation takes and returns one.
 //!
-//! Used by the tool with the pools that need no other package, and by benches/ with the rest: it names nothing of either.
+//! Used by the tool with pools that need no other package, and by benches/ with the rest:
+//! names nothing of either.
 //!
-//! Times are of the thread that takes: its processor time divided by its operations, so that threads that wait for a processor do
-//! not count. `p99_ns` is of batches of [`BATCH`] operations on the wall clock, per operation, and does include such waits.
+//! Times are of the thread that takes: its processor time divided by its operations, so that
+//! threads that wait for a processor do not count. `p99_ns` is of batches of [`BATCH`] operations
+//! on the wall clock, per operation, and does include such waits.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
@@ -24,7 +26,7 @@ pub trait Pools {
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Gives a block back where it was taken.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// A block with two holders that both let go, the first one elsewhere as far as the pool can know.
+    /// A block with two holders that both let go, the first one elsewhere as far as the pool knows.
     fn twice(own: &mut Self::Own) -> bool;
 }
 
@@ -44,7 +46,8 @@ impl Body {
     }
 }
 
-/// For pools that know of one holder only: lets the first of two go, counted in the first word. The last holder gives back.
+/// For pools that know one holder only:
+/// releases the first of two, counted in the first word. The last returns it.
 #[inline(always)]
 pub fn first_lets_go(first: &AtomicU64) {
     first.store(2, Ordering::Relaxed);
@@ -114,7 +117,8 @@ impl Scenario {
         all
     }
 
-    /// Runs it once with about `ops` operations per stream. `None` where it does not apply: nothing is exhausted without a bound.
+    /// Runs it once with about `ops` operations per stream. `None` where it does not apply:
+    /// nothing is exhausted without a bound.
     pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
         match self {
             Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
@@ -277,7 +281,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes, `releasers` give back what comes to them in handfuls; in random order if these are bursts.
+/// One thread takes; `releasers` give back handfuls of what they get,
+/// in random order if these are bursts.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();

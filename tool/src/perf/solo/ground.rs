@@ -52,7 +52,8 @@ pub(super) fn sit<'m, R: Rail, const RAILS: usize>(
     mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
 ) -> Result<(Halfway<'m, R, RAILS>, Vec<u8>), AttachError> {
     let (arena, bytes) = (ground.arena.ptr(), ground.buffer.ptr());
-    // SAFETY: arena and buffer belong to the ground, from which the engine borrows its memory, and so outlive it.
+    // SAFETY: arena and buffer belong to the ground,
+    // which lends the engine its memory, and so outlive it.
     let (arena_region, buffer_region) = unsafe { (ground.arena.region(), ground.buffer.region()) };
     let mut engine = ground.storage.engine(config, rails)?;
     engine.attach_matching(MATCHING, ground.matching.memory())?;

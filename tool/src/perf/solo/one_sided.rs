@@ -62,8 +62,8 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
         self.quiet(0)
     }
 
-    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, whatever the signal announces
-    /// must be there, and the signal may not go back.
+    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, whatever
+    /// the signal announces must be there, and the signal may not go back.
     pub(super) fn ordered(&mut self, leg: &Leg, count: u64) -> Outcome {
         let (stride, len) = (leg.stride(), leg.size);
         let mut sent = 0;
@@ -153,8 +153,8 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
             self.lap(histogram, &mut begun)?;
             if leg.check {
                 let at = self.seats[0].bytes.as_ptr();
-                // SAFETY: the payload lies at the start of the buffer, and the get is over. Its first byte is spoilt so
-                // that the next get cannot pass for this one.
+                // SAFETY: the payload lies at the start of the buffer, and the get is over. Its
+                // first byte is spoilt so that the next get cannot pass for this one.
                 let there = unsafe { pattern.verify(at, leg.size) };
                 // SAFETY: as above.
                 unsafe { at.write(!at.read()) };

@@ -1,6 +1,6 @@
 //! Tagged messages where one thread plays both sides.
 //!
-//! Payloads are sent from the buffer of one side and received in the arena of the other, at the same offset.
+//! Payloads go from the buffer of one side to the arena of the other, at the same offset.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Payload, Received, Request, Status};
@@ -23,7 +23,8 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
             let seat = &mut self.seats[side];
             let payload = match seat.payload(offset, len) {
                 Payload::Bytes(bytes) => {
-                    // SAFETY: the buffer lives as long as the engine; the call below is over before anything writes there.
+                    // SAFETY: the buffer lives as long as the engine;
+                    // the call below ends before anything writes there.
                     Payload::Bytes(unsafe { &*(bytes as *const [u8]) })
                 }
                 Payload::Region(at, len) => Payload::Region(at, len),
@@ -139,8 +140,8 @@ pub fn stream<R: Rail, const RAILS: usize>(
     Ok(())
 }
 
-/// Windows of messages under different tags to and fro, received half of the time by receives of anything that were posted before
-/// them: the k-th of those must get the k-th message.
+/// Windows of messages under different tags to and fro, received half of the time by receives of
+/// anything that were posted before them: the k-th of those must get the k-th message.
 pub fn ordered<R: Rail, const RAILS: usize>(solo: &mut Solo<'_, R, RAILS>, leg: &Leg, count: u64) -> Outcome {
     let (stride, len) = (leg.stride(), leg.size);
     let place = |k: u64| SLOTS_AT + k as usize * stride;
