@@ -11,7 +11,7 @@ use fishplate::node::{Error, Fabric, OpenError};
 use fishplate::{Cmp, Issued, Limits, Node, Notice, Rendezvous, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
-use super::{SOON, Way, two};
+use super::{SOON, Way, fake, two};
 
 #[test]
 fn settings_out_of_range_are_errors_and_endless_times_are_none() {
@@ -54,13 +54,8 @@ fn rails_that_were_named_and_are_not_there_are_an_error() {
 
 #[test]
 fn nodes_meet_over_a_provider_inside_the_process() {
-    let fake = Fake::new(Persona::cxi(), 5);
-    let open = |interfaces: &[&str]| {
-        let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
-        let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
-        let node = Node::builder().library(fake.library()).settings(settings).shared_memory(false);
-        node.open().unwrap()
-    };
+    let provider = Fake::new(Persona::cxi(), 5);
+    let open = |interfaces: &[&str]| fake(&provider, interfaces).open().unwrap();
     let (mut a, mut b) = (open(&["cxi0"]), open(&["cxi1", "cxi2"]));
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let (b_at_a, a_at_b) = (a.connect(to_b).unwrap(), b.connect(to_a).unwrap());
@@ -237,4 +232,49 @@ fn a_close_says_that_operations_were_lost_with_a_peer_that_died() {
             }
         },
     );
+}
+
+#[test]
+fn a_peer_that_dialled_again_is_met_by_its_last_link() {
+    let open = || Node::builder().fabric(Fabric::Off).open().unwrap();
+    let silent = open();
+    // Whichever of the two dials: the one with the smaller number does.
+    let mut nodes = [open(), open()];
+    let mut dialled = 0;
+    for first in [0, 1] {
+        let [x, y] = &mut nodes;
+        let (x, y) = if first == 0 { (x, y) } else { (y, x) };
+        // Goes on meeting whoever comes.
+        let nobody = y.connect(silent.address()).unwrap();
+        let drive = |x: &mut Node, y: &mut Node, peer| {
+            let deadline = Instant::now() + SOON / 10;
+            while !x.reach(peer).unwrap().shared_memory && Instant::now() < deadline {
+                x.progress();
+                y.progress();
+            }
+            x.reach(peer).unwrap().shared_memory
+        };
+        let mut at_x = x.connect(y.address()).unwrap();
+        if drive(x, y, at_x) {
+            x.disconnect(at_x).unwrap();
+            at_x = x.connect(y.address()).unwrap();
+            assert!(drive(x, y, at_x));
+            dialled += 1;
+        }
+        let at_y = y.connect(x.address()).unwrap();
+        assert!(drive(y, x, at_y) && drive(x, y, at_x));
+        let (memory, inbox) = (x.alloc(64).unwrap(), y.alloc(64).unwrap());
+        let there = x.import(at_x, y.handle(inbox).unwrap()).unwrap();
+        x.write(memory.at(0), &[7; 8]).unwrap();
+        x.put_signal(memory.slice(..8), there.at(8), Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+        while y.load(inbox.at(0)).unwrap() == 0 {
+            assert_eq!(y.peer_error(at_y), Ok(None));
+            x.progress();
+            y.progress();
+        }
+        x.disconnect(at_x).unwrap();
+        y.disconnect(at_y).unwrap();
+        y.disconnect(nobody).unwrap();
+    }
+    assert_eq!(dialled, 1);
 }

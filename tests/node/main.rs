@@ -1,6 +1,7 @@
 //! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself.
 
 mod edges;
+mod lives;
 mod misuse;
 mod verbs;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 use fishplate::config::Settings;
 use fishplate::node::{Builder, Fabric};
 use fishplate::{Node, PeerId};
+use fishplate_testing::fabric::Fake;
 
 /// Longest wait of a test.
 const SOON: Duration = Duration::from_secs(20);
@@ -30,13 +32,20 @@ fn ways() -> Vec<Way> {
         println!("SKIPPED nodes over tcp: {error}");
     }
     let tcp: &[Way] = if tcp.is_ok() { &[Way::Tcp(1, 1), Way::Tcp(2, 2), Way::Tcp(1, 2)] } else { &[] };
-    [&[][..], tcp].concat()
+    [&[Way::SharedMemory][..], tcp].concat()
 }
 
 fn tcp(rails: usize) -> Builder {
     let settings =
         Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into(); rails], ..Settings::DEFAULT };
     Node::builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
+}
+
+/// Over these interfaces of a provider inside the process.
+fn fake(provider: &Fake, interfaces: &[&str]) -> Builder {
+    let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
+    let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
+    Node::builder().library(provider.library()).settings(settings).shared_memory(false)
 }
 
 impl Way {
