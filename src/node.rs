@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A node belongs to one thread at a time, and moves between threads. It makes progress only in its
-//! own calls: a program that computes for long calls [`Node::progress`] now and then. No call can be
-//! misused into undefined behaviour, but the one that says so.
+//! own calls: a program that computes for long calls [`Node::progress`] now and then. No call can
+//! be misused into undefined behaviour, but the one that says so.
 //!
 //! | call                       | waits                        | allocates       |
 //! |----------------------------|------------------------------|-----------------|
@@ -128,8 +128,8 @@ impl Node {
     }
 
     /// Does what is due, without waiting: sends, applies what has arrived. Returns how many events
-    /// the rails reported. Hot path. While a peer of this host is to be met, every 1024th call makes
-    /// system calls for that.
+    /// the rails reported. Hot path. While a peer of this host is to be met, every 1024th call
+    /// makes system calls for that.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
@@ -145,8 +145,8 @@ impl Node {
 
     /// Ends the node in good order: everything sent is applied, and every peer knows that this node
     /// leaves, so that none takes it for dead. A peer answers in its own calls, without one of its
-    /// program for this. From then on its operations to this node fail as closed: processes that may
-    /// still want something of each other agree on the end first, with a barrier.
+    /// program for this. From then on its operations to this node fail as closed: processes that
+    /// may still want something of each other agree on the end first, with a barrier.
     ///
     /// # Errors
     /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::Wait`]: silent

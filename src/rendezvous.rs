@@ -41,9 +41,10 @@ impl Rendezvous {
     /// Waits until all are there.
     ///
     /// # Errors
-    /// At the deadline: [`ErrorKind::TimedOut`] says how many are there; [`ErrorKind::UnexpectedEof`]:
-    /// rank 0 was given another size. At once: [`ErrorKind::InvalidInput`]: a size of 0 or beyond
-    /// [`SIZE_MAX`]; [`ErrorKind::InvalidData`]: another program listens there.
+    /// At the deadline: [`ErrorKind::TimedOut`] says how many are there;
+    /// [`ErrorKind::UnexpectedEof`]: rank 0 was given another size. At once:
+    /// [`ErrorKind::InvalidInput`]: a size of 0 or beyond [`SIZE_MAX`]; [`ErrorKind::InvalidData`]:
+    /// another program listens there.
     pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Rendezvous> {
         if size == 0 || size > SIZE_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a job has 1 to 1024 processes"));
@@ -79,7 +80,8 @@ impl Rendezvous {
     }
 
     /// Hands this process's bytes to all, and returns everybody's, by rank. All processes call it
-    /// the same number of times. `meanwhile` runs while this one waits: a node makes progress there.
+    /// the same number of times. `meanwhile` runs while this one waits: a node makes progress
+    /// there.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`], or a process is gone. [`ErrorKind::InvalidInput`]: more than
@@ -121,8 +123,8 @@ impl Rendezvous {
     /// In a job of two: hands bytes to the other process, and returns that one's.
     ///
     /// # Errors
-    /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is not
-    /// of two.
+    /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is
+    /// not of two.
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
         if self.size != 2 {
             return Err(io::Error::new(ErrorKind::InvalidInput, "exchange is for a job of two processes"));

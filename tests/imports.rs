@@ -9,6 +9,7 @@
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
 //! | an ordering is relaxed, or an edge that a model fails without | the libraries' src |
+//! | comment lines end at column 100, unless an address is longer | all sources |
 //!
 //! What is compiled for tests or models only, and comments, may name anything.
 
@@ -297,6 +298,51 @@ fn every_ordering_is_relaxed_or_an_edge() {
     ] {
         assert_eq!(unnamed_orderings(code).len(), count, "{code}");
     }
+}
+
+/// Sources, scripts and manifests below a folder; builds and what git keeps are left out.
+fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && !path.is_symlink() && name != "target" && !name.starts_with('.') {
+            texts(&path, found);
+        } else if [".rs", ".sh", ".toml"].iter().any(|end| name.ends_with(end)) && path.is_file() {
+            found.push(path);
+        }
+    }
+}
+
+/// The numbers and lengths of comment lines that end beyond column 100. A line of which an address
+/// makes up that much cannot be broken.
+fn long_comments(text: &str, comment: &str) -> Vec<(usize, usize)> {
+    let lines = text.lines().zip(1..).filter(|(line, _)| line.trim_start().starts_with(comment));
+    lines
+        .map(|(line, number)| (number, line.chars().count(), line))
+        .filter(|(_, columns, line)| *columns > 100 && !line.contains("://"))
+        .map(|(number, columns, _)| (number, columns))
+        .collect()
+}
+
+#[test]
+fn comment_lines_end_at_column_100() {
+    let mut paths = vec![];
+    texts(root(), &mut paths);
+    assert!(paths.len() > 300, "only {} files found", paths.len());
+    let mut found = vec![];
+    for path in paths {
+        let comment = if path.extension().unwrap() == "rs" { "//" } else { "# " };
+        for (line, columns) in long_comments(&fs::read_to_string(&path).unwrap(), comment) {
+            found.push(format!("{}:{line}: {columns}", path.strip_prefix(root()).unwrap().display()));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "shorten or break these comment lines, which end beyond column 100: {found:#?}"
+    );
+    let (long, longest) = ("x".repeat(97), "x".repeat(98));
+    let text = format!("let a = 1;\n// {long}\n    // {long}\n/// {longest}\n// {longest} https://x\n");
+    assert_eq!(long_comments(&text, "//"), [(3, 104), (4, 102)]);
 }
 
 #[test]

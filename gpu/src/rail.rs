@@ -115,7 +115,7 @@ struct GpuPeer {
 /// |---|---|---|
 /// | host | host | [`ShmRail`] |
 /// | device, or pinned host | device, reached | the device, in chunks over several streams |
-/// | any that the processor sees | device that it sees | the processor, up to [`GpuConfig::mapped_store`] |
+/// | seen by the processor | device that it sees | processor, if [short](GpuConfig::mapped_store) |
 /// | any | device, not reached; host | both ends, through bounce slots |
 ///
 /// A write is told to its target when all of it has landed: by a word in the [done

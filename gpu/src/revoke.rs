@@ -1,12 +1,12 @@
 //! Revokes what peers have open, before it is freed.
 //! Nothing here waits or enters a driver; slow path.
 //!
-//! | exporter | importer |
-//! |---|---|
-//! | gives the allocation to nobody any more |  |
-//! | `Revoke` to every peer that has it | begins no more transfers, waits for those in flight, closes |
-//! | takes each `RevokeAck` of live peers | `RevokeAck` with the last sequence |
-//! | all taken: the memory may be freed |  |
+//! | exporter                                | importer                                 |
+//! |-----------------------------------------|------------------------------------------|
+//! | gives the allocation to nobody any more |                                          |
+//! | `Revoke` to every peer that has it      | begins no more transfers, drains, closes |
+//! | takes each `RevokeAck` of live peers    | `RevokeAck` with the last sequence       |
+//! | all taken: the memory may be freed      |                                          |
 //!
 //! A revocation that was called off can be followed by another of the same allocation. Each has its
 //! own sequence, so an acknowledgement of the first, coming late, says nothing about the second.

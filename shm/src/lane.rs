@@ -37,11 +37,11 @@
 //!
 //! # Edges
 //!
-//! | edge | release store | acquire load | carries |
-//! |---|---|---|---|
-//! | `lane.stamp` | [`Producer::publish`] | [`Consumer::header`] | the record, the next cell clean |
-//! | `lane.freed` | [`Consumer::advance`] | [`Producer::reserve`] | permission to overwrite cells |
-//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`] | the segment's header |
+//! | edge         | release store          | acquire load           | carries                     |
+//! |--------------|------------------------|------------------------|-----------------------------|
+//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]   | the record; next cell clean |
+//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]  | the cells to overwrite      |
+//! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`] | the segment's header        |
 //!
 //! # Segment
 //!

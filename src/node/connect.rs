@@ -73,8 +73,8 @@ impl Node {
     /// neither waits here. The peer is met by [`progress`](Self::progress) and by waits; the first
     /// use of it that needs an answer waits for that.
     ///
-    /// An address that was taken in before names the same peer again, also if that has failed, until
-    /// it is [given up](Self::disconnect). Slow path: allocates, makes system calls.
+    /// An address that was taken in before names the same peer again, also if that has failed,
+    /// until it is [given up](Self::disconnect). Slow path: allocates, makes system calls.
     ///
     /// # Errors
     /// What is wrong with the address, or that no rail joins the two nodes.
@@ -223,8 +223,8 @@ impl Node {
                     Err(error) => Stage::Failed(error),
                 };
             }
-            // It dialled before we were told of it. The last link counts, and there are no more than
-            // there can be peers.
+            // It dialled before we were told of it. The last link counts, and there are no more
+            // than there can be peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {

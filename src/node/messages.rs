@@ -105,9 +105,9 @@ impl Node {
     /// peer, or from anybody. Bits that are set in `ignore` are not compared.
     ///
     /// # Errors
-    /// [`Error::Wait`]: no message matched before the deadline. One that matches at the very end has
-    /// another [`Builder::patience`](super::Builder::patience) to come in, and is lost if it does
-    /// not. [`OpError::TooLong`]: the message was longer than `into` and is lost.
+    /// [`Error::Wait`]: no message matched before the deadline. One that matches at the very end
+    /// has another [`Builder::patience`](super::Builder::patience) to come in, and is lost if it
+    /// does not. [`OpError::TooLong`]: the message was longer than `into` and is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -153,8 +153,8 @@ impl Node {
     }
 
     /// Posts a receive into memory of the node. `word` comes back in the status. Waits for room, as
-    /// long as [`Builder::patience`](super::Builder::patience) says, and until `source` is connected.
-    /// Does not allocate.
+    /// long as [`Builder::patience`](super::Builder::patience) says, and until `source` is
+    /// connected. Does not allocate.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was posted. [`Error::NotConnected`].
@@ -264,8 +264,8 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// Memory of at least `len` bytes for a message from or into a slice. Makes progress while there
-    /// is none because peers have not read the copies before.
+    /// Memory of at least `len` bytes for a message from or into a slice. Makes progress while
+    /// there is none because peers have not read the copies before.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
         let deadline_ns = self.deadline_ns(self.builder.patience);
         loop {

@@ -133,7 +133,7 @@ fn memory_of_the_program_is_reached_and_its_bounds_are_named() {
             let there = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side makes no progress: more waits expire than there are places for operations.
+                // The other side makes no progress: more waits expire than operations have slots.
                 side.receive.recv().unwrap();
                 let mut expired = 0;
                 for _ in 0..8 {

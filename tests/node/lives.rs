@@ -1,5 +1,6 @@
 //! Random lives of two nodes: they meet in any order, work, lose each other with work in flight,
-//! and meet again, under the same addresses or new ones. Both run in one thread, so a seed says all.
+//! and meet again, under the same addresses or new ones. Both run in one thread, so a seed says
+//! all.
 //!
 //! `FISHPLATE_SEED=n` runs one life over each way, `FISHPLATE_SEEDS=n` that many.
 
