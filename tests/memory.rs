@@ -17,7 +17,7 @@ use fishplate_core::rail::loopback::Loopback;
 
 const PEERS: u16 = 1000;
 /// One number means nobody.
-const MOST: u16 = u16::MAX - 1;
+const MOST: u16 = u16::MAX;
 const CX: ContextId = ContextId(0);
 const MATCHING: MatchConfig = MatchConfig::DEFAULT;
 

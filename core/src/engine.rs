@@ -271,7 +271,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
         let Memory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
         let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
-        check(!peers.is_empty() && peers.len() < u16::MAX as usize, "memory.peers: 1 to 65534")?;
+        check(!peers.is_empty() && peers.len() <= u16::MAX as usize, "memory.peers: 1 to 65535")?;
         check(pairings.len() >= peers.len(), "memory.pairings: as many as peers")?;
         check(streams.len() >= each, "memory.streams: peers x contexts")?;
         check(parked.len() >= each * window, "memory.parked: peers x contexts x window")?;

@@ -222,7 +222,7 @@ fn configurations_out_of_range_are_refused_by_name() {
         cut(&mut tables);
         refused(ok, tables)
     };
-    assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65534");
+    assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65535");
     assert_eq!(
         short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0),
         "memory.streams: peers x contexts"
