@@ -43,6 +43,7 @@ mod races;
 mod receive;
 mod regions;
 mod service;
+pub(crate) mod slots;
 mod stream;
 mod submit;
 mod table;

@@ -39,8 +39,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     fn take(&mut self, index: u32) -> Completion {
-        let token = self.pending.token(index);
-        self.pending.ended.remove(self.pending.slots, index);
+        let token = self.pending.slots[index as usize].token();
+        self.pending.ended.remove(&mut self.pending.slots, index);
         let slot = &self.pending.slots[index as usize];
         let Seq(order) = slot.end;
         let completion = Completion { token, tag: slot.tag, outcome: slot.outcome, value: slot.value, order };
@@ -86,13 +86,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let (report, done) = (slot.report, matches!(slot.outcome, Outcome::Done));
             let simple = done && slot.kind != Kind::Send && !slot.inner;
             let over = slot.posts == 0 && !slot.fetch && simple;
-            s.ops.pop(pending.slots);
+            s.ops.pop(&mut pending.slots);
             if over {
                 s.open -= 1;
                 *open -= 1;
                 pending.end(index, report);
             } else {
-                s.closing.push(pending.slots, index);
+                s.closing.push(&mut pending.slots, index);
                 self.end_if_over(index);
             }
         }
@@ -192,7 +192,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.open -= 1;
         if stream != NONE {
             let s = &mut self.streams[stream as usize];
-            s.closing.remove(self.pending.slots, index);
+            s.closing.remove(&mut self.pending.slots, index);
             s.open -= 1;
             if failed && !report && !inner {
                 self.lose(stream);

@@ -6,11 +6,11 @@
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
-use crate::sync::pool::FreeList;
 use crate::sync::seq::Seq;
 
 use super::list::{Fifo, Links, Listed, NONE};
 use super::protocol::Form;
+use super::slots::{Name, Slot, Slots};
 use super::submit::Notice;
 use super::tag::Tag;
 use super::wire::Body;
@@ -18,8 +18,8 @@ use super::wire::Body;
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    Free,
     Open,
+    /// Also while its slot is free.
     Ended,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
 #[repr(C, align(64))]
 pub struct PendingSlot {
     pub(crate) links: Links,
-    pub(crate) generation: u32,
+    pub(crate) name: Name,
     pub(crate) stream: u32,
     /// The number after its last, once posted.
     pub(crate) end: Seq,
@@ -96,10 +96,10 @@ impl PendingSlot {
     /// A slot without an operation.
     pub const EMPTY: PendingSlot = PendingSlot {
         links: Links::NONE,
-        generation: 0,
+        name: Name::FRESH,
         stream: 0,
         posts: 0,
-        state: State::Free,
+        state: State::Ended,
         kind: Kind::Message,
         posted: false,
         acked: false,
@@ -140,10 +140,10 @@ impl PendingSlot {
         };
     }
 
-    /// The token of its operation, `index` being its own.
+    /// The token of its operation.
     #[inline(always)]
-    pub(crate) fn token(&self, index: u32) -> Token {
-        Token(((self.generation as u64) << 32) | index as u64)
+    pub(crate) fn token(&self) -> Token {
+        Token(self.name.word())
     }
 
     /// Makes it an operation of which nothing is posted.
@@ -152,9 +152,8 @@ impl PendingSlot {
             Notice::Report(tag) => (true, tag),
             Notice::Silent => (false, 0),
         };
-        let generation = self.generation;
-        *self =
-            PendingSlot { generation, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
+        let name = self.name;
+        *self = PendingSlot { name, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
     }
 
     /// Whether it holds a pointer into this registered region. What it has posted, the rails know.
@@ -206,10 +205,21 @@ impl Listed for PendingSlot {
     }
 }
 
+impl Slot for PendingSlot {
+    #[inline(always)]
+    fn name(&self) -> Name {
+        self.name
+    }
+
+    #[inline(always)]
+    fn name_mut(&mut self) -> &mut Name {
+        &mut self.name
+    }
+}
+
 /// The table.
 pub(crate) struct Pending<'m> {
-    pub slots: &'m mut [PendingSlot],
-    free: FreeList,
+    pub slots: Slots<'m, PendingSlot>,
     /// Ended and not taken, oldest first.
     pub ended: Fifo,
     /// How many have ended with a report.
@@ -218,21 +228,7 @@ pub(crate) struct Pending<'m> {
 
 impl<'m> Pending<'m> {
     pub(crate) fn new(slots: &'m mut [PendingSlot]) -> Self {
-        slots.fill(PendingSlot { generation: 1, ..PendingSlot::EMPTY });
-        Pending { slots, free: FreeList::new(), ended: Fifo::EMPTY, ends: 0 }
-    }
-
-    /// The slot that [`take`](Self::take) would take.
-    #[inline(always)]
-    pub(crate) fn first_free(&self) -> Option<u32> {
-        self.free.first(self.slots.len())
-    }
-
-    /// Takes a free slot. Its fields are whatever they were: the caller sets them.
-    #[inline(always)]
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        let Pending { slots, free, .. } = self;
-        free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.links.next))
+        Pending { slots: Slots::new(slots, PendingSlot::EMPTY), ended: Fifo::EMPTY, ends: 0 }
     }
 
     /// An operation has ended and is on no list:
@@ -244,7 +240,7 @@ impl<'m> Pending<'m> {
             // An ended operation has no numbers any more: this counts ends now.
             (slot.state, slot.end) = (State::Ended, Seq(self.ends));
             self.ends += 1;
-            self.ended.push(self.slots, index);
+            self.ended.push(&mut self.slots, index);
         } else {
             self.free(index);
         }
@@ -253,61 +249,13 @@ impl<'m> Pending<'m> {
     /// Gives a slot back; its token is stale from now on.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        slot.state = State::Free;
-        slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.links.next = self.free.give(index);
-    }
-
-    /// The token of the operation in a slot. Never 0: generations start at 1.
-    #[inline(always)]
-    pub(crate) fn token(&self, index: u32) -> Token {
-        self.slots[index as usize].token(index)
+        self.slots[index as usize].state = State::Ended;
+        self.slots.free(index);
     }
 
     /// The slot that a token names, if its operation was not taken yet.
     #[inline]
     pub(crate) fn find(&self, token: Token) -> Result<u32, OpError> {
-        let index = token.0 as u32;
-        match self.slots.get(index as usize) {
-            Some(slot) if slot.generation == (token.0 >> 32) as u32 && slot.state != State::Free => Ok(index),
-            _ => Err(OpError::StaleToken),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_freed_token_is_stale_for_ever_and_generations_skip_zero() {
-        let mut memory = [PendingSlot::EMPTY; 2];
-        let mut pending = Pending::new(&mut memory);
-        let a = pending.take().unwrap();
-        pending.slots[a as usize].generation = u32::MAX;
-        pending.slots[a as usize].state = State::Open;
-        let first = pending.token(a);
-        assert_eq!(pending.find(first), Ok(a));
-        pending.free(a);
-        assert_eq!(pending.find(first), Err(OpError::StaleToken));
-        let again = pending.take().unwrap();
-        pending.slots[again as usize].state = State::Open;
-        assert_eq!(again, a);
-        assert_ne!(pending.token(again), first);
-        assert_ne!(pending.token(again).0 >> 32, 0);
-        assert_eq!(pending.find(first), Err(OpError::StaleToken));
-        assert_eq!(pending.find(Token(7)), Err(OpError::StaleToken));
-    }
-
-    #[test]
-    fn every_slot_can_be_taken_once() {
-        let mut memory = [PendingSlot::EMPTY; 3];
-        let mut pending = Pending::new(&mut memory);
-        let taken = [pending.take(), pending.take(), pending.take(), pending.take()];
-        assert_eq!(taken, [Some(0), Some(1), Some(2), None]);
-        pending.free(1);
-        assert_eq!(pending.take(), Some(1));
-        assert_eq!(pending.take(), None);
+        self.slots.find(token.0).ok_or(OpError::StaleToken)
     }
 }

@@ -413,8 +413,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.unposted = slot.links.next;
         if !slot.numbered {
             slot.acked = true;
-            s.ops.remove(self.pending.slots, index);
-            s.closing.push(self.pending.slots, index);
+            s.ops.remove(&mut self.pending.slots, index);
+            s.closing.push(&mut self.pending.slots, index);
             self.end_if_over(index);
         }
     }

@@ -107,7 +107,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 self.requests.free(index);
                 Ok(status)
             }
-            State::Claimed(_) | State::Dequeued | State::Free => Err(Code::ParamErr),
+            State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),
             State::Sending(_) | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
         }
     }

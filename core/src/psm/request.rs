@@ -3,10 +3,10 @@
 
 use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
+use crate::engine::slots::{Name, Slot, Slots};
 use crate::engine::tag::Tag;
 use crate::mem::PeerId;
 use crate::op::{Completion, Outcome, Token};
-use crate::sync::pool::FreeList;
 
 use super::status::{Code, Status2};
 
@@ -27,14 +27,13 @@ pub(super) struct Deferred {
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    Free,
     Deferred(Deferred),
     Sending(Token),
     Receiving(Request),
     Claimed(Claimed),
     /// In the list of the completed.
     Completed,
-    /// No longer.
+    /// No longer; also while its slot is free.
     Dequeued,
 }
 
@@ -45,7 +44,7 @@ pub struct MqSlot {
     pub(super) status: Status2,
     pub(super) context: u64,
     pub(super) receive: bool,
-    generation: u32,
+    name: Name,
     links: Links,
     /// Of a send that found no room: the next one to the same peer.
     behind: u32,
@@ -58,11 +57,11 @@ pub struct MqSlot {
 impl MqSlot {
     /// A slot without a request.
     pub const EMPTY: MqSlot = MqSlot {
-        state: State::Free,
+        state: State::Dequeued,
         status: Status2::EMPTY,
         context: 0,
         receive: false,
-        generation: 1,
+        name: Name::FRESH,
         links: Links::NONE,
         behind: NONE,
         last: NONE,
@@ -80,10 +79,19 @@ impl Listed for MqSlot {
     }
 }
 
+impl Slot for MqSlot {
+    fn name(&self) -> Name {
+        self.name
+    }
+
+    fn name_mut(&mut self) -> &mut Name {
+        &mut self.name
+    }
+}
+
 /// The table.
 pub(super) struct Requests<'m> {
-    pub slots: &'m mut [MqSlot],
-    free: FreeList,
+    pub slots: Slots<'m, MqSlot>,
     completed: Fifo,
     /// The first send to each peer among those that found no room, and how many they are.
     deferred: Fifo,
@@ -92,29 +100,26 @@ pub(super) struct Requests<'m> {
 
 impl<'m> Requests<'m> {
     pub(super) fn new(slots: &'m mut [MqSlot]) -> Self {
-        slots.fill(MqSlot::EMPTY);
-        Requests { slots, free: FreeList::new(), completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
+        let slots = Slots::new(slots, MqSlot::EMPTY);
+        Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
-        let Requests { slots, free, .. } = self;
-        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.links.next))?;
-        let slot = &mut slots[index as usize];
+        let index = self.slots.take()?;
+        let slot = &mut self.slots[index as usize];
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
         slot.status = Status2::EMPTY;
         Some(index)
     }
 
     pub(super) fn free(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        slot.state = State::Free;
-        slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.links.next = self.free.give(index);
+        self.slots[index as usize].state = State::Dequeued;
+        self.slots.free(index);
     }
 
     /// What the engine gives back with the end of a request.
     pub(super) fn word(&self, index: u32) -> u64 {
-        ((self.slots[index as usize].generation as u64) << 32) | index as u64
+        self.slots[index as usize].name.word()
     }
 
     pub(super) fn name(&self, index: u32) -> MqReq {
@@ -122,9 +127,7 @@ impl<'m> Requests<'m> {
     }
 
     pub(super) fn find(&self, req: MqReq) -> Option<u32> {
-        let index = req.0 as u32;
-        let slot = self.slots.get(index as usize)?;
-        (slot.generation == (req.0 >> 32) as u32 && slot.state != State::Free).then_some(index)
+        self.slots.find(req.0)
     }
 
     pub(super) fn complete(&mut self, index: u32) {
@@ -132,12 +135,12 @@ impl<'m> Requests<'m> {
             return self.free(index);
         }
         self.slots[index as usize].state = State::Completed;
-        self.completed.push(self.slots, index);
+        self.completed.push(&mut self.slots, index);
     }
 
     /// Takes a completed one off its list.
     pub(super) fn dequeue(&mut self, index: u32) {
-        self.completed.remove(self.slots, index);
+        self.completed.remove(&mut self.slots, index);
         self.slots[index as usize].state = State::Dequeued;
     }
 
@@ -212,14 +215,14 @@ impl<'m> Requests<'m> {
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };
-        self.deferred.remove(self.slots, index);
+        self.deferred.remove(&mut self.slots, index);
         self.waiting -= 1;
         Some((index, send))
     }
 
     /// There is no room yet: the turn of other peers.
     pub(super) fn push_deferred(&mut self, index: u32) {
-        self.deferred.push(self.slots, index);
+        self.deferred.push(&mut self.slots, index);
         self.waiting += 1;
     }
 

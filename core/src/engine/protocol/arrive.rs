@@ -368,7 +368,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Reply);
         }
         (slot.pulled, slot.request, slot.left, slot.value) = (true, request, len, len);
-        protocol.pulled.push(self.pending.slots, index);
+        protocol.pulled.push(&mut self.pending.slots, index);
         Ok(())
     }
 

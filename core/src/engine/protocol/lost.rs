@@ -54,7 +54,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 Stage::Place | Stage::PlaceOurs => {}
                 // Whoever has it in hand, or reads it, ends it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
-                Stage::Free | Stage::Posted | Stage::Ended => {}
+                Stage::Posted | Stage::Ended => {}
             }
         }
     }

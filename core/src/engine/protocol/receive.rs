@@ -82,7 +82,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         let protocol = state.protocol.as_mut()?;
-        let index = protocol.requests.first_free()?;
+        let index = protocol.requests.slots.first_free()?;
         let posted =
             protocol.matcher.post_alike(source.map(|peer| peer.index as u32), tag, ignore, index as u64)?;
         Some(protocol.requests.open(index, &buffer, word, posted))
@@ -107,7 +107,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             state.receivable(source, tag, ignore)?;
         }
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
+        let index = protocol.requests.slots.first_free().ok_or(OpError::Again)?;
         let name = index as u64 | mark;
         match protocol.matcher.post(source.map(|peer| peer.index as u32), tag, ignore, name) {
             Ok(Post::Waiting(id)) => Ok(protocol.requests.open(index, &buffer, word, id)),
@@ -177,7 +177,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (buffer, device) = self.buffer_anywhere(into)?;
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
-        let index = protocol.requests.first_free().ok_or(OpError::Again)?;
+        let index = protocol.requests.slots.first_free().ok_or(OpError::Again)?;
         let arrived = protocol.matcher.take(message.id).map_err(|_| OpError::StaleToken)?;
         let request = protocol.requests.open(index, &buffer, word, ReceiveId::NONE);
         match device {
@@ -244,9 +244,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`cancel`](Self::cancel) by the word given with a receive. Slow path: scans every receive.
     pub(in super::super) fn cancel_word(&mut self, word: u64) -> Result<Cancelled, OpError> {
         let protocol = self.state.protocol.as_ref().ok_or(OpError::NoMatching)?;
-        let open = |slot: &super::RecvSlot| slot.stage != Stage::Free && slot.word == word;
-        let index = protocol.requests.slots.iter().position(open).ok_or(OpError::StaleToken)?;
-        let request = protocol.requests.name(index as u32);
+        let mut slots = protocol.requests.slots.taken();
+        let slot = slots.find(|(_, slot)| slot.word == word).ok_or(OpError::StaleToken)?.1;
+        let request = Request(slot.name.word());
+        drop(slots);
         self.cancel(request)
     }
 

@@ -112,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             // The way to one peer is full; that to another need not be.
             let Some(protocol) = &mut self.state.protocol else { return };
-            protocol.pulled.turn(self.state.pending.slots, index);
+            protocol.pulled.turn(&mut self.state.pending.slots, index);
             stuck += 1;
             if stuck >= protocol.pulled.len {
                 return;
@@ -240,7 +240,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (stream, ptr, region) = (slot.stream, slot.ptr, slot.region);
         let offset = protocol.headers.slots[slot.header as usize].offer.offset;
         let state = &mut self.state;
-        let Some(op) = state.pending.take() else { return false };
+        let Some(op) = state.pending.slots.take() else { return false };
         state.remotes[remote as usize].uses += 1;
         let generation = state.remotes[remote as usize].generation;
         state.pending.slots[op as usize].set_open(stream, Kind::Read, Notice::Silent);
@@ -249,7 +249,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         (slot.remote, slot.offset) = (remote, offset);
         (slot.inner, slot.tag, slot.value) = (true, index as u64, generation as u64);
         let s = &mut state.streams[stream as usize];
-        s.ops.push(state.pending.slots, op);
+        s.ops.push(&mut state.pending.slots, op);
         if s.unposted == NONE {
             s.unposted = op;
         }

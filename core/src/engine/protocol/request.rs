@@ -11,6 +11,7 @@ use crate::mem::PeerId;
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
+use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
 
 /// A receive whose status was not taken yet. A taken or foreign one is an error, never "done".
@@ -92,7 +93,6 @@ pub(super) struct Buffer {
 /// Where a receive stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    Free,
     /// In the matcher.
     Posted,
     /// Matched, and its payload is to be fetched; `true`: by messages, because reading it failed.
@@ -115,6 +115,7 @@ pub(crate) enum Stage {
     PlaceOurs,
     /// In no list: the pass that took it off the due list continues it, even if its sender fails.
     InHand,
+    /// Also while its slot is free.
     Ended,
 }
 
@@ -153,11 +154,7 @@ impl Sender {
 #[repr(C, align(64))]
 pub struct RecvSlot {
     pub(crate) links: Links,
-    pub(crate) generation: u32,
-    pub(crate) stage: Stage,
-    pub(crate) fit: Fit,
-    /// Nobody wants its status.
-    pub(crate) unclaimed: bool,
+    pub(crate) name: Name,
     pub(crate) ptr: *mut u8,
     /// Bytes that the buffer holds.
     pub(crate) capacity: u64,
@@ -172,6 +169,10 @@ pub struct RecvSlot {
     pub(crate) source: Sender,
     /// The region of the buffer, as the table of regions counts.
     pub(crate) region: u16,
+    pub(crate) stage: Stage,
+    pub(crate) fit: Fit,
+    /// Nobody wants its status.
+    pub(crate) unclaimed: bool,
     /// The stream that the message came in.
     pub(crate) stream: u32,
     /// Where the sender keeps the payload.
@@ -195,10 +196,7 @@ impl RecvSlot {
     /// A slot without a receive.
     pub const EMPTY: RecvSlot = RecvSlot {
         links: Links::NONE,
-        generation: 0,
-        stage: Stage::Free,
-        fit: Fit::Whole,
-        unclaimed: false,
+        name: Name::FRESH,
         ptr: core::ptr::null_mut(),
         capacity: 0,
         word: 0,
@@ -209,6 +207,9 @@ impl RecvSlot {
         posted: ReceiveId::NONE,
         source: Sender::NONE,
         region: 0,
+        stage: Stage::Ended,
+        fit: Fit::Whole,
+        unclaimed: false,
         stream: NONE,
         header: NONE,
         token: 0,
@@ -219,13 +220,12 @@ impl RecvSlot {
     /// Whether it fills this registered region.
     #[cold]
     pub(crate) fn uses(&self, region: u16) -> bool {
-        let over = matches!(self.stage, Stage::Free | Stage::Ended);
-        !over && self.capacity != 0 && self.region == region
+        self.stage != Stage::Ended && self.capacity != 0 && self.region == region
     }
 
     /// Whether a message has matched and its payload is still on its way.
     pub(crate) fn is_moving(&self) -> bool {
-        !matches!(self.stage, Stage::Free | Stage::Posted | Stage::Ended)
+        !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
 
     /// How a message of `len` bytes fits.
@@ -272,10 +272,21 @@ impl Listed for RecvSlot {
     }
 }
 
+impl Slot for RecvSlot {
+    #[inline(always)]
+    fn name(&self) -> Name {
+        self.name
+    }
+
+    #[inline(always)]
+    fn name_mut(&mut self) -> &mut Name {
+        &mut self.name
+    }
+}
+
 /// The table.
 pub(crate) struct Requests<'m> {
-    pub slots: &'m mut [RecvSlot],
-    free: u32,
+    pub slots: Slots<'m, RecvSlot>,
     /// Ended and not taken, oldest first.
     ended: Fifo,
     /// With something to post, and how many.
@@ -285,49 +296,31 @@ pub(crate) struct Requests<'m> {
 
 impl<'m> Requests<'m> {
     pub(crate) fn new(slots: &'m mut [RecvSlot]) -> Self {
-        slots.fill(RecvSlot::EMPTY);
-        let count = slots.len() as u32;
-        for (i, slot) in slots.iter_mut().enumerate() {
-            slot.links.next = if i as u32 + 1 < count { i as u32 + 1 } else { NONE };
-            slot.generation = 1;
-        }
-        let free = if count == 0 { NONE } else { 0 };
-        Requests { slots, free, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
+        let slots = Slots::new(slots, RecvSlot::EMPTY);
+        Requests { slots, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
     }
 
-    /// The slot that the next receive gets.
-    #[inline(always)]
-    pub(crate) fn first_free(&self) -> Option<u32> {
-        (self.free != NONE).then_some(self.free)
-    }
-
-    /// Begins a receive in that slot.
+    /// Begins a receive in the first free slot, `index`.
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
+        self.slots.take();
         let slot = &mut self.slots[index as usize];
-        self.free = slot.links.next;
         (slot.ptr, slot.capacity, slot.region, slot.word) = (buffer.ptr, buffer.len, buffer.region, word);
         (slot.stage, slot.unclaimed, slot.posted, slot.source) = (Stage::Posted, false, posted, Sender::NONE);
         (slot.delivered, slot.header) = (0, NONE);
-        Request(((slot.generation as u64) << 32) | index as u64)
+        Request(slot.name.word())
     }
 
-    /// The name of the receive in a slot. Never 0: generations start at 1.
+    /// The name of the receive in a slot.
     #[inline(always)]
     pub(crate) fn name(&self, index: u32) -> Request {
-        Request(((self.slots[index as usize].generation as u64) << 32) | index as u64)
+        Request(self.slots[index as usize].name.word())
     }
 
     /// The slot of a receive whose status was not taken yet.
     #[inline(always)]
     pub(crate) fn find(&self, request: Request) -> Result<u32, OpError> {
-        let index = request.0 as u32;
-        match self.slots.get(index as usize) {
-            Some(slot) if slot.generation == (request.0 >> 32) as u32 && slot.stage != Stage::Free => {
-                Ok(index)
-            }
-            _ => Err(OpError::StaleToken),
-        }
+        self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
     /// It is over.
@@ -338,7 +331,7 @@ impl<'m> Requests<'m> {
         slot.order = *order;
         *order += 1;
         let unclaimed = slot.unclaimed;
-        self.ended.push(self.slots, index);
+        self.ended.push(&mut self.slots, index);
         if unclaimed {
             self.release(index);
         }
@@ -347,7 +340,7 @@ impl<'m> Requests<'m> {
     /// Something of it is to be posted by the next pass.
     pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
         self.slots[index as usize].stage = stage;
-        self.due.push(self.slots, index);
+        self.due.push(&mut self.slots, index);
         self.due_len += 1;
     }
 
@@ -361,7 +354,7 @@ impl<'m> Requests<'m> {
 
     /// Takes one off that list.
     pub(crate) fn remove_due(&mut self, index: u32) {
-        self.due.remove(self.slots, index);
+        self.due.remove(&mut self.slots, index);
         self.due_len -= 1;
     }
 
@@ -402,11 +395,7 @@ impl<'m> Requests<'m> {
 
     #[inline(always)]
     fn release(&mut self, index: u32) {
-        self.ended.remove(self.slots, index);
-        let slot = &mut self.slots[index as usize];
-        slot.stage = Stage::Free;
-        slot.generation = slot.generation.wrapping_add(1).max(1);
-        slot.links.next = self.free;
-        self.free = index;
+        self.ended.remove(&mut self.slots, index);
+        self.slots.free(index);
     }
 }

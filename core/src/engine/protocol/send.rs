@@ -228,7 +228,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 block
             }
         };
-        let Some(index) = state.pending.take() else {
+        let Some(index) = state.pending.slots.take() else {
             if outgoing != NONE {
                 protocol.outgoing.free(outgoing);
             }
@@ -252,13 +252,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         (slot.form, slot.envelope, slot.outgoing) = (form, tag, outgoing);
         slot.fetch = form != Form::Eager;
         let s = &mut state.streams[stream as usize];
-        s.ops.push(state.pending.slots, index);
+        s.ops.push(&mut state.pending.slots, index);
         if s.unposted == NONE {
             s.unposted = index;
         }
         s.open += 1;
         state.open += 1;
-        let token = state.pending.token(index);
+        let token = state.pending.slots[index as usize].token();
         self.advance(stream);
         self.flush();
         Ok(Issued::Pending(token))
@@ -297,7 +297,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if s.in_flight() >= self.state.config.window as u64 {
             return Err(Blocked::Window);
         }
-        let token = self.state.pending.token(index).0;
+        let token = self.state.pending.slots[index as usize].token().0;
         let slot = &self.state.pending.slots[index as usize];
         let kind = match slot.form {
             Form::Eager => head::TAGGED,
@@ -441,7 +441,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(in super::super) fn stop_pulling(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         if core::mem::take(&mut self.pending.slots[index as usize].pulled) {
-            protocol.pulled.remove(self.pending.slots, index);
+            protocol.pulled.remove(&mut self.pending.slots, index);
         }
     }
 

@@ -334,7 +334,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn enqueue(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<Issued, OpError> {
         self.usable(self.state.streams[stream as usize].peer)?;
         let index = self.state.open_slot(stream, ask, notice)?;
-        let token = self.state.pending.token(index);
+        let token = self.state.pending.slots[index as usize].token();
         self.advance(stream);
         self.flush();
         Ok(Issued::Pending(token))
@@ -410,8 +410,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Takes a slot for an operation and puts it at the end of its stream.
     #[inline(always)]
     fn open_slot(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<u32, OpError> {
-        let index = self.pending.take().ok_or(OpError::Again)?;
-        let token = self.pending.token(index);
+        let index = self.pending.slots.take().ok_or(OpError::Again)?;
+        let token = self.pending.slots[index as usize].token();
         let s = &mut self.streams[stream as usize];
         let slot = &mut self.pending.slots[index as usize];
         slot.stream = stream;
@@ -440,7 +440,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
         (slot.message, slot.fetch) = (message, fetch);
-        s.ops.push(self.pending.slots, index);
+        s.ops.push(&mut self.pending.slots, index);
         if s.unposted == NONE {
             s.unposted = index;
         }
@@ -453,7 +453,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn cancel_slot(&mut self, stream: u32, index: u32) {
         let state = &mut self.streams[stream as usize];
         if self.pending.slots[index as usize].state == Stage::Open {
-            state.ops.remove(self.pending.slots, index);
+            state.ops.remove(&mut self.pending.slots, index);
             state.unposted = NONE;
             state.open -= 1;
             self.open -= 1;

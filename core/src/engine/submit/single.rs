@@ -183,7 +183,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (index, tag) = match notice {
             Notice::Silent => (NONE, s.tag),
             Notice::Report(_) => {
-                let index = self.pending.first_free()?;
+                let index = self.pending.slots.first_free()?;
                 (index, PostTag { owner: Owner::Op(index), bytes: 0 }.pack())
             }
         };
@@ -219,10 +219,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         s.open += 1;
         self.open += 1;
-        self.pending.take();
-        s.ops.push(self.pending.slots, way.index);
+        self.pending.slots.take();
+        s.ops.push(&mut self.pending.slots, way.index);
         let slot = &mut self.pending.slots[way.index as usize];
         slot.set_posted(stream, posts, s.next, notice);
-        Some(Issued::Pending(slot.token(way.index)))
+        Some(Issued::Pending(slot.token()))
     }
 }

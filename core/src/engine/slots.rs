@@ -1,0 +1,203 @@
+//! A table of slots that are taken and given back, each under a name that no other holder has.
+//!
+//! Taking, giving back and finding by name are a few instructions each; nothing allocates. The
+//! memory is borrowed. The table is also the slice of its slots, which lists run through.
+
+use core::ops::{Deref, DerefMut};
+
+use crate::sync::pool::FreeList;
+
+/// What a slot is called: the generation of its holder above its index.
+///
+/// While the slot is free, the lower half keeps its place in the list of free ones, which is no
+/// index. So one compare says whether a name is that of the slot's holder. Generations of a slot
+/// repeat after 2^32 - 1 holders. None is 0, so no name is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name(u64);
+
+impl Name {
+    /// Of a slot that was never taken.
+    pub(crate) const FRESH: Name = Name::free(1, 0);
+
+    /// Of a free slot with this link. Links are at most the length of the table.
+    #[inline(always)]
+    const fn free(generation: u32, link: u32) -> Name {
+        Name((generation as u64) << 32 | !link as u64)
+    }
+
+    /// The link of a free slot.
+    #[inline(always)]
+    fn link(self) -> u32 {
+        !(self.0 as u32)
+    }
+
+    /// As a word: what tokens and requests are. Only of a slot that is taken.
+    #[inline(always)]
+    pub(crate) fn word(self) -> u64 {
+        self.0
+    }
+}
+
+/// One slot of a table.
+pub(crate) trait Slot: Copy {
+    fn name(&self) -> Name;
+    fn name_mut(&mut self) -> &mut Name;
+}
+
+/// The table.
+pub(crate) struct Slots<'m, T> {
+    slots: &'m mut [T],
+    free: FreeList,
+}
+
+impl<'m, T: Slot> Slots<'m, T> {
+    /// A table of free slots. `empty` has the name [`Name::FRESH`].
+    pub(crate) fn new(slots: &'m mut [T], empty: T) -> Self {
+        debug_assert!(empty.name() == Name::FRESH && slots.len() < 1 << 31);
+        slots.fill(empty);
+        Slots { slots, free: FreeList::new() }
+    }
+
+    /// The slot that [`take`](Self::take) would take.
+    #[inline(always)]
+    pub(crate) fn first_free(&self) -> Option<u32> {
+        self.free.first(self.slots.len())
+    }
+
+    /// Takes a free slot. All but its name is whatever it was: the caller sets it.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let Slots { slots, free } = self;
+        let link = |index| slots.get(index as usize).map(|slot: &T| slot.name().link());
+        let index = free.take(slots.len(), link)?;
+        let name = slots.get_mut(index as usize)?.name_mut();
+        *name = Name(name.0 >> 32 << 32 | index as u64);
+        Some(index)
+    }
+
+    /// Gives a slot back: its name is stale from then on. Does nothing to one that is free.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, index: u32) {
+        let name = self.slots[index as usize].name_mut();
+        if name.0 as u32 == index {
+            let generation = ((name.0 >> 32) as u32).wrapping_add(1).max(1);
+            *name = Name::free(generation, self.free.give(index));
+        }
+    }
+
+    /// The slot whose holder has this name.
+    #[inline(always)]
+    pub(crate) fn find(&self, name: u64) -> Option<u32> {
+        let index = name as u32;
+        (self.slots.get(index as usize)?.name().0 == name).then_some(index)
+    }
+
+    /// The slots that are taken, and their indexes. Looks at all.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
+    }
+}
+
+impl<T> Deref for Slots<'_, T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        self.slots
+    }
+}
+
+impl<T> DerefMut for Slots<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.slots
+    }
+}
+
+#[cfg(all(test, not(fishplate_loom)))]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeMap;
+    use std::{vec, vec::Vec};
+
+    use super::*;
+    use crate::sync::testing::Random;
+
+    impl Slot for Name {
+        fn name(&self) -> Name {
+            *self
+        }
+        fn name_mut(&mut self) -> &mut Name {
+            self
+        }
+    }
+
+    /// Whatever is taken and given back, in whatever order: a name is that of one holder, for as
+    /// long as it holds its slot.
+    #[test]
+    fn names_and_slots_are_those_of_a_map_with_serial_numbers() {
+        let mut random = Random::new("slots");
+        for len in [0usize, 1, 3, 8] {
+            let mut memory = vec![Name(7); len];
+            let mut slots = Slots::new(&mut memory, Name::FRESH);
+            let (mut held, mut stale) = (BTreeMap::<u64, u32>::new(), Vec::<u64>::new());
+            for _ in 0..20_000 {
+                match random.within(0..4) {
+                    0 | 1 => {
+                        let first = slots.first_free();
+                        let index = slots.take();
+                        assert_eq!(index.is_some(), held.len() < len);
+                        assert_eq!(index, first);
+                        let Some(index) = index else { continue };
+                        let name = slots[index as usize].word();
+                        assert!(name != 0 && !held.values().any(|&other| other == index));
+                        assert!(held.insert(name, index).is_none() && !stale.contains(&name));
+                    }
+                    2 => {
+                        let Some((&name, &index)) = held.iter().nth(random.within(0..len + 1)) else {
+                            continue;
+                        };
+                        slots.free(index);
+                        if random.within(0..4) == 0 {
+                            slots.free(index);
+                        }
+                        held.remove(&name);
+                        stale.push(name);
+                        stale.drain(..stale.len().saturating_sub(64));
+                    }
+                    _ => {
+                        let index = random.within(0..len + 2) as u64;
+                        let guess = (random.within(0..4) as u64) << 32 | index;
+                        let free = slots.get(index as usize).map_or(0, |name| name.0);
+                        for name in stale.iter().copied().chain(held.keys().copied()).chain([
+                            0,
+                            guess,
+                            index,
+                            free,
+                            free >> 32 << 32 | index,
+                        ]) {
+                            assert_eq!(slots.find(name), held.get(&name).copied(), "{name:x}");
+                        }
+                    }
+                }
+                let mut taken: Vec<u32> = held.values().copied().collect();
+                taken.sort_unstable();
+                assert!(slots.taken().map(|(index, _)| index).eq(taken));
+            }
+        }
+    }
+
+    #[test]
+    fn generations_go_round_all_but_zero() {
+        let mut memory = [Name::FRESH; 1];
+        let mut slots = Slots::new(&mut memory, Name::FRESH);
+        slots.slots[0] = Name::free(u32::MAX, 0);
+        assert_eq!(slots.take(), Some(0));
+        let last = slots[0].word();
+        assert_eq!((last, slots.find(last)), ((u32::MAX as u64) << 32, Some(0)));
+        slots.free(0);
+        assert_eq!(slots.take(), Some(0));
+        assert_eq!((slots[0].word(), slots.find(last)), (1 << 32, None));
+    }
+}
