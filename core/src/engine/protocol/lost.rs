@@ -86,12 +86,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let peers = self.peers.len() as u32;
         let theirs = |stream: u32| stream != NONE && stream % peers == peer as u32;
-        for index in 0..protocol.blocks.used {
+        for index in 0..protocol.blocks.used() {
             if theirs(protocol.blocks.slots[index as usize].stream) {
                 protocol.blocks.free(index);
             }
         }
-        for index in 0..protocol.headers.used {
+        for index in 0..protocol.headers.used() {
             if theirs(protocol.headers.slots[index as usize].stream) {
                 protocol.headers.free(index);
             }

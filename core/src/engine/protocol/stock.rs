@@ -4,6 +4,7 @@
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
+use crate::sync::pool::FreeList;
 
 use super::super::list::NONE;
 use super::MatchLimits;
@@ -40,7 +41,7 @@ impl Kept {
 /// One block's description; its bytes lie elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSlot {
-    next: u32,
+    link: u32,
     /// The stream that it counts for, or none: it is free, or its peer was removed.
     pub(crate) stream: u32,
     pub(crate) len: u32,
@@ -55,7 +56,7 @@ unsafe impl Zeroable for BlockSlot {}
 impl BlockSlot {
     /// A block that nobody uses.
     pub const EMPTY: BlockSlot =
-        BlockSlot { next: NONE, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
+        BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
 /// Payloads of equal room.
@@ -63,15 +64,14 @@ pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     pub slots: &'m mut [BlockSlot],
     size: usize,
-    free: u32,
-    /// Slots that were ever taken. The others are neither read nor written, nor are their bytes.
-    pub used: u32,
+    /// What was never taken is neither read nor written, nor are its bytes.
+    free: FreeList,
 }
 
 impl<'m> Blocks<'m> {
     /// Blocks of `size` bytes, as many as there are slots.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
-        Blocks { bytes, slots, size, free: NONE, used: 0 }
+        Blocks { bytes, slots, size, free: FreeList::new() }
     }
 
     /// Bytes that a block holds.
@@ -83,31 +83,23 @@ impl<'m> Blocks<'m> {
     /// Takes a block.
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
-        let index = self.free;
-        let Some(slot) = self.slots.get_mut(index as usize) else {
-            return self.take_fresh(BlockSlot { next: NONE, stream, len, source, token });
-        };
-        self.free = slot.next;
+        let Blocks { slots, free, .. } = self;
+        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
+        let slot = slots.get_mut(index as usize)?;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
-        Some(index)
-    }
-
-    /// Takes one that was never used.
-    #[cold]
-    fn take_fresh(&mut self, block: BlockSlot) -> Option<u32> {
-        let index = self.used;
-        *self.slots.get_mut(index as usize)? = block;
-        self.used += 1;
         Some(index)
     }
 
     /// Whether the next one taken is the last.
     pub(crate) fn is_last(&self) -> bool {
-        let fresh = self.slots.len() - self.used as usize;
-        match self.slots.get(self.free as usize) {
-            Some(slot) => slot.next == NONE && fresh == 0,
-            None => fresh <= 1,
-        }
+        let (slots, mut free) = (&*self.slots, self.free.clone());
+        let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
+        take().and_then(|_| take()).is_none()
+    }
+
+    /// How many blocks were ever taken.
+    pub(crate) fn used(&self) -> u32 {
+        self.free.used()
     }
 
     /// Gives a block back.
@@ -115,8 +107,7 @@ impl<'m> Blocks<'m> {
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
-        slot.next = self.free;
-        self.free = index;
+        slot.link = self.free.give(index);
     }
 
     /// The first byte of a block.
@@ -130,7 +121,7 @@ impl<'m> Blocks<'m> {
 /// A message whose payload is still at its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
-    next: u32,
+    link: u32,
     /// The stream that it came in, or none: it is free.
     pub(crate) stream: u32,
     pub(crate) source: PeerId,
@@ -142,42 +133,38 @@ unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
 
 impl<const RAILS: usize> HeaderSlot<RAILS> {
     /// A header that nobody uses.
-    pub const EMPTY: Self = HeaderSlot {
-        next: NONE,
-        stream: NONE,
-        source: PeerId { index: 0, generation: 0 },
-        offer: Offer::NONE,
-    };
+    pub const EMPTY: Self =
+        HeaderSlot { link: 0, stream: NONE, source: PeerId { index: 0, generation: 0 }, offer: Offer::NONE };
 }
 
 /// All headers.
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
-    free: u32,
-    /// Slots that were ever taken. The others are neither read nor written.
-    pub used: u32,
+    /// What was never taken is neither read nor written.
+    free: FreeList,
 }
 
 impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     pub(crate) fn new(slots: &'m mut [HeaderSlot<RAILS>]) -> Self {
-        Headers { slots, free: NONE, used: 0 }
+        Headers { slots, free: FreeList::new() }
     }
 
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, offer: Offer<RAILS>) -> Option<u32> {
-        let index = match self.slots.get(self.free as usize) {
-            Some(slot) => core::mem::replace(&mut self.free, slot.next),
-            None => self.used,
-        };
-        *self.slots.get_mut(index as usize)? = HeaderSlot { next: NONE, stream, source, offer };
-        self.used = self.used.max(index + 1);
+        let Headers { slots, free } = self;
+        let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
+        *slots.get_mut(index as usize)? = HeaderSlot { link: 0, stream, source, offer };
         Some(index)
+    }
+
+    /// How many headers were ever taken.
+    pub(crate) fn used(&self) -> u32 {
+        self.free.used()
     }
 
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
-        slot.next = self.free;
-        self.free = index;
+        slot.link = self.free.give(index);
     }
 }
 
