@@ -63,8 +63,10 @@ use home::Home;
 use messages::Own;
 use operations::CONTEXT;
 
-/// Calls of `progress` between two looks for peers that are to be met.
-const MEETING_PASSES: u32 = 1024;
+/// Calls of `progress` between two looks at the clock while some peer is to be met, and the
+/// shortest time between two looks for such peers, in nanoseconds.
+const MEETING_PASSES: u32 = 16;
+const MEETING_PAUSE: u64 = 50_000;
 
 /// Longest slice of a wait, in nanoseconds: while some peer is to be met, and otherwise.
 const MEETING_SLICE: u64 = 2_000_000;
@@ -80,10 +82,14 @@ pub struct Node {
     listener: Listener,
     profile: Profile,
     contacts: Vec<Contact>,
+    /// The contact that is looked at next.
+    turn: usize,
     /// Peers that dialled before the program told us of them.
     early: Vec<Link>,
     /// Some peer is still to be met.
     meeting: bool,
+    /// When peers are looked for again.
+    meeting_ns: u64,
     own: Own,
     builder: Builder,
     passes: u32,
@@ -114,8 +120,10 @@ impl Node {
             listener,
             profile,
             contacts: vec![],
+            turn: 0,
             early: vec![],
             meeting: false,
+            meeting_ns: 0,
             own: Own::default(),
             builder,
             passes: 0,
@@ -128,8 +136,8 @@ impl Node {
     }
 
     /// Does what is due, without waiting: sends, applies what has arrived. Returns how many events
-    /// the rails reported. Hot path. While a peer of this host is to be met, every 1024th call
-    /// makes system calls for that.
+    /// the rails reported. Hot path. While a peer of this host is to be met, some calls make
+    /// system calls for that, at most every 50 microseconds.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {

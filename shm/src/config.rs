@@ -22,7 +22,7 @@ pub struct ShmConfig {
     pub max_peers: u16,
     /// Regions that can be registered here, and imported from each peer, at once.
     pub max_regions: u16,
-    /// * Segments in which the regions registered at one time lie.
+    /// Segments in which the regions registered at one time lie.
     pub max_segments: u16,
     /// * Cells of 64 bytes in each lane: a power of two from 64 to 65536.
     pub lane_cells: u32,

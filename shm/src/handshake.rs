@@ -201,6 +201,12 @@ impl Listener {
         Ok(())
     }
 
+    /// Ends what was [dialled](Self::dial) at an address and is not met yet. It does not
+    /// [fail](Self::failed).
+    pub fn hang_up(&self, address: impl AsRef<OsStr>) {
+        self.lock_meetings().hang_up(address.as_ref());
+    }
+
     /// The dialled handshakes that failed since the last call: the address, and why.
     pub fn failed(&self) -> Vec<(OsString, HandshakeError)> {
         self.lock_meetings().failed()
@@ -276,6 +282,12 @@ impl Link {
         let kind = RegionKind::Common { peer, offset: offset as u64 };
         // SAFETY: handed on to our caller.
         unsafe { segment::cut(mapping, offset, len, kind) }
+    }
+
+    /// Whether the peer has hung up, or died: nothing comes of attaching it. Does not wait.
+    pub fn has_ended(&mut self) -> bool {
+        self.control.pump();
+        self.control.ended().is_some()
     }
 
     /// The peer's process, or 0 if it lives in a process namespace that we cannot see.

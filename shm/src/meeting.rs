@@ -141,6 +141,11 @@ impl<H: HalfOpen> Meetings<H> {
         self.enter(handshake, Who::Dialled(address.into()), Instant::now());
     }
 
+    /// Ends what this process began with whoever listens at `address`, and tells nobody.
+    pub fn hang_up(&mut self, address: &OsStr) {
+        self.open.retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
+    }
+
     /// The dialled handshakes that failed since the last call, and why.
     pub fn failed(&mut self) -> Vec<(OsString, H::Error)> {
         std::mem::take(&mut self.failed)

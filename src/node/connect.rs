@@ -18,14 +18,18 @@ use fishplate_shm::Link;
 
 use super::address::{Address, socket};
 use super::home::Home;
-use super::{Error, MEETING_PASSES, Node};
+use super::{Error, MEETING_PASSES, MEETING_PAUSE, Node};
 use crate::topology::{FabricEnd, joined};
 
 /// The rail of shared memory.
 const LOCAL: RailId = RailId(0);
 
-/// Time between two attempts to reach a peer that does not listen yet.
-const REDIAL: Duration = Duration::from_millis(20);
+/// Time between two attempts to reach a peer that does not listen yet: at first, and at last. In
+/// between it is an eighth of the time since the peer was named.
+const REDIAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+
+/// Peers that are looked after at once, so that many that never come hold up no pass for long.
+const ONCE: usize = 32;
 
 /// Which rails lead to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +48,16 @@ pub(super) struct Contact {
     /// What it takes of tagged messages.
     limits: MatchLimits,
     stage: Stage,
+    /// When the program named it.
+    named: Instant,
+}
+
+impl Contact {
+    /// To be dialled again.
+    fn later(&self, now: Instant) -> Stage {
+        let age = now.saturating_duration_since(self.named);
+        Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +111,9 @@ impl Node {
         };
         match joined {
             Ok(stage) => {
-                self.contacts.push(Contact { peer, id: address.id, limits: limits(&address), stage });
+                let (limits, named) = (limits(&address), Instant::now());
+                self.turn = self.contacts.len();
+                self.contacts.push(Contact { peer, id: address.id, limits, stage, named });
                 self.meeting |= stage.is_meeting();
                 self.meet();
                 Ok(peer)
@@ -115,7 +131,10 @@ impl Node {
     /// It is not known, or was given up before.
     pub fn disconnect(&mut self, peer: PeerId) -> Result<(), Error> {
         self.home.engine.remove_peer(peer)?;
-        self.contacts.retain(|contact| contact.peer != peer);
+        if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
+            // A second link beside this one could be the one that the other end takes.
+            self.listener.hang_up(socket(self.contacts.swap_remove(at).id));
+        }
         Ok(())
     }
 
@@ -173,8 +192,9 @@ impl Node {
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(MEETING_PASSES) {
+        if self.passes.is_multiple_of(MEETING_PASSES) && self.home.host().now_ns() >= self.meeting_ns {
             self.meet();
+            self.meeting_ns = self.home.host().now_ns().saturating_add(MEETING_PAUSE);
         }
     }
 
@@ -185,31 +205,39 @@ impl Node {
             return;
         }
         let now = Instant::now();
-        for _ in 0..self.contacts.len() + 1 {
-            let Ok(link) = self.listener.accept(&self.profile, now) else { break };
-            self.met(link);
-        }
+        self.accept(now);
         for (address, _) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
                 contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.id))
             };
             if let Some(contact) = self.contacts.iter_mut().find(dialled) {
-                contact.stage = Stage::Dials(now + REDIAL);
+                contact.stage = contact.later(now);
             }
         }
-        for contact in &mut self.contacts {
+        for _ in 0..ONCE.min(self.contacts.len()) {
+            self.turn = if self.turn < self.contacts.len() { self.turn } else { 0 };
+            let contact = &mut self.contacts[self.turn];
+            self.turn += 1;
             match contact.stage {
                 Stage::Dials(at) if at <= now => {
                     contact.stage = match self.listener.dial(socket(contact.id), &self.profile) {
                         Ok(()) => Stage::Dialled,
                         // Nobody listens there yet.
-                        Err(_) => Stage::Dials(now + REDIAL),
+                        Err(_) => contact.later(now),
                     };
                 }
                 _ => {}
             }
         }
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
+    }
+
+    /// Takes in the processes of this host that have shaken hands by now.
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..self.contacts.len() + 1 {
+            let Ok(link) = self.listener.accept(&self.profile, now) else { break };
+            self.met(link);
+        }
     }
 
     /// A process of this host has shaken hands.
@@ -242,6 +270,9 @@ impl Node {
             self.home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits(address)))?;
             return Ok(Stage::LOCAL);
         }
+        // It may have given up the link that is here, and dialled again.
+        self.accept(Instant::now());
+        self.early.retain_mut(|link| !link.has_ended());
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
             let link = self.early.swap_remove(at);
             attach_local(&mut self.home, peer, link, limits(address))?;

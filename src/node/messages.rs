@@ -222,7 +222,8 @@ impl Node {
         Ok(self.home.engine.cancel(request)?)
     }
 
-    /// What the oldest message that matches says of itself. Makes one pass if none is here.
+    /// What the oldest message that matches says of itself. Makes one pass if none is here. There
+    /// is none of a peer that is still to be met.
     ///
     /// # Errors
     /// The peer is not known, or has failed.
@@ -233,7 +234,8 @@ impl Node {
         tag: impl Into<Tag>,
         ignore: Tag,
     ) -> Result<Option<Envelope>, Error> {
-        Ok(self.home.engine.probe(source, tag.into(), ignore)?)
+        let found = self.home.engine.probe(source, tag.into(), ignore);
+        self.probed(source, found)
     }
 
     /// [`probe`](Self::probe) that claims the message: no other receive gets it.
@@ -247,7 +249,24 @@ impl Node {
         tag: impl Into<Tag>,
         ignore: Tag,
     ) -> Result<Option<Claimed>, Error> {
-        Ok(self.home.engine.mprobe(source, tag.into(), ignore)?)
+        let found = self.home.engine.mprobe(source, tag.into(), ignore);
+        self.probed(source, found)
+    }
+
+    /// A program may make all its progress by probes, so they meet peers.
+    fn probed<T>(
+        &mut self,
+        source: Option<PeerId>,
+        found: Result<Option<T>, OpError>,
+    ) -> Result<Option<T>, Error> {
+        match (found, source) {
+            (Err(OpError::UnknownPeer), Some(source)) => Ok(self.unmet(source).map(|()| None)?),
+            (Ok(None), _) if self.meeting => {
+                self.meet_now_and_then();
+                Ok(None)
+            }
+            (found, _) => Ok(found?),
+        }
     }
 
     /// Receives a claimed message, as [`post_recv`](Self::post_recv) does.

@@ -222,7 +222,10 @@ impl Node {
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
-        self.home.engine.fence(CONTEXT, peer)
+        match self.home.engine.fence(CONTEXT, peer) {
+            Err(OpError::UnknownPeer) => self.unmet(peer),
+            fenced => fenced,
+        }
     }
 
     /// Waits until everything sent to the peer is applied there, and everything asked of it is
@@ -232,7 +235,22 @@ impl Node {
     /// [`Error::Wait`] says what is missing, or how many silent operations have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
-        self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until))
+        match self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until)) {
+            Err(Error::Op(OpError::UnknownPeer)) => Ok(self.unmet(peer)?),
+            quiet => quiet,
+        }
+    }
+
+    /// Nothing is in flight to a peer that is still to be met.
+    #[cold]
+    pub(super) fn unmet(&mut self, peer: PeerId) -> Result<(), OpError> {
+        match self.is_met(peer) {
+            Some(false) => {
+                self.meet_now_and_then();
+                Ok(())
+            }
+            _ => Err(OpError::UnknownPeer),
+        }
     }
 
     /// [`quiet`](Self::quiet) for every peer.
@@ -356,7 +374,14 @@ impl Node {
     ) -> Result<T, Error> {
         // What is there already is had without a look at the clock.
         let mut result = wait(&mut self.home.engine, &mut self.home.waiter, 0);
-        if !matches!(result, Err(WaitError::Deadline(_))) || timeout.is_zero() {
+        if !matches!(result, Err(WaitError::Deadline(_))) {
+            return Ok(result?);
+        }
+        if timeout.is_zero() {
+            // A program may make all its progress by looks like this one.
+            if self.meeting {
+                self.meet_now_and_then();
+            }
             return Ok(result?);
         }
         let deadline_ns = self.deadline_ns(timeout);

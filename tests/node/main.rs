@@ -2,6 +2,7 @@
 
 mod edges;
 mod lives;
+mod meeting;
 mod misuse;
 mod verbs;
 

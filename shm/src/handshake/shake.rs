@@ -83,7 +83,6 @@ impl Hello {
             return Err(HandshakeError::BadPacket);
         }
         for (what, theirs, ours) in [
-            ("max segments", theirs.max_segments.into(), self.max_segments.into()),
             ("cell size", theirs.cell_size.into(), self.cell_size.into()),
             ("lane cells", theirs.lane_cells.into(), self.lane_cells.into()),
             ("max message", theirs.max_message, self.max_message),
@@ -355,7 +354,7 @@ impl Shake {
         // memory as its.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
-            control: Control::new(socket, buffer, profile.config.max_segments, theirs.nonce, given.home),
+            control: Control::new(socket, buffer, theirs.max_segments, theirs.nonce, given.home),
             peer,
             peer_id: theirs.id,
             pair: Pair { outgoing: made.lane, incoming: given.lane },
