@@ -16,10 +16,10 @@ use std::time::Instant;
 
 use fishplate_core::error::{PeerError, Violation};
 
+use crate::error::{HandshakeError, SegmentError};
 use crate::foreign::{self, Batch, Foreign};
-use crate::handshake::{HandshakeError, Nonce};
-use crate::packet::{Kind, MAX_BLOB, Reader, Writer};
-use crate::segment::{self, Access, Mapping, Segment, SegmentError};
+use crate::packet::{Kind, MAX_BLOB, Nonce, Reader, Writer};
+use crate::segment::{self, Access, Mapping, Segment};
 use crate::socket::{Packet, Socket};
 use extension::Extensions;
 

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use fishplate_core::sync::event::EventCount;
 use static_assertions::{assert_impl_all, const_assert};
 
+use crate::error::SegmentError;
 use crate::foreign::Foreign;
-use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
+use crate::segment::{self, Access, Mapping, PAGE};
 
 /// Size of the page that travels, in bytes; the eventcount lies at its start.
 const LEN: usize = PAGE;

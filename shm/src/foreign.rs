@@ -24,7 +24,8 @@ use fishplate_core::sync::primitive::{self, AtomicPtr, Ordering};
 
 use list::List;
 
-use crate::segment::{self, Mapping, SegmentError};
+use crate::error::SegmentError;
+use crate::segment::{self, Mapping};
 
 /// Memory up to this size is closed at once, in bytes. Each MiB takes some 0.15 ms to free, and a
 /// packet can carry 253 pieces.

@@ -23,6 +23,7 @@
 //! closes its socket and drops whatever it was sent; the other sees [`HandshakeError::HungUp`], or
 //! its deadline.
 
+mod listener;
 mod shake;
 
 use std::ffi::{OsStr, OsString};
@@ -31,102 +32,25 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fishplate_core::error::AttachError;
 use fishplate_core::mem::{Peer, Region, RegionKind};
 use static_assertions::assert_impl_all;
 
 use crate::config::{ShmConfig, Users};
 use crate::control::{Control, Line};
 use crate::doorbell::Doorbell;
+use crate::error::{HandshakeError, SegmentError};
 use crate::identity::Credentials;
 use crate::lane::Pair;
 use crate::meeting::meet;
-use crate::segment::{self, Mapping, SegmentError};
-use crate::socket::{Address, Listener, Socket, connect_socket};
+use crate::packet::Nonce;
+use crate::segment::{self, Mapping};
+use crate::socket::{Address, Socket, connect_socket};
 
+pub use listener::Listener;
 pub(crate) use shake::{Shake, hello_again};
 
 /// Longest pause before a listener that hung up is connected to again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-
-/// Why two processes did not come together. Nothing is mapped, and no descriptor is left open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HandshakeError {
-    /// The time given has passed.
-    Deadline,
-    /// The peer closed the connection.
-    HungUp,
-    /// Not a packet of this protocol, or not the one due, or with the wrong descriptors.
-    BadPacket,
-    /// The peer speaks another version.
-    Version {
-        /// Theirs.
-        theirs: u16,
-        /// Ours.
-        ours: u16,
-    },
-    /// The two ends were configured with different sizes.
-    Mismatch {
-        /// Which size.
-        what: &'static str,
-        /// Theirs.
-        theirs: u64,
-        /// Ours.
-        ours: u64,
-    },
-    /// The peer did not send our nonce back: it answers to somebody else, or to an earlier run.
-    Nonce,
-    /// The peer belongs to a user who is not admitted: the user's number.
-    User(u32),
-    /// The packets of the handshake came from more than one process.
-    Process {
-        /// The one that sent the first, or 0 if it is not known.
-        hello: i32,
-        /// The one that sent the last, likewise.
-        ready: i32,
-    },
-    /// Memory that the peer offered was not what it must be.
-    Segment(SegmentError),
-    /// The path or name to listen on exists.
-    InUse,
-    /// Not a path or name that fits a socket address.
-    Address,
-    /// More bytes than one packet carries.
-    TooLong {
-        /// What was asked, in bytes.
-        len: usize,
-        /// What fits, in bytes.
-        max: usize,
-    },
-    /// No such peer is attached over a socket.
-    UnknownPeer,
-    /// The system's own code.
-    System(i32),
-}
-
-impl From<SegmentError> for HandshakeError {
-    fn from(error: SegmentError) -> Self {
-        HandshakeError::Segment(error)
-    }
-}
-
-impl From<HandshakeError> for AttachError {
-    fn from(error: HandshakeError) -> Self {
-        match error {
-            HandshakeError::Version { theirs, ours } => AttachError::Version { theirs, ours },
-            HandshakeError::Segment(error) => error.into(),
-            HandshakeError::System(code) => AttachError::System(code),
-            HandshakeError::Deadline => AttachError::System(libc::ETIMEDOUT),
-            HandshakeError::HungUp | HandshakeError::UnknownPeer => AttachError::UnknownPeer,
-            HandshakeError::Mismatch { what, .. } => AttachError::Config(what),
-            _ => AttachError::BadHandle,
-        }
-    }
-}
-
-/// 128 random bits that name one end of one link.
-pub type Nonce = [u8; 16];
 
 /// Which end of a link this is. The two must differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::handshake::HandshakeError;
+use crate::error::HandshakeError;
 use crate::socket::{Sender, Socket};
 
 /// Who is at the other end.

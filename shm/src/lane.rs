@@ -60,10 +60,10 @@ use fishplate_core::mem::copy_message;
 use fishplate_core::sync::primitive::{self, Ordering};
 use static_assertions::assert_impl_all;
 
+use crate::error::SegmentError;
 use crate::foreign::Foreign;
-use crate::handshake::Nonce;
-use crate::packet::{MAGIC, VERSION};
-use crate::segment::{self, Access, Mapping, PAGE, SegmentError};
+use crate::packet::{MAGIC, Nonce, VERSION};
+use crate::segment::{self, Access, Mapping, PAGE};
 
 mod ends;
 mod header;

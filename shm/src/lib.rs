@@ -3,6 +3,7 @@
 //!
 //! | module | gives |
 //! |---|---|
+//! | `error` | what can go wrong at setup |
 //! | `segment` | anonymous memory of fixed size, checked before it is mapped |
 //! | `doorbell` | the word on which a process sleeps |
 //! | `lane` | records from one producer to one consumer, one line transfer for a short one |
@@ -70,9 +71,9 @@
 mod cma;
 mod config;
 mod control;
-mod display;
 mod doorbell;
 mod due;
+mod error;
 pub mod extension;
 mod fetch;
 mod foreign;
@@ -96,10 +97,12 @@ mod testing;
 
 pub use config::{ShmConfig, Users};
 pub use doorbell::Bell;
+pub use error::{HandshakeError, SegmentError};
 pub use foreign::{close_aside, has_aside, set_closer};
-pub use handshake::{HandshakeError, Link, Nonce, Profile, Role, connect};
+pub use handshake::{Link, Listener, Profile, Role, connect};
 pub use packet::MAX_BLOB;
+pub use packet::Nonce;
 pub use rail::{ShmRail, ShmSetup};
 pub use room::check_room;
-pub use segment::{Segment, SegmentError};
-pub use socket::{Listener, socket_pair};
+pub use segment::Segment;
+pub use socket::socket_pair;

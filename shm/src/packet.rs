@@ -15,7 +15,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::handshake::HandshakeError;
+use crate::error::HandshakeError;
 
 /// Begins every packet and every lane segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
@@ -23,6 +23,9 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 /// Version of the protocol: of the packets, the lane's layout, its records, and the engine's
 /// messages in them.
 pub(crate) const VERSION: u16 = 3;
+
+/// 128 random bits that name one end of one link.
+pub type Nonce = [u8; 16];
 
 /// Size of the head, in bytes.
 pub(crate) const HEAD: usize = 16;

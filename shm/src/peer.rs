@@ -12,12 +12,13 @@ use fishplate_core::sync::host::{Host, notifier_fence};
 
 use crate::control::Control;
 use crate::doorbell::Doorbell;
+use crate::error::SegmentError;
 use crate::fetch::Fetches;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
 use crate::record::{GAP_MAX, GAP_SHIFT, LANDED, MESSAGE};
 use crate::regions::{Key, Kind, Regions};
-use crate::segment::{Mapping, SegmentError, errno};
+use crate::segment::{Mapping, errno};
 use crate::staged::{Staged, blame, within};
 
 /// What there is of another process, and not of ourselves.

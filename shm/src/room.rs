@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::segment::SegmentError;
+use crate::error::SegmentError;
 
 /// Below so many bytes the system's own reserve is room enough.
 const SMALL: usize = 1 << 20;

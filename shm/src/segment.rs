@@ -14,65 +14,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::error::SegmentError;
 use crate::room;
-use fishplate_core::error::AttachError;
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use static_assertions::assert_impl_all;
-
-/// Why memory could not be made, attached or cut into regions. Nothing is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SegmentError {
-    /// No bytes, or more than an address space has.
-    Length,
-    /// The range does not lie inside the segment.
-    Range,
-    /// The descriptor is not sealed against shrinking and growing, or not memory at all.
-    Unsealed,
-    /// The memory is not of ordinary pages.
-    Pages,
-    /// The size, in bytes, is not the one agreed.
-    Size {
-        /// What the descriptor has, in bytes.
-        actual: u64,
-        /// What was agreed, in bytes.
-        expected: u64,
-    },
-    /// Some of its pages do not exist yet.
-    Sparse,
-    /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
-    Foreign,
-    /// More than can be had within the limits of the machine and of the control groups of this
-    /// process.
-    Room {
-        /// What was asked, in bytes.
-        asked: u64,
-        /// What can be had, in bytes.
-        there: u64,
-    },
-    /// More than files of this process may have (RLIMIT_FSIZE), which shared memory counts as.
-    FileSize {
-        /// What was asked, in bytes.
-        asked: u64,
-        /// What is allowed, in bytes.
-        limit: u64,
-    },
-    /// The system's own code.
-    System(i32),
-}
-
-impl From<SegmentError> for AttachError {
-    fn from(error: SegmentError) -> Self {
-        match error {
-            SegmentError::Length | SegmentError::Range => AttachError::BadRange,
-            SegmentError::System(code) => AttachError::System(code),
-            SegmentError::Room { .. } => AttachError::System(libc::ENOMEM),
-            SegmentError::FileSize { .. } => AttachError::System(libc::EFBIG),
-            _ => AttachError::BadHandle,
-        }
-    }
-}
 
 /// The error code of the system call that has just failed in this thread.
 pub(crate) fn errno() -> i32 {

@@ -9,15 +9,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error::HandshakeError;
 use crate::foreign::{Batch, Foreign, put_aside};
-use crate::handshake::{HandshakeError, Shake};
-use crate::meeting::{Meetings, accept_now, poll};
+use crate::meeting::poll;
 use crate::segment::errno;
 
-type Result<T> = std::result::Result<T, HandshakeError>;
+pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 
 /// The most descriptors that the kernel attaches to one packet. Room is made for all of them, so
 /// that a peer that sends more than the protocol knows cannot make us lose track of any.
@@ -26,13 +25,7 @@ pub const MAX_FDS: usize = 253;
 /// How long a connecting process sleeps before it tries again, while nobody listens.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// How many connections wait to be accepted.
-const BACKLOG: i32 = 256;
-
-/// How long one handshake with a listener may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-fn system() -> HandshakeError {
+pub(crate) fn system() -> HandshakeError {
     HandshakeError::System(errno())
 }
 
@@ -371,7 +364,7 @@ fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
 pub(crate) struct Address {
     raw: libc::sockaddr_un,
     len: libc::socklen_t,
-    path: Option<PathBuf>,
+    pub(crate) path: Option<PathBuf>,
 }
 
 impl Address {
@@ -411,12 +404,24 @@ impl Address {
         }
     }
 
+    /// Binds a socket to it.
+    pub(crate) fn bind(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        // SAFETY: `self` holds a socket address of that length.
+        if unsafe { libc::bind(fd.as_raw_fd(), self.pointer(), self.len) } == 0 {
+            return Ok(());
+        }
+        Err(match errno() {
+            libc::EADDRINUSE => HandshakeError::InUse,
+            code => HandshakeError::System(code),
+        })
+    }
+
     fn pointer(&self) -> *const libc::sockaddr {
         ptr::from_ref(&self.raw).cast()
     }
 }
 
-fn stream() -> Result<OwnedFd> {
+pub(crate) fn stream() -> Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a call with plain numbers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
@@ -425,78 +430,6 @@ fn stream() -> Result<OwnedFd> {
     }
     // SAFETY: just made, and known to nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Where peers connect. A path is removed again on drop, if it still is the file that was made
-/// here; one that exists already is left alone. A process that is killed leaves its path behind, an
-/// abstract name vanishes with it.
-///
-/// Accept in the process that bound: it is the one whose death connecting peers watch for.
-#[derive(Debug)]
-pub struct Listener {
-    fd: OwnedFd,
-    file: Option<(PathBuf, (u64, u64))>,
-    meetings: Mutex<Meetings<Shake>>,
-}
-
-impl Listener {
-    /// Listens on a path, or on an abstract name if it begins with `@`.
-    ///
-    /// # Errors
-    /// [`HandshakeError::InUse`] when the path exists or the name is taken, even if its owner has
-    /// exited.
-    pub fn bind(address: impl AsRef<OsStr>) -> Result<Self> {
-        let address = Address::parse(address.as_ref())?;
-        let fd = stream()?;
-        // SAFETY: `address` holds a socket address of that length.
-        if unsafe { libc::bind(fd.as_raw_fd(), address.pointer(), address.len) } != 0 {
-            return Err(match errno() {
-                libc::EADDRINUSE => HandshakeError::InUse,
-                code => HandshakeError::System(code),
-            });
-        }
-        let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
-        let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
-        // SAFETY: a call on our descriptor with plain numbers.
-        if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(system());
-        }
-        Ok(listener)
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// The handshakes that are open. Never held while anything waits.
-    pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
-        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop
-        // ends.
-        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // What waits to be accepted may have sent descriptors: see `Socket`.
-        while let Ok(socket) = accept_now(self.fd()) {
-            drop(Socket::new(socket));
-        }
-        if let Some((path, id)) = &self.file
-            && identity(path) == Some(*id)
-        {
-            // Nothing can be done about a failure here, and nothing depends on it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Device and inode of a file: what tells ours from one that was put in its place.
-fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::symlink_metadata(path).ok()?;
-    Some((meta.dev(), meta.ino()))
 }
 
 /// Connects, trying again until the deadline while nobody listens there.

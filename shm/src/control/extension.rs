@@ -18,9 +18,9 @@ use std::time::Instant;
 use fishplate_core::error::{PeerError, Violation};
 
 use super::{Control, Notice};
+use crate::error::HandshakeError;
 use crate::foreign::Batch;
-use crate::handshake::{HandshakeError, Nonce};
-use crate::packet::{EXTENSIONS, Reader};
+use crate::packet::{EXTENSIONS, Nonce, Reader};
 use crate::segment::Segment;
 
 /// Packets of extensions that wait for room in the socket, before their senders are refused.

@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{HandshakeError, Link, Nonce, Profile, Role, pair_id};
+use super::{Link, Profile, Role, pair_id};
 use crate::cma;
 use crate::control::Control;
 use crate::doorbell::Doorbell;
+use crate::error::HandshakeError;
 use crate::foreign::{Batch, Foreign};
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::meeting::{HalfOpen, Step};
-use crate::packet::{Kind, MAX_PACKET, Reader, Writer};
+use crate::packet::{Kind, MAX_PACKET, Nonce, Reader, Writer};
 use crate::segment::{self, Access, Mapping, errno};
 use crate::socket::{Packet, Sender, Socket};
 

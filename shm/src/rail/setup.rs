@@ -7,7 +7,8 @@ use fishplate_core::mem::Peer;
 use fishplate_core::sync::host::Host;
 
 use super::ShmRail;
-use crate::handshake::{HandshakeError, Link};
+use crate::error::HandshakeError;
+use crate::handshake::Link;
 
 /// What the owner of an engine may do with a [`ShmRail`] in it.
 #[derive(Debug)]

@@ -1,0 +1,83 @@
+//! Where peers connect. Slow path only; nothing here waits.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Shake;
+use crate::meeting::{Meetings, accept_now};
+use crate::socket::{Address, Result, Socket, stream, system};
+
+/// How many connections wait to be accepted.
+const BACKLOG: i32 = 256;
+
+/// How long one handshake with a listener may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where peers connect. A path is removed again on drop, if it still is the file that was made
+/// here; one that exists already is left alone. A process that is killed leaves its path behind, an
+/// abstract name vanishes with it.
+///
+/// Accept in the process that bound: it is the one whose death connecting peers watch for.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    file: Option<(PathBuf, (u64, u64))>,
+    meetings: Mutex<Meetings<Shake>>,
+}
+
+impl Listener {
+    /// Listens on a path, or on an abstract name if it begins with `@`.
+    ///
+    /// # Errors
+    /// [`InUse`](crate::HandshakeError::InUse) when the path exists or the name is taken, even if
+    /// its owner has exited.
+    pub fn bind(address: impl AsRef<OsStr>) -> Result<Self> {
+        let address = Address::parse(address.as_ref())?;
+        let fd = stream()?;
+        address.bind(fd.as_fd())?;
+        let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
+        let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
+        // SAFETY: a call on our descriptor with plain numbers.
+        if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
+            return Err(system());
+        }
+        Ok(listener)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The handshakes that are open. Never held while anything waits.
+    pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
+        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop
+        // ends.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+        // What waits to be accepted may have sent descriptors: see `Socket`.
+        while let Ok(socket) = accept_now(self.fd()) {
+            drop(Socket::new(socket));
+        }
+        if let Some((path, id)) = &self.file
+            && identity(path) == Some(*id)
+        {
+            // Nothing can be done about a failure here, and nothing depends on it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Device and inode of a file: what tells ours from one that was put in its place.
+fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino()))
+}
