@@ -1,0 +1,57 @@
+//! Copies that begin or end at a page that cannot be touched: no byte beyond is read or written.
+
+use std::ptr::{NonNull, null_mut};
+
+use fishplate_core::mem::copy_bytes;
+
+const PAGE: usize = 4096;
+/// Long enough for a copy past the caches.
+const ROOM: usize = (12 << 20) + PAGE;
+
+/// Memory of [`ROOM`] bytes between two pages that cannot be touched.
+struct Guarded(NonNull<u8>);
+
+impl Guarded {
+    fn new() -> Self {
+        let (none, both) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping; nothing else knows of it.
+        let whole = unsafe { libc::mmap(null_mut(), ROOM + 2 * PAGE, none, flags, -1, 0) };
+        assert_ne!(whole, libc::MAP_FAILED);
+        let room = NonNull::new(whole.cast::<u8>()).unwrap();
+        // SAFETY: inside the mapping.
+        let room = unsafe { room.add(PAGE) };
+        // SAFETY: these pages are ours, and nothing refers to them yet.
+        assert_eq!(unsafe { libc::mprotect(room.as_ptr().cast(), ROOM, both) }, 0);
+        Guarded(room)
+    }
+
+    /// Where `len` bytes lie at the beginning, or at the end.
+    fn place(&self, len: usize, at_end: bool) -> *mut u8 {
+        // SAFETY: the place is inside the room.
+        unsafe { self.0.add(if at_end { ROOM - len } else { 0 }).as_ptr() }
+    }
+}
+
+#[test]
+fn no_copy_reaches_beyond_either_end() {
+    const PIECE: usize = 256 << 10;
+    let (source, target) = (Guarded::new(), Guarded::new());
+    // SAFETY: the room is as long as that, and nothing else refers to it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(source.0.as_ptr(), ROOM) };
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i.wrapping_mul(0x9e37_79b9) >> 13) as u8;
+    }
+    for len in (0..=300).chain([PAGE - 1, PIECE, PIECE + 1, 3 * PIECE - 63, ROOM - 65, ROOM]) {
+        for (from_end, to_end) in [(false, false), (true, true), (false, true), (true, false)] {
+            let (from, to) = (source.place(len, from_end), target.place(len, to_end));
+            // SAFETY: both places hold `len` bytes, in mappings that do not overlap.
+            unsafe {
+                to.write_bytes(0xee, len);
+                copy_bytes(from, to, len);
+                let copied = std::slice::from_raw_parts(to, len);
+                assert!(copied == std::slice::from_raw_parts(from, len), "{len} bytes");
+            }
+        }
+    }
+}
