@@ -10,7 +10,7 @@
 //! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ impl Rendezvous {
         let address: Vec<_> = address.to_socket_addrs()?.collect();
         let deadline = deadline(timeout);
         loop {
-            if let Ok(listener) = TcpListener::bind(&address[..]) {
+            if let Some(listener) = listen(&address) {
                 let peers = lead(&listener, size, deadline)?;
                 return Ok(Rendezvous { rank: 0, size, peers, timeout });
             }
@@ -84,31 +84,38 @@ impl Rendezvous {
     /// there.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`], or a process is gone. [`ErrorKind::InvalidInput`]: more than
+    /// [`ErrorKind::TimedOut`], or a process is gone: the job is over then, and later calls fail
+    /// with [`ErrorKind::NotConnected`]. [`ErrorKind::InvalidInput`]: more than
     /// [`CONTRIBUTION_MAX`] bytes.
     pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a contribution has at most 64 KiB"));
         }
+        // Half a round cannot be told from the next one: they come back only after a whole one.
+        let mut peers = std::mem::take(&mut self.peers);
+        if peers.is_empty() && self.size > 1 {
+            return Err(io::Error::new(ErrorKind::NotConnected, "an earlier call of this job failed"));
+        }
         let deadline = deadline(self.timeout);
         let mut all = vec![];
         if self.rank == 0 {
             all.push(bytes.to_vec());
-            for stream in &mut self.peers {
+            for stream in &mut peers {
                 all.push(get(stream, deadline, &mut meanwhile)?);
             }
-            for stream in &mut self.peers {
+            for stream in &mut peers {
                 for bytes in &all {
                     put(stream, bytes, deadline, &mut meanwhile)?;
                 }
             }
         } else {
-            let stream = &mut self.peers[0];
+            let stream = &mut peers[0];
             put(stream, bytes, deadline, &mut meanwhile)?;
             for _ in 0..self.size {
                 all.push(get(stream, deadline, &mut meanwhile)?);
             }
         }
+        self.peers = peers;
         Ok(all)
     }
 
@@ -147,6 +154,20 @@ fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
 
+/// Listens at the first of the addresses that is of this host. `None`: somebody does already, or
+/// none is.
+fn listen(addresses: &[SocketAddr]) -> Option<TcpListener> {
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Some(listener),
+            // Rank 0 does. A second address of its name must not make a second rank 0.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return None,
+            Err(_) => {}
+        }
+    }
+    None
+}
+
 /// Waits for ranks 1 and up: whoever says hello, in that order.
 fn lead(listener: &TcpListener, size: usize, deadline: Instant) -> io::Result<Vec<TcpStream>> {
     listener.set_nonblocking(true)?;
@@ -154,6 +175,7 @@ fn lead(listener: &TcpListener, size: usize, deadline: Instant) -> io::Result<Ve
     while joined.len() + 1 < size {
         while let Ok((stream, _)) = listener.accept() {
             stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
             if silent.len() < SIZE_MAX {
                 silent.push((stream, vec![]));
             }
@@ -202,12 +224,16 @@ fn hello(
 }
 
 /// Joins whoever listens, and learns the own rank.
-fn follow(
-    address: &[std::net::SocketAddr],
-    size: usize,
-    deadline: Instant,
-) -> io::Result<(usize, TcpStream)> {
-    let mut stream = TcpStream::connect(address)?;
+fn follow(addresses: &[SocketAddr], size: usize, deadline: Instant) -> io::Result<(usize, TcpStream)> {
+    let mut stream = Err(ErrorKind::AddrNotAvailable.into());
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
+        stream = TcpStream::connect_timeout(address, left);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    let mut stream = stream?;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     write_all(&mut stream, &HELLO, deadline, &mut || {})?;
@@ -292,7 +318,7 @@ fn not_ready(error: io::Error, deadline: Instant, meanwhile: &mut impl FnMut()) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::SocketAddr;
+    use std::os::fd::AsRawFd;
     use std::thread;
 
     fn free_address() -> SocketAddr {
@@ -364,6 +390,62 @@ mod tests {
             );
         }
         assert_eq!(Rendezvous::join(free_address(), 1, SOON).unwrap().allgather(b"x").unwrap(), [b"x"]);
+    }
+
+    #[test]
+    fn a_name_with_two_addresses_makes_one_job() {
+        let port = free_address().port();
+        let both = [SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 2], port))];
+        let leader = thread::spawn(move || Rendezvous::join(&both[..], 2, SOON).map(|job| job.rank()));
+        let rank = Rendezvous::join(&both[..], 2, SOON).unwrap().rank();
+        assert_eq!(leader.join().unwrap().unwrap() + rank, 1);
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        // SAFETY: the call takes no pointers. It lets the kernel hold few connections.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let short = Duration::from_millis(200);
+        let held: Vec<_> = (0..8).map_while(|_| TcpStream::connect_timeout(&address, short).ok()).collect();
+        let begun = Instant::now();
+        assert!(Rendezvous::join(address, 2, short).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}, {held:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn rounds_are_not_mixed_up_after_one_that_failed() {
+        let address = free_address();
+        let leader = thread::spawn(move || {
+            let mut job = Rendezvous::join(address, 2, SOON).unwrap();
+            sleep(Duration::from_millis(300));
+            job.timeout = Duration::from_millis(500);
+            job.exchange(b"a")
+        });
+        let mut job = Rendezvous::join(address, 2, Duration::from_millis(100)).unwrap();
+        assert_eq!(job.exchange(b"first").unwrap_err().kind(), ErrorKind::TimedOut);
+        job.timeout = SOON;
+        assert!(job.exchange(b"second").is_err(), "an answer to the call before");
+        let _ = leader.join().unwrap();
+    }
+
+    #[test]
+    fn a_round_takes_no_longer_than_a_few_pauses() {
+        let address = free_address();
+        let run = move || {
+            let mut job = Rendezvous::join(address, 3, SOON).unwrap();
+            let begun = Instant::now();
+            for _ in 0..20 {
+                job.allgather([1; 300]).unwrap();
+            }
+            begun.elapsed()
+        };
+        let threads: Vec<_> = (0..3).map(|_| thread::spawn(run)).collect();
+        for thread in threads {
+            let took = thread.join().unwrap();
+            assert!(took < Duration::from_millis(500), "20 rounds in {took:?}");
+        }
     }
 
     #[test]
