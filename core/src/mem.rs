@@ -87,10 +87,11 @@ impl Region {
     ///
     /// # Safety
     /// `ptr` is valid for reads and writes of `len` bytes for as long as the region is registered
-    /// anywhere (by its device, if it is [`RegionKind::Device`]), and meanwhile this process
-    /// touches those bytes only through atomics, raw pointers or the engine: peers write them at
-    /// any time. They are ordinary cached memory, unless they are a device's: a signal does not
-    /// order what was written before it through a write-combining mapping.
+    /// anywhere, or imported by a peer that reaches it by the kernel (by its device, if it is
+    /// [`RegionKind::Device`]), and meanwhile this process touches those bytes only through
+    /// atomics, raw pointers or the engine: peers write them at any time. They are ordinary cached
+    /// memory, unless they are a device's: a signal does not order what was written before it
+    /// through a write-combining mapping.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
         Region { ptr, len, kind }
     }

@@ -101,7 +101,9 @@ impl Node {
     ///
     /// # Safety
     /// As for [`Region::new`], until the memory was [freed](Self::free) without an error, or the
-    /// node was dropped; for ever if freeing it says [`AttachError::Kept`].
+    /// node was dropped; for ever if freeing it says [`AttachError::Kept`]. Peers of this host
+    /// write it by the kernel, which does not ask this node: it also stays until each that has
+    /// imported it has [released](Self::release) it, or is gone.
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
         // SAFETY: handed on to our caller.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };
