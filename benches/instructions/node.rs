@@ -89,6 +89,35 @@ fn shm_progress_idle(side: &'static mut Bare) {
     }
 }
 
+/// The same with 127 more peers, which have been silent for long.
+fn crowd() -> Engine<'static, ShmRail<LinuxHost>, 1> {
+    const PEERS: u16 = 128;
+    let limits = Limits { peers: PEERS, ..Limits::DEFAULT };
+    let storage = Box::leak(Box::new(Storage::<1>::new(&Config::DEFAULT, limits)));
+    let shm = ShmConfig { max_peers: PEERS, lane_cells: 256, ..ShmConfig::default() };
+    let shm = ShmConfig { max_message: 4096, ..shm };
+    let rail = ShmRail::new(LinuxHost::shared(), shm).unwrap();
+    let mut engine = storage.engine(Config::DEFAULT, [rail]).unwrap();
+    for _ in 0..PEERS {
+        let peer = engine.reserve_peer().unwrap();
+        engine.rail_mut(RailId(0)).unwrap().attach_self(peer.peer()).unwrap();
+        engine.connect_peer(peer, 1).unwrap();
+    }
+    for _ in 0..10_000 {
+        engine.progress();
+    }
+    engine
+}
+
+#[library_benchmark(config = budget("shm_progress_idle_128"))]
+#[bench::run(crowd())]
+fn shm_progress_idle_128(mut engine: Engine<'static, ShmRail<LinuxHost>, 1>) {
+    for _ in 0..REPEATS {
+        black_box(engine.progress());
+    }
+    std::mem::forget(engine);
+}
+
 #[library_benchmark(config = budget("node_put_signal"))]
 #[bench::run(side())]
 fn node_put_signal(side: &'static mut Side) {
@@ -148,6 +177,6 @@ fn node_progress_idle(side: &'static mut Side) {
 
 library_benchmark_group!(
     name = node;
-    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle
+    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle
 );
 main!(library_benchmark_groups = node);

@@ -18,7 +18,7 @@ use fishplate_core::error::{PeerError, Violation};
 
 use crate::error::{HandshakeError, SegmentError};
 use crate::foreign::{self, Batch, Foreign};
-use crate::packet::{Kind, MAX_BLOB, Nonce, Reader, Writer};
+use crate::packet::{Kind, MAX_BLOB, MAX_PACKET, Nonce, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment};
 use crate::socket::{Packet, Socket};
 use extension::Extensions;
@@ -56,7 +56,6 @@ enum Notice {
 #[derive(Debug)]
 pub(crate) struct Control {
     socket: Socket,
-    buffer: Box<[u8]>,
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
@@ -73,16 +72,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(
-        socket: Socket,
-        buffer: Box<[u8]>,
-        max_segments: u16,
-        incarnation: Nonce,
-        home: bool,
-    ) -> Self {
+    pub(crate) fn new(socket: Socket, max_segments: u16, incarnation: Nonce, home: bool) -> Self {
         Control {
             socket,
-            buffer,
             blobs: VecDeque::new(),
             notices: VecDeque::new(),
             segments: Vec::new(),
@@ -176,12 +168,13 @@ impl Control {
     }
 
     fn take_in(&mut self) -> bool {
+        let mut buffer = packet_buffer();
         for _ in 0..PASS {
             if self.ended.is_some() {
                 return true;
             }
-            match self.socket.try_recv(&mut self.buffer) {
-                Ok(Some(Packet { len, fds, .. })) => self.file(len, fds),
+            match self.socket.try_recv(&mut buffer) {
+                Ok(Some(Packet { len, fds, .. })) => self.file(&buffer[..len], fds),
                 Ok(None) => return true,
                 Err(error) => self.end(error),
             }
@@ -209,8 +202,9 @@ impl Control {
         if Instant::now() >= deadline {
             return Err(HandshakeError::Deadline);
         }
-        match self.socket.recv(&mut self.buffer, deadline) {
-            Ok(Packet { len, fds, .. }) => self.file(len, fds),
+        let mut buffer = packet_buffer();
+        match self.socket.recv(&mut buffer, deadline) {
+            Ok(Packet { len, fds, .. }) => self.file(&buffer[..len], fds),
             Err(HandshakeError::Deadline) => return Err(HandshakeError::Deadline),
             Err(error) => {
                 self.end(error);
@@ -235,14 +229,14 @@ impl Control {
         });
     }
 
-    fn file(&mut self, len: usize, fds: Batch) {
-        if let Err(error) = self.sort(len, fds) {
+    fn file(&mut self, packet: &[u8], fds: Batch) {
+        if let Err(error) = self.sort(packet, fds) {
             self.end(error);
         }
     }
 
-    fn sort(&mut self, len: usize, mut fds: Batch) -> Result<(), HandshakeError> {
-        let (kind, mut body) = Reader::open(&self.buffer[..len])?;
+    fn sort(&mut self, packet: &[u8], mut fds: Batch) -> Result<(), HandshakeError> {
+        let (kind, mut body) = Reader::open(packet)?;
         match kind {
             Kind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
             Kind::Announce => {
@@ -352,6 +346,11 @@ impl Control {
         }
         self.drop_withdrawn();
     }
+}
+
+/// Room for a packet of any length. Nobody keeps it: a rail has many peers, most of them silent.
+fn packet_buffer() -> Vec<u8> {
+    vec![0; MAX_PACKET]
 }
 
 impl Notice {

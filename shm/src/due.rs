@@ -1,45 +1,50 @@
-//! Peers that are to be rung: a bit each. Nothing here blocks or allocates.
+//! Peers that are to be rung, first come first served. Nothing here blocks or allocates, once made.
 
 use fishplate_core::mem::Peer;
 
 /// A set of peers.
 #[derive(Debug)]
 pub(crate) struct Due {
-    words: Box<[u64]>,
+    list: Vec<Peer>,
+    /// A bit for each peer on the list.
+    listed: Box<[u64]>,
 }
 
 impl Due {
     /// With room for so many peers.
     pub(crate) fn new(peers: usize) -> Self {
-        Due { words: vec![0; peers.div_ceil(64)].into_boxed_slice() }
+        let words = peers.div_ceil(64);
+        Due { list: Vec::with_capacity(64 * words), listed: vec![0; words].into_boxed_slice() }
     }
 
     #[inline(always)]
     pub(crate) fn insert(&mut self, peer: Peer) {
-        if let Some(word) = self.words.get_mut(usize::from(peer.0 / 64)) {
-            *word |= 1 << (peer.0 % 64);
+        let Some(word) = self.listed.get_mut(usize::from(peer.0 / 64)) else { return };
+        let bit = 1 << (peer.0 % 64);
+        if *word & bit == 0 {
+            *word |= bit;
+            self.list.push(peer);
         }
     }
 
     pub(crate) fn remove(&mut self, peer: Peer) {
-        if let Some(word) = self.words.get_mut(usize::from(peer.0 / 64)) {
+        if let Some(word) = self.listed.get_mut(usize::from(peer.0 / 64)) {
             *word &= !(1 << (peer.0 % 64));
+            self.list.retain(|other| *other != peer);
         }
     }
 
-    /// Takes each out, lowest first.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Takes each out.
     #[inline(always)]
     pub(crate) fn take_each(&mut self, mut each: impl FnMut(Peer)) {
-        for (i, word) in self.words.iter_mut().enumerate() {
-            let mut left = *word;
-            if left == 0 {
-                continue;
-            }
-            *word = 0;
-            while left != 0 {
-                each(Peer(i as u16 * 64 + left.trailing_zeros() as u16));
-                left &= left - 1;
-            }
+        for peer in self.list.drain(..) {
+            self.listed[usize::from(peer.0 / 64)] &= !(1 << (peer.0 % 64));
+            each(peer);
         }
     }
 }
@@ -61,8 +66,10 @@ mod tests {
         }
         due.remove(Peer(5));
         due.remove(Peer(7));
-        assert_eq!(taken(&mut due), [0, 63, 64, 129]);
+        assert_eq!(taken(&mut due), [129, 0, 63, 64]);
         assert_eq!(taken(&mut due), []);
+        due.insert(Peer(64));
+        assert_eq!(taken(&mut due), [64]);
         // No such peer, no such bit.
         due.insert(Peer(192));
         due.remove(Peer(u16::MAX));

@@ -72,7 +72,7 @@ mod races;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, cells_for};
+pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, Watch, cells_for};
 use header::Header;
 
 /// The longest message that a lane always accepts once it has been emptied, in bytes, wherever in

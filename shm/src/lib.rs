@@ -89,6 +89,7 @@ mod rail;
 mod record;
 mod regions;
 mod room;
+mod roster;
 mod segment;
 mod socket;
 mod staged;

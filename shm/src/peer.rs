@@ -61,7 +61,13 @@ pub(crate) struct Attached {
     pub(crate) blocked: bool,
     /// The pass has something for it to look at, and rings it at its end.
     pub(crate) due: bool,
-    imports: Box<[Option<Import>]>,
+    /// Every pass looks at it: see [`Roster`](crate::roster::Roster).
+    pub(crate) hot: bool,
+    /// Something has come since peers last became cold.
+    pub(crate) heard: bool,
+    /// By place in the key, as far as places were used; at most `max_imports`.
+    imports: Vec<Option<Import>>,
+    max_imports: usize,
     pub(crate) staged: Staged,
     /// Whether the kernel copies to and from its private memory.
     pub(crate) cma: bool,
@@ -128,7 +134,10 @@ impl Attached {
             max_message: sizes.max_message,
             blocked: false,
             due: false,
-            imports: vec![None; sizes.max_regions.into()].into_boxed_slice(),
+            hot: true,
+            heard: true,
+            imports: Vec::new(),
+            max_imports: sizes.max_regions.into(),
             staged: Staged::new(sizes.chunk),
             cma,
             fetches: Fetches::new(),
@@ -193,6 +202,7 @@ impl Attached {
         let mut count = 0;
         while count < budget {
             let Some(header) = self.input.header() else { break };
+            self.heard = true;
             self.input.prefetch();
             let value = (header >> 32) as u32;
             let cells = match header as u32 {
@@ -287,6 +297,12 @@ impl Attached {
         self.blocked || self.staged.owes()
     }
 
+    /// Whether there is nothing to do for it until something comes, and nothing is under way.
+    pub(crate) fn rests(&self) -> bool {
+        let quiet = if self.is_up() { !self.has_chores() } else { self.told };
+        quiet && !self.staged.has_posts()
+    }
+
     /// Whether its lane may be read.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
@@ -361,11 +377,17 @@ impl Attached {
         }
         let place = usize::from(parts.slot);
         let free = match self.imports.get(place) {
-            Some(None) => Some(place),
-            _ => self.imports.iter().position(Option::is_none),
+            Some(None) => place,
+            None if place < self.max_imports => place,
+            _ => self.imports.iter().position(Option::is_none).unwrap_or(self.imports.len()),
         };
-        let free = free.ok_or(AttachError::Full)?;
+        if free >= self.max_imports {
+            return Err(AttachError::Full);
+        }
         let ptr = map(self.remote.as_mut(), parts.kind)?;
+        if free >= self.imports.len() {
+            self.imports.resize(free + 1, None);
+        }
         self.imports[free] = Some(Import { key, base, len, ptr, uses: 1 });
         Ok(ptr)
     }

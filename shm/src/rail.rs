@@ -24,6 +24,7 @@ use crate::lane::{self, CELL, PAYLOAD, cells_for};
 use crate::peer::{self, Attached, Sizes};
 use crate::record::{self, GAP_MAX, GAP_SHIFT, MESSAGE, STAGED};
 use crate::regions::{Kind, Owner, Regions};
+use crate::roster::{Places, Roster};
 use crate::segment::Segment;
 use crate::staged;
 
@@ -37,6 +38,9 @@ const ALIGN_FROM: usize = CELL + 1;
 
 /// Waits no shorter than this are as long as waits can be: one that a clock can count.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Peers that one [`check_peers`](Rail::check_peers) asks the kernel about.
+const CHECKED: usize = 32;
 
 /// Failed direct copies whose ends have not been reported; one more is refused.
 const MAX_ENDED: usize = 64;
@@ -62,7 +66,8 @@ const MAX_ENDED: usize = 64;
 /// ([`Order::Reports`]). What a post puts into a lane is visible at once; a peer that *sleeps* is
 /// woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that
 /// dies is seen by `check_peers`, which reports what it had still sent, then that it is down, then
-/// the end of every post to it. Its memory stays mapped until it is detached, so pointers into it
+/// the end of every post to it. One call asks after 32 peers, the next after the next 32. Its
+/// memory stays mapped until it is detached, so pointers into it
 /// stay good until then.
 ///
 /// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to
@@ -78,10 +83,14 @@ pub struct ShmRail<H: Host> {
     config: Arc<ShmConfig>,
     doorbell: Arc<Doorbell>,
     caps: Caps,
-    peers: Box<[Option<Box<Attached>>]>,
+    peers: Box<Places>,
     /// Peers that are attached, in no order.
     active: Vec<Peer>,
-    /// Where in `active` the next pass begins.
+    /// Where in `active` the next [`check_peers`](Rail::check_peers) begins.
+    checked: usize,
+    /// Those of them that passes look at.
+    roster: Roster,
+    /// Where among the hot peers the next pass begins.
     first: usize,
     /// Peers to be rung by the next flush.
     due: Due,
@@ -116,11 +125,13 @@ impl<H: Host> ShmRail<H> {
             caps,
             peers: (0..peers).map(|_| None).collect(),
             active: Vec::with_capacity(peers),
+            checked: 0,
+            roster: Roster::new(peers),
             first: 0,
             due: Due::new(peers),
             ended: VecDeque::with_capacity(MAX_ENDED + STAGED),
             regions: Regions::new(config.max_regions),
-            polls: Vec::with_capacity(2 * peers),
+            polls: Vec::with_capacity(2 * CHECKED),
             config: Arc::new(config),
         })
     }
@@ -159,8 +170,7 @@ impl<H: Host> ShmRail<H> {
                 remote.control.announce(segment.clone());
             }
         }
-        self.peers[place] = Some(attached);
-        self.active.push(peer);
+        self.enter(peer, place, attached);
         Ok(())
     }
 
@@ -186,9 +196,15 @@ impl<H: Host> ShmRail<H> {
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let sizes = self.sizes();
         let place = self.free_place(peer)?;
-        self.peers[place] = Some(Box::new(Attached::own(self.config.lane_cells, sizes)?));
-        self.active.push(peer);
+        self.enter(peer, place, Box::new(Attached::own(self.config.lane_cells, sizes)?));
         Ok(())
+    }
+
+    /// Fills a free place.
+    fn enter(&mut self, peer: Peer, place: usize, attached: Box<Attached>) {
+        self.peers[place] = Some(attached);
+        self.active.push(peer);
+        self.roster.join(peer);
     }
 
     /// Swaps opaque bytes with an attached peer,
@@ -238,8 +254,9 @@ impl<H: Host> ShmRail<H> {
     /// Gives a peer up. The next poll says so.
     #[cold]
     pub fn quarantine(&mut self, peer: Peer, why: PeerError) {
-        if let Some(attached) = self.attached(peer) {
+        if let Some(attached) = find(&mut self.peers, peer) {
             attached.fail(why);
+            self.roster.warm(attached, peer);
         }
     }
 
@@ -270,6 +287,16 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
+    /// Rings the peers that are due. Out of line: most passes have none.
+    #[inline(never)]
+    fn ring_due(&mut self) {
+        self.due.take_each(|peer| {
+            if let Some(attached) = find(&mut self.peers, peer) {
+                attached.ring(&self.host);
+            }
+        });
+    }
+
     /// Reports the ends that came up outside of a poll.
     #[cold]
     fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
@@ -285,7 +312,7 @@ impl<H: Host> ShmRail<H> {
 
 /// An attached peer; beside [`ShmRail::attached`] for callers that borrow other fields too.
 #[inline(always)]
-fn find(peers: &mut [Option<Box<Attached>>], peer: Peer) -> Option<&mut Attached> {
+fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
@@ -414,6 +441,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             self.ended.push_back((cx, CompleteError::PeerDown));
         }
         self.active.retain(|other| *other != peer);
+        self.roster.leave(peer);
         self.due.remove(peer);
         // What is about to be unmapped.
         self.regions.remove_common(peer);
@@ -473,6 +501,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         }
         let gap = if body.len() < ALIGN_FROM { 0 } else { GAP_MAX.saturating_sub(head.len()) };
         let cells = cells_for(gap + len);
+        self.roster.warm(attached, peer);
         let record = attached.reserve(cells)?;
         // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more; `head` and `body` are
         // readable, and outside of the lane, which is reachable only from here. The cells are
@@ -493,7 +522,11 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         if !self.ended.is_empty() {
             count += self.report_ended(budget, sink);
         }
-        let n = self.active.len();
+        if self.roster.has_cold() {
+            let asleep = self.doorbell.event().is_announced();
+            self.roster.look(&mut self.peers, asleep);
+        }
+        let n = self.roster.hot.len();
         if self.first >= n {
             self.first = 0;
         }
@@ -502,7 +535,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
                 break;
             }
             let i = if self.first + i >= n { self.first + i - n } else { self.first + i };
-            let peer = self.active[i];
+            let peer = self.roster.hot[i];
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             if attached.is_up() {
                 count += attached.consume(peer, budget - count, &self.regions, &self.host, sink);
@@ -516,17 +549,16 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             }
         }
         self.first += 1;
+        self.roster.count(&mut self.peers);
         self.flush();
         count
     }
 
     #[inline]
     fn flush(&mut self) {
-        self.due.take_each(|peer| {
-            if let Some(attached) = self.peers[usize::from(peer.0)].as_deref() {
-                attached.ring(&self.host);
-            }
-        });
+        if !self.due.is_empty() {
+            self.ring_due();
+        }
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
@@ -553,7 +585,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         self.polls.clear();
-        for peer in &self.active {
+        let first = if self.checked < self.active.len() { self.checked } else { 0 };
+        self.checked = self.active.len().min(first + CHECKED);
+        for peer in &self.active[first..self.checked] {
             let remote =
                 self.peers[usize::from(peer.0)].as_ref().and_then(|attached| attached.remote.as_ref());
             let socket = remote.map_or(-1, |remote| remote.control.fd().as_raw_fd());
@@ -564,17 +598,18 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         }
         // SAFETY: as many structures as the vector holds. If the call fails, nothing is reported.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
-        for i in 0..self.active.len() {
-            let peer = self.active[i];
+        for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2)) {
+            let peer = *peer;
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let Some(remote) = &mut attached.remote else { continue };
-            let [socket, pidfd] = [self.polls[2 * i].revents, self.polls[2 * i + 1].revents];
+            let [socket, pidfd] = [polls[0].revents, polls[1].revents];
             // Also without news: announcements may wait for room in the socket.
             let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
             // Its good-bye may lie behind what one pass takes in.
             let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };
             if attached.is_up() {
+                self.roster.warm(attached, peer);
                 // It writes no more, so this ends: a lane holds so many records.
                 attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
@@ -589,6 +624,8 @@ mod setup;
 
 pub use setup::ShmSetup;
 
+#[cfg(test)]
+mod crowd;
 #[cfg(test)]
 mod fetches;
 #[cfg(test)]

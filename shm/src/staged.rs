@@ -100,6 +100,11 @@ impl Staged {
         self.sending.is_some()
     }
 
+    /// Whether an operation that was begun here has not ended.
+    pub(crate) fn has_posts(&self) -> bool {
+        self.posted.iter().any(Option::is_some)
+    }
+
     /// Whether an operation that was begun here reads or fills any of these bytes.
     pub(crate) fn touches(&self, memory: Local) -> bool {
         self.posted.iter().flatten().any(|op| memory.overlaps(op.ptr.as_ptr(), op.len))

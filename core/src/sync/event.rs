@@ -153,6 +153,14 @@ impl EventCount {
         true
     }
 
+    /// Whether the owner has announced a sleep that no notifier has seen yet. For the owner: work
+    /// that is passed over while this says no is found after the sleep, which ends at once.
+    #[inline(always)]
+    pub fn is_announced(&self) -> bool {
+        // Relaxed: the owner reads back its own store, or what a notifier made of it.
+        self.word.load(Ordering::Relaxed) != AWAKE
+    }
+
     /// Announces that this thread is about to sleep. Check for work next, with
     /// [`Prepared::recheck`].
     pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {

@@ -349,13 +349,13 @@ impl Shake {
     }
 
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
-        let Shake { socket, profile, peer, buffer, ours, .. } = self;
+        let Shake { socket, profile, peer, ours, .. } = self;
         let common = made.common.map(|(_, mapping)| mapping).or(given.common);
         // Towards this process the kernel copies only if it is the peer: another could name our own
         // memory as its.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
-            control: Control::new(socket, buffer, theirs.max_segments, theirs.nonce, given.home),
+            control: Control::new(socket, theirs.max_segments, theirs.nonce, given.home),
             peer,
             peer_id: theirs.id,
             pair: Pair { outgoing: made.lane, incoming: given.lane },

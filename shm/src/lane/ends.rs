@@ -59,9 +59,19 @@ pub(crate) struct Consumer {
     cursor: *const AtomicU64,
 }
 
+/// Where the next record of a lane will appear: a look at it touches nothing else. Good until the
+/// consumer advances.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    place: *const AtomicU64,
+    stamp: u64,
+}
+
 // SAFETY: the memory behind the pointers belongs to no thread; `new` was promised that there is one
 // of each.
 unsafe impl Send for Producer {}
+// SAFETY: as above; whoever looks promises that the lane is mapped.
+unsafe impl Send for Watch {}
 // SAFETY: as above.
 unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
@@ -229,6 +239,11 @@ impl Consumer {
         }
     }
 
+    /// Where to look for the next record.
+    pub(crate) fn watch(&self) -> Watch {
+        Watch { place: self.record().cast(), stamp: stamp(self.at) }
+    }
+
     /// First byte of the next record: readable for a whole lane from there.
     #[inline(always)]
     pub(crate) fn record(&self) -> *const u8 {
@@ -273,6 +288,19 @@ impl Consumer {
         // Release, edge `lane.freed`: our reads of these cells are over.
         unsafe { &*self.cursor }.store(self.at, edge!("lane.freed.store", Release));
         true
+    }
+}
+
+impl Watch {
+    /// Whether the record is there.
+    ///
+    /// # Safety
+    /// The lane is mapped.
+    #[inline(always)]
+    pub(crate) unsafe fn has_come(&self) -> bool {
+        // SAFETY: our caller's promise; the word is only ever accessed as an atomic. Relaxed: who
+        // reads the record looks at its header first, which is edge `lane.stamp`.
+        unsafe { &*self.place }.load(Ordering::Relaxed) == self.stamp
     }
 }
 

@@ -14,16 +14,18 @@ use crate::cma::{self, CmaError, Way};
 use crate::fetch::By;
 use crate::peer::Attached;
 use crate::record::{self, LANDED};
+use crate::roster::Places;
 use crate::staged;
 
 impl<H: Host> ShmRail<H> {
     /// Whether a record can be sent to a peer now that tells of a write which another way carried.
     #[inline]
     pub fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
-        let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
+        let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         if attached.blocked {
             return Err(attached.refusal());
         }
+        self.roster.warm(attached, peer);
         attached.reserve(1).map(drop)
     }
 
@@ -63,6 +65,7 @@ impl<H: Host> ShmRail<H> {
         };
         // Room for the word first: a refusal must change nothing.
         if data.is_some() {
+            self.roster.warm(attached, peer);
             attached.reserve(1)?;
         }
         // SAFETY: the range lies inside the import, which stays mapped until it is released; the
@@ -100,6 +103,7 @@ impl<H: Host> ShmRail<H> {
                 return Err(PostError::Again);
             }
             if data.is_some() {
+                self.roster.warm(attached, peer);
                 attached.reserve(1)?;
             }
             // SAFETY: the local side is the caller's promise.
@@ -126,7 +130,8 @@ impl<H: Host> ShmRail<H> {
 
     /// Posts what goes through the lane in chunks.
     fn stage(&mut self, peer: Peer, op: staged::Posted) -> Result<Posted, PostError> {
-        let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
+        let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
+        self.roster.warm(attached, peer);
         match attached.staged.post(&mut attached.out, op) {
             Ok(()) => {
                 attached.blocked |= attached.staged.sending();
@@ -229,7 +234,7 @@ enum Place {
 /// Finds what a post names, and refuses what cannot be posted now.
 #[inline(always)]
 fn resolve(
-    peers: &mut [Option<Box<Attached>>],
+    peers: &mut Places,
     peer: Peer,
     len: usize,
     remote: Remote,
