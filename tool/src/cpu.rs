@@ -68,6 +68,11 @@ impl Pin {
 }
 
 impl Places {
+    /// Binds the calling thread to the processor of the side that starts, if there is one.
+    pub fn pin_first(&self) -> Outcome<Option<Pinned>> {
+        self.cpus.map(|(first, _)| pin(first)).transpose()
+    }
+
     /// Whether both sides have to share one processor, as far as is known here.
     pub fn crowded(&self) -> bool {
         match self.cpus {

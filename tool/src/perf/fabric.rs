@@ -9,8 +9,7 @@ use fishplate::config::Settings;
 use fishplate::guard::Guard;
 use fishplate::rails::{self, OpenRail, RailsError};
 use fishplate::topology::{Anchor, Machine};
-use fishplate::{Limits, MatchStorage, Storage};
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Joint, Waiter};
+use fishplate_core::engine::{Config, Joint};
 use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::RailId;
 use fishplate_sys::LinuxHost;
@@ -18,9 +17,8 @@ use fishplate_sys::fabric::FabricRail;
 
 use super::leg::Leg;
 use super::meet::{self, Refusals, Second};
-use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
+use super::seat::{self, Base, Buffer, Seat};
 use super::table::{self, Talk};
-use super::watch::Watch;
 use super::who::Who;
 use crate::args::{Meeting, PeerArgs, Plan, Transport, name};
 use crate::clock::{Clock, monotonic_ns};
@@ -84,7 +82,7 @@ fn side<const RAILS: usize>(plan: &Plan) -> Outcome {
             ground.lay(met, plan.timeout, &who)?.follow(plan.region, Some(plan.test))
         }
         Meeting::Connect(at) => {
-            let _pinned = plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()?;
+            let _pinned = plan.places.pin_first()?;
             let at = at.to_string_lossy();
             let mut ground = Ground::<RAILS>::new(&plan.settings, plan.region)?;
             let met = find(&at, &ground.card, plan.timeout)?;
@@ -95,7 +93,7 @@ fn side<const RAILS: usize>(plan: &Plan) -> Outcome {
             // The second process starts before this one is pinned,
             // so that it does not inherit that.
             let (met, second) = spawn::<RAILS>(plan, &ground)?;
-            let _pinned = plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()?;
+            let _pinned = plan.places.pin_first()?;
             let who = format!("the other process (pid {})", second.id());
             table::lead(plan, ground.lay(met, plan.timeout, &who), Some(second))
         }
@@ -106,13 +104,9 @@ fn side<const RAILS: usize>(plan: &Plan) -> Outcome {
 struct Ground<const RAILS: usize> {
     rails: Option<[OpenRail; RAILS]>,
     card: Card,
-    config: Config,
-    storage: Storage<RAILS>,
-    matching: MatchStorage<RAILS>,
+    base: Base<RAILS>,
     arena: Buffer,
     buffer: Buffer,
-    host: LinuxHost,
-    never: Asleep,
 }
 
 impl<const RAILS: usize> Ground<RAILS> {
@@ -129,17 +123,12 @@ impl<const RAILS: usize> Ground<RAILS> {
         }
         let card = Card::new(&config, region as u64, cards);
         let config = Config { seed: card.id, ..config };
-        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 1024 };
         Ok(Ground {
             rails: Some(rails),
             card,
-            config,
-            storage: Storage::new(&config, limits),
-            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
+            base: Base::new(config, LinuxHost::private()),
             arena: Buffer::new(region, Leg::arena(region))?,
             buffer: Buffer::new(region, Leg::arena(region))?,
-            host: LinuxHost::private(),
-            never: Asleep::new(),
         })
     }
 
@@ -156,8 +145,7 @@ impl<const RAILS: usize> Ground<RAILS> {
         let names = self.card.rails.iter().enumerate().map(|(at, rail)| rail_name(at, rail)).collect();
         let name = Who::new(who, names);
         let rails = self.rails.take().ok_or_else(|| Failure::run("the rails are in use"))?;
-        let mut engine = self.storage.engine(self.config, rails.map(|rail| rail.rail)).map_err(failed)?;
-        engine.attach_matching(MATCHING, self.matching.memory()).map_err(failed)?;
+        let (mut engine, waiter) = self.base.engine(rails.map(|rail| rail.rail))?;
         let peer = engine.reserve_peer().map_err(failed)?;
         for (at, rail) in agreement.in_our_order(&theirs.rails).into_iter().enumerate() {
             let lifeline = wire.lifeline().map_err(|error| Failure::run(format!("{who}: {error}")))?;
@@ -178,11 +166,10 @@ impl<const RAILS: usize> Ground<RAILS> {
         let ours = engine.register(unsafe { self.arena.region() }).map_err(failed)?;
         // SAFETY: as above.
         let buffer = engine.register(unsafe { self.buffer.region() }).map_err(failed)?;
-        let mut handle = [0; HANDLE_MAX];
-        let len = engine.export(ours, &mut handle).map_err(failed)?;
+        let handle = seat::handle(&engine, ours).map_err(failed)?;
         // Who has the other's handle knows that the other has attached.
         let deadline = Instant::now() + Duration::from_secs(timeout);
-        let theirs = wire.exchange(&handle[..len], deadline, || Some(engine.progress()));
+        let theirs = wire.exchange(&handle, deadline, || Some(engine.progress()));
         let theirs = theirs.map_err(|error| match error {
             BootstrapError::HungUp => name.gone(error),
             error => Failure::run(format!("{who}: {error}")),
@@ -190,27 +177,9 @@ impl<const RAILS: usize> Ground<RAILS> {
         let theirs = engine
             .import(peer, &theirs)
             .map_err(|error| Failure::run(format!("{who}: {}", handle_refused(error))))?;
-        let clock = Clock::calibrate();
+        let (arena, buffer) = ((ours, self.arena.ptr()), (buffer, self.buffer.ptr()));
         Ok(table::Table {
-            seat: Seat {
-                engine,
-                waiter: Waiter::awake(&self.host, &self.never),
-                bell: None,
-                peer,
-                ours,
-                arena: self.arena.ptr(),
-                theirs,
-                there: theirs,
-                landing: self.arena.ptr(),
-                on_device: false,
-                mirror: None,
-                buffer,
-                bytes: self.buffer.ptr(),
-                clock,
-                watch: Watch::new(clock),
-                crowded: false,
-                name,
-            },
+            seat: Seat::new((engine, waiter), peer, arena, theirs, buffer, Clock::calibrate(), name),
             transport: Transport::Fabric,
             talk: Aside { wire },
             pad: None,

@@ -9,28 +9,24 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{RailId, Region, RegionKind};
 use fishplate_gpu::{Device, DevicePtr, GpuConfig, GpuRail, GpuStats, Refused};
-use fishplate_shm::{HandshakeError, Link, ShmConfig};
+use fishplate_shm::Link;
 use fishplate_sys::LinuxHost;
 
 use super::leg::Leg;
 use super::meet::{self, Second};
-use super::seat::{MATCHING, RECEIVES, Seat};
+use super::seat::{self, Base, Seat};
 use super::table::{self, Talk};
-use super::watch::Watch;
 use super::who::Who;
 use crate::args::{DeviceName, IpcPath, Meeting, PeerArgs, Plan, Transport, name};
 use crate::clock::Clock;
-use crate::cpu::{self, Pinned};
 use crate::failure::{Failure, Outcome};
 use crate::report::{Moved, Row};
 use crate::room;
 
 use device::Chosen;
-use fishplate::{Limits, MatchStorage, Storage};
 use mirror::Copies;
 
 /// Memory of the signals, which both have in common.
@@ -63,17 +59,17 @@ pub fn run(plan: &Plan) -> Outcome {
     let plan = &Plan { devices: vec![first, second], ..plan.clone() };
     let leads = !matches!(plan.meeting, Meeting::Listen(_));
     let side = Side { leads, device: first, path: plan.ipc_path, region: plan.region, timeout: plan.timeout };
-    let mut ground = Ground::new()?;
+    let mut base = Base::new(meet::SHARING, LinuxHost::shared());
     let rail = side.rail()?;
     match &plan.meeting {
         Meeting::Listen(at) => {
             let link = meet::listen(plan, at, rail.profile().profile())?;
-            ground.set(&side, rail, link)?.follow(plan.region, Some(plan.test))
+            side.set(&mut base, rail, link)?.follow(plan.region, Some(plan.test))
         }
         Meeting::Connect(at) => {
-            let _pinned = pin_first(plan)?;
+            let _pinned = plan.places.pin_first()?;
             let link = meet::find(at, plan.region, plan.timeout, rail.profile().profile())?;
-            lead(plan, ground.set(&side, rail, link), None)
+            lead(plan, side.set(&mut base, rail, link), None)
         }
         Meeting::Spawn => {
             // The second process starts before this one is pinned,
@@ -82,8 +78,8 @@ pub fn run(plan: &Plan) -> Outcome {
                 ["--transport", "gpu", "--device", &second.to_string(), "--ipc-path", &name(plan.ipc_path)]
                     .map(str::to_owned);
             let (link, second) = meet::spawn(plan, rail.profile().profile(), &more)?;
-            let _pinned = pin_first(plan)?;
-            lead(plan, ground.set(&side, rail, link), Some(second))
+            let _pinned = plan.places.pin_first()?;
+            lead(plan, side.set(&mut base, rail, link), Some(second))
         }
     }
 }
@@ -97,74 +93,39 @@ pub fn answer(args: &PeerArgs) -> Outcome {
         region: args.region,
         timeout: args.timeout,
     };
-    let mut ground = Ground::new()?;
+    let mut base = Base::new(meet::SHARING, LinuxHost::shared());
     let rail = side.rail()?;
     let link = meet::answer(args, rail.profile().profile())?;
-    ground.set(&side, rail, link)?.follow(args.region, None)
+    side.set(&mut base, rail, link)?.follow(args.region, None)
 }
 
 fn lead(plan: &Plan, table: Outcome<Table<'_>>, second: Option<Second>) -> Outcome {
     table::lead(plan, table, second)
 }
 
-fn pin_first(plan: &Plan) -> Outcome<Option<Pinned>> {
-    plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()
-}
-
 impl Side {
     fn rail(&self) -> Outcome<Rail> {
-        // The rail itself fences towards peers that sleep without membarrier.
-        let host = LinuxHost::shared().peer_uses_membarrier(true);
-        let shm = ShmConfig {
-            max_peers: 1,
-            common_len: SIGNALS,
-            membarrier: host.sleeper_uses_membarrier(),
-            ..ShmConfig::default()
-        };
+        let (host, shm) = meet::sharing(SIGNALS);
         let config = GpuConfig { force_relay: self.path == IpcPath::Relay, ..GpuConfig::default() };
         GpuRail::new(device::open(self.device)?, host, shm, config)
             .map_err(|error| room::attach_failed("the rail", error))
     }
-}
-
-/// What a table stands on.
-struct Ground {
-    storage: Storage<1>,
-    matching: MatchStorage<1>,
-    host: LinuxHost,
-    never: Asleep,
-}
-
-const CONFIG: Config = Config { window: 256, ..Config::DEFAULT };
-
-impl Ground {
-    fn new() -> Outcome<Self> {
-        let limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 1024 };
-        Ok(Ground {
-            storage: Storage::new(&CONFIG, limits),
-            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            host: LinuxHost::shared(),
-            never: Asleep::new(),
-        })
-    }
-
-    fn set(&mut self, side: &Side, mut rail: Rail, link: Link) -> Outcome<Table<'_>> {
+    fn set<'m>(&self, base: &'m mut Base<1>, mut rail: Rail, link: Link) -> Outcome<Table<'m>> {
         let refused = |error| room::attach_failed("the connection", error);
-        let deadline = Instant::now() + Duration::from_secs(side.timeout);
+        let deadline = Instant::now() + Duration::from_secs(self.timeout);
         let pid = link.pid();
         let who = format!("the other process (pid {pid})");
         let common = link.common().map(|(base, _)| base);
-        let base = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
+        let common = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
         let link =
             rail.profile().agree(link, deadline).map_err(|error| Failure::run(format!("{who}: {error}")))?;
         let (told_by_words, bounces) = link.active();
-        let len = Leg::arena(side.region);
-        let memory = (take(&mut rail, side, len)?, take(&mut rail, side, len)?);
-        let (landing, buffer, mirror) = see(side, memory, len)?;
+        let len = Leg::arena(self.region);
+        let memory = (take(&mut rail, self, len)?, take(&mut rail, self, len)?);
+        let (landing, buffer, mirror) = see(self, memory, len)?;
         let stats = rail.stats();
 
-        let mut engine = self.storage.engine(CONFIG, [rail]).map_err(refused)?;
-        engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
+        let (mut engine, waiter) = base.engine([rail])?;
         let peer = engine.reserve_peer().map_err(refused)?;
         // SAFETY: both processes touch the common segment only through atomics, raw copies and the
         // engine. The engine and the table, which use it, are dropped together, and the peer is not
@@ -185,7 +146,7 @@ impl Ground {
                 let why = engine.rail(RailId(0)).and_then(|rail| rail.why());
                 match why {
                     Some(Refused::Export(why)) => {
-                        Failure::run(format!("--device {}: cannot export: {why}", side.device))
+                        Failure::run(format!("--device {}: cannot export: {why}", self.device))
                     }
                     _ => refused(error),
                 }
@@ -194,12 +155,11 @@ impl Ground {
         let (there, from) = (register(memory.0)?, register(memory.1)?);
 
         // Signals, then payloads; and how much there is.
-        let mut told = (side.region as u64).to_ne_bytes().to_vec();
+        let mut told = (self.region as u64).to_ne_bytes().to_vec();
         for region in [ours, there] {
-            let mut handle = [0; HANDLE_MAX];
-            let len = engine.export(region, &mut handle).map_err(refused)?;
-            told.push(len as u8);
-            told.extend_from_slice(&handle[..len]);
+            let handle = seat::handle(&engine, region).map_err(refused)?;
+            told.push(handle.len() as u8);
+            told.extend_from_slice(&handle);
         }
         let mut rail = engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
         let heard =
@@ -207,7 +167,7 @@ impl Ground {
         let (region, handles) = parts(&heard).ok_or_else(|| {
             Failure::run(format!("{who} said what was not understood: run the same build on both sides"))
         })?;
-        if region != side.region as u64 {
+        if region != self.region as u64 {
             return Err(Failure::run(format!(
                 "{who} was started with another --region, of {region} bytes: give both the same"
             )));
@@ -218,39 +178,28 @@ impl Ground {
             Some(Refused::Import(why)) => Failure::run(format!("cannot open the memory of {who}: {why}")),
             _ => refused(error),
         })?;
-        let path = match (side.path, bounces) {
+        let path = match (self.path, bounces) {
             (IpcPath::Direct, _) => "direct, or through bounce slots where devices do not reach each other",
             (IpcPath::Relay, true) => "through bounce slots",
             (IpcPath::Relay, false) => return Err(Failure::run("both sides must have bounce slots")),
         };
         let words = if told_by_words { "done words" } else { "records" };
-        let clock = Clock::calibrate();
+        let (driven, name) = ((engine, waiter), Who::new(who, vec![]));
+        let (signals, from) = ((ours, common), (from, buffer));
         Ok(Table {
             seat: Seat {
-                engine,
-                waiter: Waiter::awake(&self.host, &self.never),
-                bell: None,
-                peer,
-                ours,
-                arena: base,
-                theirs,
                 there,
                 landing,
                 on_device: true,
                 mirror: mirror.map(|mirror| Box::new(mirror) as Box<_>),
-                buffer: from,
-                bytes: buffer,
-                clock,
-                watch: Watch::new(clock),
-                crowded: false,
-                name: Who::new(who, vec![]),
+                ..Seat::new(driven, peer, signals, theirs, from, Clock::calibrate(), name)
             },
             transport: Transport::Gpu,
-            talk: Aside { memory, stats, leads: side.leads, words: 0 },
+            talk: Aside { memory, stats, leads: self.leads, words: 0 },
             // What two processors need for each other says nothing of what a device needs.
             pad: None,
-            timeout: Duration::from_secs(side.timeout),
-            notes: vec![format!("payloads in {}, {path}; writes are told by {words}", side.device)],
+            timeout: Duration::from_secs(self.timeout),
+            notes: vec![format!("payloads in {}, {path}; writes are told by {words}", self.device)],
         })
     }
 }
@@ -326,10 +275,7 @@ impl Talk<Rail, 1> for Aside {
         }
         let peer = seat.peer.peer();
         let mut rail = seat.engine.rail_mut(RailId(0)).ok_or_else(no_rail)?;
-        rail.exchange(peer, word, deadline).map_err(|error| match error {
-            HandshakeError::Deadline => Failure::run(format!("{} did not answer in time", seat.name)),
-            error => Failure::lost(&seat.name.to_string(), error),
-        })
+        rail.exchange(peer, word, deadline).map_err(|error| seat.name.fell_silent(error))
     }
 
     fn fill_in(&mut self, seat: &mut Seat<'_, Rail, 1>, row: &mut Row) {

@@ -7,7 +7,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use fishplate_shm::{HandshakeError, Link, Listener, Profile, Role, SegmentError, connect, socket_pair};
+use fishplate_core::engine::Config;
+use fishplate_shm::{
+    HandshakeError, Link, Listener, Profile, Role, SegmentError, ShmConfig, connect, socket_pair,
+};
+use fishplate_sys::LinuxHost;
 
 use crate::args::{PeerArgs, Plan};
 use crate::failure::{Failure, Outcome};
@@ -28,6 +32,17 @@ pub const LOOK: Duration = Duration::from_millis(100);
 
 /// How many of those it names.
 const NAMED: u32 = 16;
+
+/// The engine's settings where the two share memory.
+pub const SHARING: Config = Config { window: 256, ..Config::DEFAULT };
+
+/// What a shared-memory rail to one other process is opened with.
+pub fn sharing(common_len: usize) -> (LinuxHost, ShmConfig) {
+    // The rail itself fences towards peers that sleep without membarrier.
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let membarrier = host.sleeper_uses_membarrier();
+    (host, ShmConfig { max_peers: 1, common_len, membarrier, ..ShmConfig::default() })
+}
 
 /// The second process, when this one started it. Dropping it ends it.
 pub struct Second {

@@ -2,25 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::{Asleep, Config, HANDLE_MAX, Waiter};
 use fishplate_core::mem::RailId;
-use fishplate_shm::{HandshakeError, Link, ShmConfig, ShmRail};
+use fishplate_shm::{Link, ShmRail};
 use fishplate_sys::LinuxHost;
 
 use super::leg::Leg;
 use super::meet::{self, Second};
-use super::seat::{Buffer, MATCHING, RECEIVES, Seat};
+use super::seat::{self, Base, Buffer, Seat};
 use super::table::{self, Talk};
-use super::watch::Watch;
 use super::who::Who;
 use crate::args::{Meeting, PeerArgs, Plan, Test, Transport};
 use crate::clock::Clock;
-use crate::cpu::{self, Pinned};
 use crate::failure::{Failure, Outcome};
 use crate::floor::{PAD_LEN, Pad};
 use crate::room;
-
-use fishplate::{Limits, MatchStorage, Storage};
 
 /// The pad of the floor comes first in the common segment, then the arena.
 const ARENA_AT: usize = 4096;
@@ -41,7 +36,7 @@ pub fn run(plan: &Plan) -> Outcome {
             follow(rail, link, plan.region, plan.timeout, Some(plan.test))
         }
         Meeting::Connect(at) => {
-            let _pinned = pin_first(plan)?;
+            let _pinned = plan.places.pin_first()?;
             let rail = rail(plan.region)?;
             let link = meet::find(at, plan.region, plan.timeout, &rail.profile())?;
             lead(plan, rail, link, None)
@@ -51,7 +46,7 @@ pub fn run(plan: &Plan) -> Outcome {
             // so that it does not inherit that.
             let rail = rail(plan.region)?;
             let (link, second) = meet::spawn(plan, &rail.profile(), &[])?;
-            let _pinned = pin_first(plan)?;
+            let _pinned = plan.places.pin_first()?;
             lead(plan, rail, link, Some(second))
         }
     }
@@ -64,42 +59,22 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     follow(rail, link, args.region, args.timeout, None)
 }
 
-fn pin_first(plan: &Plan) -> Outcome<Option<Pinned>> {
-    plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()
-}
-
 fn rail(region: usize) -> Outcome<Rail> {
-    // The rail itself fences towards peers that sleep without membarrier.
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let config = ShmConfig {
-        max_peers: 1,
-        common_len: ARENA_AT + Leg::arena(region),
-        membarrier: host.sleeper_uses_membarrier(),
-        ..ShmConfig::default()
-    };
+    let (host, config) = meet::sharing(ARENA_AT + Leg::arena(region));
     ShmRail::new(host, config).map_err(|error| room::attach_failed("the rail", error))
 }
 
 /// What a table stands on.
 struct Ground {
-    storage: Storage<1>,
-    matching: MatchStorage<1>,
+    base: Base<1>,
     buffer: Buffer,
-    host: LinuxHost,
-    never: Asleep,
 }
-
-const CONFIG: Config = Config { window: 256, ..Config::DEFAULT };
 
 impl Ground {
     fn new(region: usize) -> Outcome<Self> {
-        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 1024 };
         Ok(Ground {
-            storage: Storage::new(&CONFIG, limits),
-            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
+            base: Base::new(meet::SHARING, LinuxHost::shared()),
             buffer: Buffer::new(region, Leg::arena(region))?,
-            host: LinuxHost::shared(),
-            never: Asleep::new(),
         })
     }
 
@@ -108,8 +83,7 @@ impl Ground {
         let pid = link.pid();
         let common = link.common().map(|(base, _)| base);
         let base = common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
-        let mut engine = self.storage.engine(CONFIG, [rail]).map_err(refused)?;
-        engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
+        let (mut engine, waiter) = self.base.engine([rail])?;
         let peer = engine.reserve_peer().map_err(refused)?;
         // SAFETY: both processes touch the common segment only through atomics, raw copies and the
         // engine. The engine and the table, which use it, are dropped together, and the peer is not
@@ -122,12 +96,11 @@ impl Ground {
         let ours = engine.register(region).map_err(refused)?;
         // SAFETY: the buffer belongs to the engine memory's owner, and so outlives the engine.
         let buffer = engine.register(unsafe { self.buffer.region() }).map_err(refused)?;
-        let mut handle = [0; HANDLE_MAX];
-        let len = engine.export(ours, &mut handle).map_err(refused)?;
+        let handle = seat::handle(&engine, ours).map_err(refused)?;
         let deadline = Instant::now() + Duration::from_secs(timeout);
         let mut rail = engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
         let theirs = rail
-            .exchange(peer.peer(), &handle[..len], deadline)
+            .exchange(peer.peer(), &handle, deadline)
             .map_err(|error| Failure::lost(&format!("the other process (pid {pid})"), error))?;
         let bell = engine.rail(RailId(0)).map(Rail::bell);
         let theirs = engine.import(peer, &theirs).map_err(refused)?;
@@ -136,27 +109,10 @@ impl Ground {
         let pad = unsafe { Pad::new(base) };
         // SAFETY: the segment is longer than ARENA_AT.
         let arena = unsafe { base.add(ARENA_AT) };
-        let clock = Clock::calibrate();
+        let (driven, name) = ((engine, waiter), Who::new(format!("the other process (pid {pid})"), vec![]));
+        let (arena, buffer) = ((ours, arena), (buffer, self.buffer.ptr()));
         Ok(Table {
-            seat: Seat {
-                engine,
-                waiter: Waiter::awake(&self.host, &self.never),
-                bell,
-                peer,
-                ours,
-                arena,
-                theirs,
-                there: theirs,
-                landing: arena,
-                on_device: false,
-                mirror: None,
-                buffer,
-                bytes: self.buffer.ptr(),
-                clock,
-                watch: Watch::new(clock),
-                crowded: false,
-                name: Who::new(format!("the other process (pid {pid})"), vec![]),
-            },
+            seat: Seat { bell, ..Seat::new(driven, peer, arena, theirs, buffer, Clock::calibrate(), name) },
             transport: Transport::Shm,
             talk: Socket,
             pad: Some(pad),
@@ -174,10 +130,7 @@ impl Talk<Rail, 1> for Socket {
         let peer = seat.peer.peer();
         let mut rail =
             seat.engine.rail_mut(RailId(0)).ok_or_else(|| Failure::run("the engine has no rail"))?;
-        rail.exchange(peer, word, deadline).map_err(|error| match error {
-            HandshakeError::Deadline => Failure::run(format!("{} did not answer in time", seat.name)),
-            error => Failure::lost(&seat.name.to_string(), error),
-        })
+        rail.exchange(peer, word, deadline).map_err(|error| seat.name.fell_silent(error))
     }
 }
 

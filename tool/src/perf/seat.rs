@@ -7,10 +7,11 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
-use fishplate_core::engine::{ContextId, Engine, Notice, Waiter};
-use fishplate_core::error::{OpError, WaitError};
+use fishplate_core::engine::{Asleep, Config, ContextId, Engine, HANDLE_MAX, Notice, Waiter};
+use fishplate_core::error::{AttachError, OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
@@ -90,6 +91,40 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     pub crowded: bool,
     /// How to name the other side in messages.
     pub name: Who,
+}
+
+impl<'m, R: Rail, const RAILS: usize> Seat<'m, R, RAILS> {
+    /// A side that has met the other: payloads go from the buffer here into the arena there. Memory
+    /// comes as its name and its first byte.
+    pub fn new(
+        (engine, waiter): Driven<'m, R, RAILS>,
+        peer: PeerId,
+        (ours, arena): (LocalId, NonNull<u8>),
+        theirs: RemoteId,
+        (buffer, bytes): (LocalId, NonNull<u8>),
+        clock: Clock,
+        name: Who,
+    ) -> Self {
+        Seat {
+            engine,
+            waiter,
+            bell: None,
+            peer,
+            ours,
+            arena,
+            theirs,
+            there: theirs,
+            landing: arena,
+            on_device: false,
+            mirror: None,
+            buffer,
+            bytes,
+            clock,
+            watch: Watch::new(clock),
+            crowded: false,
+            name,
+        }
+    }
 }
 
 impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
@@ -298,6 +333,50 @@ macro_rules! issue {
     };
 }
 pub(crate) use issue;
+
+/// An engine, and how a side waits that drives it itself.
+pub type Driven<'m, R, const RAILS: usize> = (Engine<'m, R, RAILS>, Waiter<'m, LinuxHost>);
+
+/// What the engine of one process of two borrows.
+pub struct Base<const RAILS: usize> {
+    config: Config,
+    storage: Storage<RAILS>,
+    matching: MatchStorage<RAILS>,
+    host: LinuxHost,
+    never: Asleep,
+}
+
+impl<const RAILS: usize> Base<RAILS> {
+    /// Takes the memory.
+    pub fn new(config: Config, host: LinuxHost) -> Self {
+        let limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 1024 };
+        Base {
+            config,
+            storage: Storage::new(&config, limits),
+            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
+            host,
+            never: Asleep::new(),
+        }
+    }
+
+    /// Sets the engine up over its rails.
+    pub fn engine<R: Rail>(&mut self, rails: [R; RAILS]) -> Outcome<Driven<'_, R, RAILS>> {
+        let refused = |error| room::attach_failed("the connection", error);
+        let mut engine = self.storage.engine(self.config, rails).map_err(refused)?;
+        engine.attach_matching(MATCHING, self.matching.memory()).map_err(refused)?;
+        Ok((engine, Waiter::awake(&self.host, &self.never)))
+    }
+}
+
+/// The handle of a region, to be told to the other side.
+pub fn handle<R: Rail, const RAILS: usize>(
+    engine: &Engine<'_, R, RAILS>,
+    region: LocalId,
+) -> Result<Vec<u8>, AttachError> {
+    let mut handle = [0; HANDLE_MAX];
+    let len = engine.export(region, &mut handle)?;
+    Ok(handle[..len].to_vec())
+}
 
 /// Zeroed private memory, aligned to a page. All of it is there from the beginning: no page is
 /// made, and none is one that stands in for pages never written, while something is timed.

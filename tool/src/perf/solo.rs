@@ -21,7 +21,6 @@ use super::seat::{CONTEXT, Seat};
 use super::{always_checks, finish_row, headline, prepare_leg, worker};
 use crate::args::{Mode, Plan, Test, Transport, name};
 use crate::clock::Clock;
-use crate::cpu;
 use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
@@ -54,7 +53,7 @@ const WORD: usize = 0;
 
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
-    let _pinned = plan.places.cpus.map(|(first, _)| cpu::pin(first)).transpose()?;
+    let _pinned = plan.places.pin_first()?;
     match plan.rails {
         1 => rows::<1>(plan),
         2 => rows::<2>(plan),

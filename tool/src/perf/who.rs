@@ -7,6 +7,7 @@ use fishplate_core::engine::protocol::Received;
 use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome as Ended};
+use fishplate_shm::HandshakeError;
 
 use crate::failure::Failure;
 
@@ -46,6 +47,15 @@ impl Who {
         match self.rails.is_empty() {
             true => Failure::lost(&self.name, how),
             false => Failure::Lost(format!("lost {self} over {}: {how}", self.rails.join(" and "))),
+        }
+    }
+
+    /// The run failed because the two could not talk over their link.
+    #[cold]
+    pub fn fell_silent(&self, error: HandshakeError) -> Failure {
+        match error {
+            HandshakeError::Deadline => Failure::run(format!("{self} did not answer in time")),
+            error => Failure::lost(&self.name, error),
         }
     }
 

@@ -4,15 +4,14 @@ use std::ptr::NonNull;
 
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Asleep, Config, Engine, HANDLE_MAX, Waiter};
+use fishplate_core::engine::{Asleep, Config, Engine, Waiter};
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{LocalId, PeerId, RailId};
 use fishplate_core::rail::Rail;
 use fishplate_sys::LinuxHost;
 
 use super::super::leg::{Leg, SLOTS_AT};
-use super::super::seat::{Buffer, RECEIVES, Seat};
-use super::super::watch::Watch;
+use super::super::seat::{Buffer, RECEIVES, Seat, handle};
 use super::super::who::Who;
 use crate::clock::Clock;
 use crate::failure::Outcome;
@@ -64,11 +63,10 @@ pub(super) fn sit<'m, R: Rail, const RAILS: usize>(
     engine.connect_peer(peer, (1 << RAILS) - 1)?;
     let ours = engine.register(arena_region)?;
     let buffer = engine.register(buffer_region)?;
-    let mut handle = [0; HANDLE_MAX];
-    let len = engine.export(ours, &mut handle)?;
+    let handle = handle(&engine, ours)?;
     let halfway =
         Halfway { engine, peer, ours, buffer, arena, bytes, clock, waiter: Waiter::awake(host, never) };
-    Ok((halfway, handle[..len].to_vec()))
+    Ok((halfway, handle))
 }
 
 /// A seat that has not yet heard of the other side's memory.
@@ -86,24 +84,8 @@ pub(super) struct Halfway<'m, R: Rail, const RAILS: usize> {
 impl<'m, R: Rail, const RAILS: usize> Halfway<'m, R, RAILS> {
     pub(super) fn import(mut self, handle: &[u8]) -> Result<Seat<'m, R, RAILS>, AttachError> {
         let theirs = self.engine.import(self.peer, handle)?;
-        Ok(Seat {
-            engine: self.engine,
-            waiter: self.waiter,
-            bell: None,
-            peer: self.peer,
-            ours: self.ours,
-            arena: self.arena,
-            theirs,
-            there: theirs,
-            landing: self.arena,
-            on_device: false,
-            mirror: None,
-            buffer: self.buffer,
-            bytes: self.bytes,
-            clock: self.clock,
-            watch: Watch::new(self.clock),
-            crowded: false,
-            name: Who::new("this process", vec![]),
-        })
+        let (driven, name) = ((self.engine, self.waiter), Who::new("this process", vec![]));
+        let (arena, buffer) = ((self.ours, self.arena), (self.buffer, self.bytes));
+        Ok(Seat::new(driven, self.peer, arena, theirs, buffer, self.clock, name))
     }
 }
