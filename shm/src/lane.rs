@@ -33,7 +33,10 @@
 //!
 //! Behind a long record it claims as many cells as that took: the next, if it is as long, is copied
 //! to lines that are in place, which is what most of a copy waits for (`bare-lane`). In a stream it
-//! waits for them here instead.
+//! would wait for them here instead, and longer: `memmove` takes the lines of a long copy from the
+//! consumer without reading them, which a store does not. So it claims nothing there: where no
+//! record of the other lane has come since the last claim. Streams of 4 KiB are 1.5 to 2.5 times as
+//! fast for it, those of 8 KiB up to 3.4 times.
 //!
 //! # Edges
 //!

@@ -237,6 +237,7 @@ impl Attached {
             };
             // Whoever waits for room may sleep.
             self.due |= self.input.advance(cells);
+            self.out.answered();
             count += 1;
         }
         count

@@ -44,6 +44,8 @@ pub(crate) struct Producer {
     /// The cells from `at` to below here hold no stamp that the consumer could be waiting for.
     /// Always beyond `at`, and never beyond what `freed` allows.
     pub(super) claimed: u64,
+    /// Whether a record of the other lane has come since cells were claimed last.
+    pub(super) answered: bool,
     cursor: *const AtomicU64,
 }
 
@@ -97,7 +99,8 @@ impl Producer {
     /// other producer.
     pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let mask = u64::from(cells) - 1;
-        Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }
+        let claimed = start.wrapping_add(1);
+        Producer { cells: first, mask, at: start, freed: start, claimed, answered: false, cursor }
     }
 
     /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16
@@ -177,15 +180,26 @@ impl Producer {
         }
     }
 
+    /// Says that a record of the other lane has come.
+    #[inline(always)]
+    pub(crate) fn answered(&mut self) {
+        self.answered = true;
+    }
+
     /// Claims the cells behind a record of so many cells that was published last, as far as they
     /// are free: as many as a record of that length takes, up to a quarter of the lane, and
-    /// [`CLAIMED`] at least.
+    /// [`CLAIMED`] at least. None behind a long record that belongs to a stream.
     ///
     /// Out of line: called once for several short records, its registers would be saved for each.
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
         // From our position on: a record longer than what was claimed ends beyond it.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
+        if !core::mem::take(&mut self.answered) && cells > CLAIMED {
+            // The next cell is clean.
+            self.claimed = self.at.wrapping_add(claimed.max(1));
+            return;
+        }
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
