@@ -12,8 +12,9 @@
 //! `provider` and `fabric` are hashes of libfabric's names.
 
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::BuildHasher;
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 
 use fishplate_core::bytes::{Put, Reader, Short};
 use fishplate_core::engine::Config;
@@ -61,7 +62,7 @@ impl Address {
     /// The address of a new node of this process.
     pub fn new(config: &Config, matching: &MatchConfig, rails: Vec<RailAddress>) -> Address {
         Address {
-            id: RandomState::new().build_hasher().finish(),
+            id: random(),
             host: this_host(),
             window: config.window,
             contexts: config.contexts,
@@ -143,6 +144,12 @@ pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
 }
 
+/// A number that no other node has. After a fork both processes have the keys of the standard
+/// library, so the process and the time go in as well.
+fn random() -> u64 {
+    RandomState::new().hash_one((std::process::id(), Instant::now()))
+}
+
 /// Names this boot of this host, and the network namespace, which abstract sockets do not leave.
 fn this_host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -168,6 +175,30 @@ mod tests {
         }
         assert_ne!(address(0).id, address(0).id);
         assert_eq!(address(0).host, address(0).host);
+    }
+
+    #[test]
+    fn processes_that_were_forked_have_numbers_of_their_own() {
+        // What a fork copies exists already.
+        random();
+        let mut ends = [0; 2];
+        // SAFETY: the calls fill an array of two, and take eight bytes of a number. The child uses
+        // nothing that another thread may have locked, and ends.
+        let theirs = unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            let child = libc::fork();
+            if child == 0 {
+                let id = random();
+                libc::write(ends[1], (&raw const id).cast(), 8);
+                libc::_exit(0);
+            }
+            let mut id = 0u64;
+            assert_eq!(libc::read(ends[0], (&raw mut id).cast(), 8), 8);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+            ends.iter().for_each(|&end| _ = libc::close(end));
+            id
+        };
+        assert_ne!(random(), theirs);
     }
 
     #[test]

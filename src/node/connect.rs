@@ -138,11 +138,13 @@ impl Node {
         Ok(())
     }
 
-    /// Why the peer has failed, if it has.
+    /// Why the peer has failed, if it has. Asks the system whether peers live, which otherwise the
+    /// waits alone do: memory of a dead peer takes writes without complaint. Slow path.
     ///
     /// # Errors
     /// It is not known, or was given up.
-    pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, Error> {
+    pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
+        self.home.engine.check_peers();
         match self.contacts.iter().find(|contact| contact.peer == peer) {
             Some(contact) if contact.stage.is_meeting() => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),

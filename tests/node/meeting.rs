@@ -171,6 +171,21 @@ fn peers_that_gave_each_other_up_meet_again() {
 }
 
 #[test]
+fn a_program_that_never_waits_hears_that_its_peer_is_gone() {
+    let mut nodes = pair([Limits::DEFAULT; 2]);
+    both_talk(&mut nodes);
+    let [mut a, b] = nodes;
+    let peer = a.connect(b.address()).unwrap();
+    assert_eq!(a.peer_error(peer), Ok(None));
+    drop(b);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while a.peer_error(peer).unwrap().is_none() {
+        assert!(Instant::now() < deadline, "never heard");
+        a.progress();
+    }
+}
+
+#[test]
 fn many_peers_that_never_come_hold_up_nobody() {
     const MANY: u64 = 2000;
     let mut node = open(Limits { peers: MANY as u16 + 1, ..Limits::DEFAULT });
