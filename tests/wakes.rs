@@ -19,9 +19,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId};
 use fishplate_core::mem::{LocalAddr, LocalId};
-use fishplate_core::queue::{
-    FillCommand, MarkerCommand, Pending, Queue, QueueCommand, RecvCommand, Room, SendCommand,
-};
+use fishplate_core::queue::{Command, Pending, Queue, Room};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::host::{Host, Woken};
@@ -165,14 +163,14 @@ fn site(host: &'static Counting, queues: usize) -> Site {
     Site { own, channels, arrivals: leak(EventCount::new()), queues, desks }
 }
 
-fn submit<C: QueueCommand>(queue: &mut Hosted, command: C, after: &[&Event<'static>]) -> Event<'static> {
+fn submit(queue: &mut Hosted, command: Command, after: &[&Event<'static>]) -> Event<'static> {
     let command = queue.create(command).unwrap();
     let command = after.iter().try_fold(command, |command, event| command.after(event)).unwrap();
     queue.submit(command)
 }
 
-fn fill(at: LocalAddr, pattern: u64) -> FillCommand {
-    FillCommand { at, len: 8, pattern, width: 8 }
+fn fill(at: LocalAddr, pattern: u64) -> Command {
+    Command::Fill { at, len: 8, pattern, width: 8 }
 }
 
 #[test]
@@ -182,7 +180,7 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
         let (mut first, mut second) = (site(host, 1), site(host, 2));
         let stop = AtomicBool::new(false);
         let target = second.own.target;
-        let made = submit(&mut first.queues[0], MarkerCommand, &[]);
+        let made = submit(&mut first.queues[0], Command::Marker, &[]);
         thread::scope(|scope| {
             let Site { own: Own { engine, .. }, channels, arrivals, queues, desks } = &mut second;
             let mut worker = Worker::new(engine, desks, SLEEPY);
@@ -201,7 +199,7 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
             let made_here = made.clone();
             let waiting = scope.spawn(move || (waits.wait(&made_here, NEVER), waits.counts()));
             let filled = submit(&mut after, fill(target.at(0), 5), &[&made]);
-            let behind = submit(&mut after, MarkerCommand, &[]);
+            let behind = submit(&mut after, Command::Marker, &[]);
             host.until_asleep(2);
             assert!(!filled.is_done() && !behind.is_done());
             // Its own worker is woken by neither of the others.
@@ -246,7 +244,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
             (queues.next().unwrap(), queues.next().unwrap(), queues.next().unwrap());
         // A thread that sleeps on what only the end of this test brings.
         let tag = Tag::new(7, 0);
-        let recv = RecvCommand { source: None, tag, ignore: Tag::ZERO, into: None };
+        let recv = Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None };
         let waiting = scope.spawn(move || {
             let event = submit(&mut waits, recv, &[]);
             let Ok(Reply::Received(status)) = waits.wait(&event, NEVER) else { panic!("{event:?}") };
@@ -265,7 +263,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
         // The receive side's sleeper and the idle queue were left alone; so was the rail's bell.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
-        let send = SendCommand { to: peer, tag, from: None, sync: false };
+        let send = Command::Send { to: peer, tag, from: None, sync: false };
         let sent = submit(&mut idle, send, &[]);
         assert!(matches!(idle.wait(&sent, NEVER), Ok(Reply::Done(_))));
         let (outcome, counts) = waiting.join().unwrap();
@@ -294,10 +292,10 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
             move || worker.run(host, &channels.send, Some(arrivals), stop, NEVER)
         });
         let tag = Tag::new(7, 0);
-        submit(&mut queues[0], RecvCommand { source: None, tag, ignore: Tag::ZERO, into: None }, &[]);
-        let marker = submit(&mut queues[0], MarkerCommand, &[]);
+        submit(&mut queues[0], Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None }, &[]);
+        let marker = submit(&mut queues[0], Command::Marker, &[]);
         host.until_asleep(1);
-        let sent = submit(&mut queues[1], SendCommand { to: peer, tag, from: None, sync: false }, &[]);
+        let sent = submit(&mut queues[1], Command::Send { to: peer, tag, from: None, sync: false }, &[]);
         assert_eq!(queues[0].wait(&marker, NEVER), Ok(Reply::Done(0)));
         assert!(matches!(queues[1].wait(&sent, NEVER), Ok(Reply::Done(_))));
         stop.store(true, Ordering::Release);

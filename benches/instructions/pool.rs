@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use fishplate_benches::{REPEATS, limit};
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Engine, Tables};
-use fishplate_core::queue::{MarkerCommand, Queue, Room};
+use fishplate_core::queue::{Command, Queue, Room};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::host::SpinHost;
@@ -160,7 +160,7 @@ fn served() -> Served {
 fn queue_32_commands(mut served: Served) -> Served {
     for _ in 0..REPEATS {
         let events: [_; 32] = std::array::from_fn(|_| {
-            let command = served.queue.create(MarkerCommand).unwrap();
+            let command = served.queue.create(Command::Marker).unwrap();
             served.queue.enqueue(command)
         });
         served.queue.flush();

@@ -5,9 +5,9 @@
 //! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
 //! the worker sleeps and must be woken; only the waits block, until their deadline.
 //!
-//! Commands of one queue begin in the order of submission, and may end in any. A [`MarkerCommand`]
-//! is done when everything before it is; [`Cmd::after`] has a command begin only once another, of
-//! any queue and any worker, has ended well.
+//! Commands of one queue begin in the order of submission, and may end in any. A
+//! [`Command::Marker`] is done when everything before it is; [`Cmd::after`] has a command begin
+//! only once another, of any queue and any worker, has ended well.
 //!
 //! Commands never wait for each other in a circle. A command comes after those before it in its
 //! queue and after events, and there is an event only of what was submitted; what was submitted
@@ -15,10 +15,10 @@
 //! not compile:
 //!
 //! ```compile_fail,E0382
-//! # use fishplate_core::{queue::{MarkerCommand, Queue}, sync::host::SpinHost};
+//! # use fishplate_core::{queue::{Command, Queue}, sync::host::SpinHost};
 //! # fn circle(queue: &mut Queue<'static, SpinHost>) {
-//! let first = queue.create(MarkerCommand).unwrap();
-//! let second = queue.create(MarkerCommand).unwrap();
+//! let first = queue.create(Command::Marker).unwrap();
+//! let second = queue.create(Command::Marker).unwrap();
 //! let first_event = queue.submit(first);
 //! let second_event = queue.submit(second.after(&first_event).unwrap());
 //! queue.submit(first.after(&second_event).unwrap());
@@ -38,13 +38,12 @@
 //! ```
 
 use core::fmt;
-use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use crate::engine::ContextId;
-use crate::engine::command::{Command, Entry, Event, Reply};
+use crate::engine::command::{Entry, Event, Reply};
 use crate::engine::lane::{Desk, Flight, Lane, Posted, Side};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
 use crate::sync::event::{Channel, Listening};
@@ -59,11 +58,9 @@ mod races;
 #[cfg(test)]
 mod tests;
 
+pub use crate::engine::command::Command;
 pub use crate::engine::lane::{Held, HeldBy, Pending};
-pub use commands::{
-    CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, QueueCommand,
-    ReadCommand, RecvCommand, SendCommand, WriteCommand,
-};
+pub use commands::CommandError;
 
 /// The memory of a queue with at most `N` commands, a power of two, whose events are still held.
 pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
@@ -143,18 +140,17 @@ assert_impl_all!(Event<'static>: Send, Sync);
 
 /// A command that was created and not submitted. Dropping it gives its slot back.
 #[must_use = "a command does nothing until it is submitted"]
-pub struct Cmd<'m, C> {
+pub struct Cmd<'m> {
     lease: Lease<'m, Entry<'m>>,
-    kind: PhantomData<C>,
 }
 
-impl<C> fmt::Debug for Cmd<'_, C> {
+impl fmt::Debug for Cmd<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Cmd").field(self.command()).finish()
     }
 }
 
-impl<'m, C> Cmd<'m, C> {
+impl<'m> Cmd<'m> {
     /// What it will ask of the worker.
     pub fn command(&self) -> &Command {
         self.lease.command()
@@ -215,9 +211,8 @@ impl<'m, H: Host> Queue<'m, H> {
     /// [`CreateError::Full`] if every slot is taken by commands that have not ended or whose events
     /// are held; [`CreateError::Refused`] if its arguments make no sense. No slot is taken then.
     #[inline]
-    pub fn create<C: QueueCommand>(&mut self, args: C) -> Result<Cmd<'m, C>, CreateError<CommandError>> {
-        let lease = self.lease(|| args.command())?;
-        Ok(Cmd { lease, kind: PhantomData })
+    pub fn create(&mut self, command: Command) -> Result<Cmd<'m>, CreateError<CommandError>> {
+        self.lease(|| commands::check(&command).map(|()| command)).map(|lease| Cmd { lease })
     }
 
     #[inline]
@@ -234,7 +229,7 @@ impl<'m, H: Host> Queue<'m, H> {
 
     /// Hands a command to the worker, and wakes it if it sleeps. The event tells how it ended.
     #[inline]
-    pub fn submit<C: QueueCommand>(&mut self, command: Cmd<'m, C>) -> Event<'m> {
+    pub fn submit(&mut self, command: Cmd<'m>) -> Event<'m> {
         let event = self.enqueue(command);
         self.flush();
         event
@@ -242,7 +237,7 @@ impl<'m, H: Host> Queue<'m, H> {
 
     /// Hands a command to the worker without waking it: [`flush`](Self::flush) once after several.
     #[inline]
-    pub fn enqueue<C: QueueCommand>(&mut self, command: Cmd<'m, C>) -> Event<'m> {
+    pub fn enqueue(&mut self, command: Cmd<'m>) -> Event<'m> {
         let [ours, theirs] = command.lease.share_twice();
         self.post(theirs, true);
         Event(ours)

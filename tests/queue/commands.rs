@@ -5,11 +5,8 @@ use fishplate_core::engine::command::Reply;
 use fishplate_core::engine::protocol::{Cancelled, Received};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::error::OpError;
-use fishplate_core::op::SignalOp;
-use fishplate_core::queue::{
-    CommandError, CopyCommand, FillCommand, MarkerCommand, PeerCopyCommand, PutSignalCommand, ReadCommand,
-    RecvCommand, SendCommand, WriteCommand,
-};
+use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
+use fishplate_core::queue::{Command, CommandError};
 use fishplate_core::sync::pool::CreateError;
 
 use crate::rig::{NOW, Places, bench, create, submit, tag};
@@ -18,26 +15,29 @@ use crate::support::{read, seeds, word, write};
 #[test]
 fn every_kind_of_command_does_what_it_says() {
     let mut bench = bench(1, 1);
-    let Places { source, target, remote, .. } = bench.at;
+    let Places { peer, source, target, remote } = bench.at;
     let len = 300_000;
     let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
     write(bench.engine(), source.at(0), &bytes);
 
-    assert_eq!(bench.run(0, WriteCommand { from: source.at(0), len, to: remote.at(0) }), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Put { from: source.at(0), len, to: remote.at(0) }), Reply::Done(0));
     assert_eq!(read(bench.engine(), target.at(0), len), bytes);
     let into = source.at(500_000);
-    assert_eq!(bench.run(0, ReadCommand { from: remote.at(0), len, into }), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
     assert_eq!(read(bench.engine(), into, len), bytes);
     // Longer than what one turn does, and towards lower addresses where they overlap.
-    assert_eq!(bench.run(0, CopyCommand { from: source.at(0), len, to: target.at(400_001) }), Reply::Done(0));
+    assert_eq!(
+        bench.run(0, Command::Copy { from: source.at(0), len, to: target.at(400_001) }),
+        Reply::Done(0)
+    );
     assert_eq!(read(bench.engine(), target.at(400_001), len), bytes);
     assert_eq!(
-        bench.run(0, CopyCommand { from: target.at(400_001), len, to: target.at(399_990) }),
+        bench.run(0, Command::Copy { from: target.at(400_001), len, to: target.at(399_990) }),
         Reply::Done(0)
     );
     assert_eq!(read(bench.engine(), target.at(399_990), len), bytes);
     for (width, pattern) in [(1, 0xa5), (2, 0x1234), (4, 0x1234_5678), (8, 0x0123_4567_89ab_cdef_u64)] {
-        let fill = FillCommand { at: target.at(3), len: 300_000, pattern, width };
+        let fill = Command::Fill { at: target.at(3), len: 300_000, pattern, width };
         assert_eq!(bench.run(0, fill), Reply::Done(0));
         let want = pattern.to_le_bytes();
         let found = read(bench.engine(), target.at(0), 300_011);
@@ -50,14 +50,21 @@ fn every_kind_of_command_does_what_it_says() {
     write(bench.engine(), target.at(0), &bytes);
     let via = source.at(0);
     write(bench.engine(), via, &vec![0; len]);
-    let peer_copy = PeerCopyCommand { from: remote.at(0), via, len, to: remote.at(400_000) };
+    let peer_copy = Command::PeerCopy { from: remote.at(0), via, len, to: remote.at(400_000) };
     assert_eq!(bench.run(0, peer_copy), Reply::Done(0));
     assert_eq!(read(bench.engine(), target.at(400_000), len), bytes);
     let signal = Signal { at: remote.at(1_000_000), op: SignalOp::Add, value: 5 };
-    let put = PutSignalCommand { from: source.at(0), len: 64, to: remote.at(800_000), signal };
+    let put = Command::PutSignal { from: source.at(0), len: 64, to: remote.at(800_000), signal };
     assert_eq!(bench.run(0, put), Reply::Done(0));
     assert_eq!(word(bench.engine(), target.at(1_000_000)), 5);
-    assert_eq!(bench.run(0, MarkerCommand), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Signal(signal)), Reply::Done(0));
+    let amo = Amo { op: AmoOp::Add, width: 8, operand: 7, compare: 0 };
+    assert_eq!(bench.run(0, Command::Fence(peer)), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Amo { at: signal.at, amo, fetch: true }), Reply::Done(10));
+    assert_eq!(bench.run(0, Command::Quiet(peer)), Reply::Done(0));
+    let watch = Command::Watch { at: target.at(1_000_000), cmp: Cmp::Ge, value: 17, from: None };
+    assert_eq!(bench.run(0, watch), Reply::Done(17));
+    assert_eq!(bench.run(0, Command::Marker), Reply::Done(0));
 }
 
 #[test]
@@ -70,12 +77,14 @@ fn tagged_commands_send_and_receive() {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + len + i / 251) as u8).collect();
             write(bench.engine(), source.at(0), &bytes);
             let into = target.at(10_000 * n);
-            let recv =
-                RecvCommand { source: Some(peer), tag: tag(n), ignore: Tag::ZERO, into: Some((into, len)) };
-            let send = |sync| SendCommand { to: peer, tag: tag(n), from: Some((source.at(0), len)), sync };
-            let early = submit(&mut bench.queues[0], recv);
+            let recv = |len| {
+                let (source, into) = (Some(peer), Some((into, len)));
+                Command::Recv { source, tag: tag(n), ignore: Tag::ZERO, into }
+            };
+            let send = |sync| Command::Send { to: peer, tag: tag(n), from: Some((source.at(0), len)), sync };
+            let early = submit(&mut bench.queues[0], recv(len));
             // What comes after a receive begins once a message is there.
-            let copy = CopyCommand { from: into, len: len.max(1), to: target.at(100_000) };
+            let copy = Command::Copy { from: into, len: len.max(1), to: target.at(100_000) };
             let copy = create(&mut bench.queues[1], copy).after(&early).unwrap();
             let sent = submit(&mut bench.queues[1], send(true));
             let copied = bench.queues[1].submit(copy);
@@ -87,10 +96,10 @@ fn tagged_commands_send_and_receive() {
             assert_eq!(read(bench.engine(), target.at(100_000), len), bytes, "seed {seed}");
             // Truncated is not well: what comes after it does not begin.
             if len > 1 {
-                let short = RecvCommand { into: Some((into, 1)), ..recv };
+                let short = recv(1);
                 let sent = submit(&mut bench.queues[1], send(false));
                 let short = submit(&mut bench.queues[0], short);
-                let after = create(&mut bench.queues[1], MarkerCommand).after(&short).unwrap();
+                let after = create(&mut bench.queues[1], Command::Marker).after(&short).unwrap();
                 let after = bench.queues[1].submit(after);
                 bench.turns_until("a short receive", || after.is_done() && sent.is_done());
                 assert_eq!(after.reply(), Some(Reply::Dependency), "seed {seed}");
@@ -105,10 +114,10 @@ fn tagged_commands_send_and_receive() {
 #[test]
 fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back() {
     let mut bench = bench(1, 2);
-    let recv = RecvCommand { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
+    let recv = Command::Recv { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
     let open = submit(&mut bench.queues[0], recv);
     for _ in 0..100 {
-        let fill = FillCommand { at: bench.at.target.at(0), len: 8, pattern: 1, width: 8 };
+        let fill = Command::Fill { at: bench.at.target.at(0), len: 8, pattern: 1, width: 8 };
         assert_eq!(bench.run(0, fill), Reply::Done(0));
     }
     assert!(!open.is_done());
@@ -120,7 +129,7 @@ fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back
     let Some(Reply::Received(status)) = open.reply() else { panic!("{open:?}") };
     assert_eq!((status.outcome, status.envelope), (Received::Cancelled, None));
     // Ended, and no receive at all.
-    let marker = submit(&mut bench.queues[0], MarkerCommand);
+    let marker = submit(&mut bench.queues[0], Command::Marker);
     for event in [&open, &marker] {
         let cancel = bench.queues[0].cancel(event).unwrap();
         bench.turns_until("a refusal", || cancel.is_done());
@@ -134,25 +143,27 @@ fn arguments_that_make_no_sense_are_refused_and_take_no_slot() {
     let Places { source, target, remote, .. } = bench.at;
     let queue = &mut bench.queues[0];
     for _ in 0..100 {
-        let empty = queue.create(WriteCommand { from: source.at(0), len: 0, to: remote.at(0) });
+        let empty = queue.create(Command::Put { from: source.at(0), len: 0, to: remote.at(0) });
         assert_eq!(empty.err(), Some(CreateError::Refused(CommandError::Empty)));
-        let odd = queue.create(FillCommand { at: target.at(0), len: 6, pattern: 1, width: 4 });
+        let odd = queue.create(Command::Fill { at: target.at(0), len: 6, pattern: 1, width: 4 });
         assert_eq!(odd.err(), Some(CreateError::Refused(CommandError::Pattern { width: 4, len: 6 })));
-        let odd = queue.create(FillCommand { at: target.at(0), len: 6, pattern: 1, width: 3 });
+        let odd = queue.create(Command::Fill { at: target.at(0), len: 6, pattern: 1, width: 3 });
         assert_eq!(odd.err(), Some(CreateError::Refused(CommandError::Pattern { width: 3, len: 6 })));
+        let bare = queue.create(Command::Cancel { slot: 0 });
+        assert_eq!(bare.err(), Some(CreateError::Refused(CommandError::OtherQueue)));
     }
     let counts = queue.pool_counts();
     assert_eq!(counts.allocs, counts.local_frees);
     // Out of bounds is seen by the worker, before anything is written.
     let before = read(bench.engine(), target.at(0), 1 << 20);
-    let far = FillCommand { at: target.at(8), len: 1 << 20, pattern: !0, width: 8 };
+    let far = Command::Fill { at: target.at(8), len: 1 << 20, pattern: !0, width: 8 };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
-    let far = CopyCommand { from: source.at(0), len: 1 << 20, to: target.at(1) };
+    let far = Command::Copy { from: source.at(0), len: 1 << 20, to: target.at(1) };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
-    let far = PeerCopyCommand { from: remote.at(1 << 20), via: source.at(0), len: 8, to: remote.at(0) };
+    let far = Command::PeerCopy { from: remote.at(1 << 20), via: source.at(0), len: 8, to: remote.at(0) };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));
     assert_eq!(read(bench.engine(), target.at(0), 1 << 20), before);
-    assert_eq!(bench.run(0, MarkerCommand), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Marker), Reply::Done(0));
 }
 
 #[test]
@@ -160,9 +171,9 @@ fn commands_dropped_before_submission_give_their_slots_back() {
     let mut bench = bench(1, 1);
     let queue = &mut bench.queues[0];
     for _ in 0..10 {
-        let commands: Vec<_> = (0..16).map(|_| queue.create(MarkerCommand).unwrap()).collect();
-        assert_eq!(queue.create(MarkerCommand).err(), Some(CreateError::Full));
+        let commands: Vec<_> = (0..16).map(|_| queue.create(Command::Marker).unwrap()).collect();
+        assert_eq!(queue.create(Command::Marker).err(), Some(CreateError::Full));
         drop(commands);
     }
-    assert_eq!(bench.run(0, MarkerCommand), Reply::Done(0));
+    assert_eq!(bench.run(0, Command::Marker), Reply::Done(0));
 }

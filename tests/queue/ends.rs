@@ -7,7 +7,7 @@ use fishplate_core::engine::command::Reply;
 use fishplate_core::engine::lane::Desk;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
-use fishplate_core::queue::{MarkerCommand, RecvCommand, SendCommand, WriteCommand};
+use fishplate_core::queue::Command;
 use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
@@ -20,16 +20,16 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     let Own { mut engine, peer, source, .. } = scene(1, 1);
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
     let stop = AtomicBool::new(true);
-    let recv = RecvCommand { source: None, tag: tag(1), ignore: Tag::ZERO, into: None };
+    let recv = |n| Command::Recv { source: None, tag: tag(n), ignore: Tag::ZERO, into: None };
     let run = |engine: &mut Engine<'static, Rails, 2>, desks: &mut [Desk<'static>]| {
         let mut worker = Worker::new(engine, desks, Policy::BALANCED);
         assert!(worker.run(host, &channels.send, None, &stop, NEVER));
     };
-    let message = SendCommand { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
+    let message = Command::Send { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
 
     let (mut queue, desk) = queue_of::<4>(host, channels, 0);
     let mut desks = [desk];
-    let open = submit(&mut queue, recv);
+    let open = submit(&mut queue, recv(1));
     run(&mut engine, &mut desks);
     assert!(!open.is_done());
     drop(desks);
@@ -38,7 +38,7 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     // The engine still has it and its message. A receive in the same slot of another queue differs.
     let (mut queue, desk) = queue_of::<4>(host, channels, 0);
     let mut desks = [desk];
-    let other = submit(&mut queue, RecvCommand { tag: tag(2), ..recv });
+    let other = submit(&mut queue, recv(2));
     let sent = submit(&mut queue, message);
     run(&mut engine, &mut desks);
     assert_eq!(sent.reply(), Some(Reply::Done(0)));
@@ -49,12 +49,12 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
 fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
     let mut bench = bench(4, 1);
     let Places { source, remote, .. } = bench.at;
-    let refused = WriteCommand { from: source.at(u64::MAX), len: 8, to: remote.at(0) };
+    let refused = Command::Put { from: source.at(u64::MAX), len: 8, to: remote.at(0) };
     let host = bench.host;
     for goes in [false, true] {
         let (mut queue, desk) = queue_of::<2>(host, leak(Channels::new()), 0);
         let first = submit(&mut queue, refused);
-        let second = create(&mut queue, MarkerCommand).after(&first).unwrap();
+        let second = create(&mut queue, Command::Marker).after(&first).unwrap();
         let second = queue.submit(second);
         let mut desks = [desk];
         if !goes {
@@ -65,7 +65,7 @@ fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
         let want = if goes { Reply::Abandoned } else { Reply::Dependency };
         assert_eq!(second.reply(), Some(want));
         drop(first);
-        assert!(queue.create(MarkerCommand).is_ok(), "abandoned: {goes}");
+        assert!(queue.create(Command::Marker).is_ok(), "abandoned: {goes}");
         drop(second);
     }
 }
@@ -74,7 +74,7 @@ fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
 fn a_worker_that_goes_away_leaves_nothing_waiting() {
     let mut bench = bench(3, 1);
     let Places { source, remote, .. } = bench.at;
-    let put = WriteCommand { from: source.at(0), len: 50_000, to: remote.at(0) };
+    let put = Command::Put { from: source.at(0), len: 50_000, to: remote.at(0) };
     let host = bench.host;
     let channels = leak(Channels::new());
     let (mut queue, desk) = queue_of::<16>(host, channels, 0);
@@ -82,12 +82,12 @@ fn a_worker_that_goes_away_leaves_nothing_waiting() {
     let begun = submit(&mut queue, put);
     let mut worker = Worker::new(bench.engine(), &mut desks, Policy::BALANCED);
     worker.turn(host);
-    let unseen = submit(&mut queue, MarkerCommand);
+    let unseen = submit(&mut queue, Command::Marker);
     drop(desks);
     assert_eq!(queue.finish(NEVER), Ok(()));
     assert!(begun.is_done());
     assert_eq!(unseen.reply(), Some(Reply::Abandoned));
-    let after = submit(&mut queue, MarkerCommand);
+    let after = submit(&mut queue, Command::Marker);
     assert_eq!(queue.wait(&after, NEVER), Ok(Reply::Abandoned));
     // The engine still has the put; whoever drives it next is not disturbed by its end.
     bench.turns_until("the engine", {

@@ -4,10 +4,7 @@ use fishplate_core::engine::command::{MAX_AFTER, Reply};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::error::{OpError, WaitError};
-use fishplate_core::queue::{
-    CommandError, CopyCommand, FillCommand, Held, HeldBy, MarkerCommand, RecvCommand, SendCommand,
-    WriteCommand,
-};
+use fishplate_core::queue::{Command, CommandError, Held, HeldBy};
 use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::spin::Policy;
 
@@ -19,9 +16,9 @@ fn a_marker_is_done_after_everything_before_it_and_before_everything_behind() {
     for seed in seeds(20) {
         let mut bench = bench(seed, 1);
         let Places { source, remote, .. } = bench.at;
-        let put = |i: u64| WriteCommand { from: source.at(0), len: 100, to: remote.at(100 * i) };
+        let put = |i: u64| Command::Put { from: source.at(0), len: 100, to: remote.at(100 * i) };
         let before: Vec<_> = (0..7).map(|i| submit(&mut bench.queues[0], put(i))).collect();
-        let marker = submit(&mut bench.queues[0], MarkerCommand);
+        let marker = submit(&mut bench.queues[0], Command::Marker);
         let behind = submit(&mut bench.queues[0], put(8));
         let late = behind.clone();
         bench.turns_until("a marker", || {
@@ -38,16 +35,16 @@ fn a_command_begins_after_events_of_other_queues() {
     for seed in seeds(20) {
         let mut bench = bench(seed, 2);
         let Places { source, remote, target, .. } = bench.at;
-        let fill = |at, pattern| FillCommand { at, len: 64, pattern, width: 8 };
+        let fill = |at, pattern| Command::Fill { at, len: 64, pattern, width: 8 };
         // The second queue moves what the first one makes, and the first what the second moved.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
         let moved =
-            create(&mut bench.queues[1], WriteCommand { from: source.at(0), len: 64, to: remote.at(0) });
+            create(&mut bench.queues[1], Command::Put { from: source.at(0), len: 64, to: remote.at(0) });
         let first = bench.queues[0].enqueue(made);
         let moved = moved.after(&first).unwrap();
         let moved = bench.queues[1].submit(moved);
         let copied =
-            create(&mut bench.queues[0], CopyCommand { from: target.at(0), len: 64, to: target.at(64) });
+            create(&mut bench.queues[0], Command::Copy { from: target.at(0), len: 64, to: target.at(64) });
         let copied = copied.after(&moved).unwrap();
         let copied = bench.queues[0].submit(copied);
         bench.turns_until("a chain over two queues", || copied.is_done());
@@ -65,15 +62,16 @@ fn what_comes_after_a_failure_is_not_begun() {
     let mut bench = bench(1, 2);
     let Places { source, target, .. } = bench.at;
     let far =
-        submit(&mut bench.queues[0], CopyCommand { from: source.at(1 << 20), len: 1, to: target.at(0) });
-    let after = create(&mut bench.queues[1], FillCommand { at: target.at(0), len: 8, pattern: 9, width: 8 });
+        submit(&mut bench.queues[0], Command::Copy { from: source.at(1 << 20), len: 1, to: target.at(0) });
+    let after =
+        create(&mut bench.queues[1], Command::Fill { at: target.at(0), len: 8, pattern: 9, width: 8 });
     let after = after.after(&far).unwrap();
     let after = bench.queues[1].submit(after);
     bench.turns_until("both", || after.is_done());
     assert!(matches!(far.reply(), Some(Reply::Refused(OpError::OutOfBounds { .. }))));
     assert_eq!(after.reply(), Some(Reply::Dependency));
     assert_eq!(word(bench.engine(), target.at(0)), 0);
-    let mut many = create(&mut bench.queues[0], MarkerCommand);
+    let mut many = create(&mut bench.queues[0], Command::Marker);
     for _ in 0..MAX_AFTER {
         many = many.after(&far).unwrap();
     }
@@ -83,7 +81,7 @@ fn what_comes_after_a_failure_is_not_begun() {
 #[test]
 fn waits_end_at_their_deadline_and_say_so() {
     let mut bench = bench(1, 1);
-    let event = submit(&mut bench.queues[0], MarkerCommand);
+    let event = submit(&mut bench.queues[0], Command::Marker);
     assert!(matches!(bench.queues[0].wait(&event, NOW), Err(WaitError::Deadline(_))));
     assert!(matches!(bench.queues[0].finish(NOW), Err(WaitError::Deadline(_))));
     bench.turns_until("a marker", || event.is_done());
@@ -96,10 +94,10 @@ fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
     let mut bench = bench(1, 2);
     let Places { target, .. } = bench.at;
     let host = bench.host;
-    let recv = RecvCommand { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
+    let recv = Command::Recv { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
     let open = submit(&mut bench.queues[0], recv);
-    let marker = submit(&mut bench.queues[0], MarkerCommand);
-    let fill = FillCommand { at: target.at(0), len: 8, pattern: 1, width: 8 };
+    let marker = submit(&mut bench.queues[0], Command::Marker);
+    let fill = Command::Fill { at: target.at(0), len: 8, pattern: 1, width: 8 };
     let after = create(&mut bench.queues[1], fill).after(&marker).unwrap();
     let after = bench.queues[1].submit(after);
     bench.worker.turn(host);
@@ -110,7 +108,7 @@ fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
     assert_eq!(bench.queues[0].held(), Some(engine));
     let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
     assert_eq!(bench.queues[1].held(), Some(event));
-    let message = SendCommand { to: bench.at.peer, tag: tag(99), from: None, sync: false };
+    let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
     // Behind what waits for the message, it would never be sent.
     let (mut third, desk) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);

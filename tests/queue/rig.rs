@@ -11,7 +11,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Engine};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
-use fishplate_core::queue::{Cmd, Queue, QueueCommand, Room};
+use fishplate_core::queue::{Cmd, Command, Queue, Room};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Channels;
@@ -92,14 +92,14 @@ impl Bench {
         panic!("{what}: not after 100000 turns");
     }
 
-    pub fn run<C: QueueCommand>(&mut self, queue: usize, command: C) -> Reply {
+    pub fn run(&mut self, queue: usize, command: Command) -> Reply {
         let event = submit(&mut self.queues[queue], command);
         self.turns_until("a command", || event.is_done());
         event.reply().unwrap()
     }
 }
 
-pub fn create<C: QueueCommand>(queue: &mut Hosted, command: C) -> Cmd<'static, C> {
+pub fn create(queue: &mut Hosted, command: Command) -> Cmd<'static> {
     loop {
         match queue.create(command) {
             Ok(command) => return command,
@@ -109,7 +109,7 @@ pub fn create<C: QueueCommand>(queue: &mut Hosted, command: C) -> Cmd<'static, C
     }
 }
 
-pub fn submit<C: QueueCommand>(queue: &mut Hosted, command: C) -> Event<'static> {
+pub fn submit(queue: &mut Hosted, command: Command) -> Event<'static> {
     let command = create(queue, command);
     queue.submit(command)
 }

@@ -8,7 +8,7 @@ use fishplate_core::engine::ContextId;
 use fishplate_core::engine::command::Reply;
 use fishplate_core::engine::lane::Desk;
 use fishplate_core::engine::worker::Worker;
-use fishplate_core::queue::{FillCommand, MarkerCommand, Queue, Room, WriteCommand};
+use fishplate_core::queue::{Command, Queue, Room};
 use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
@@ -55,15 +55,15 @@ fn many_queues_feed_one_worker_and_get_their_own_events() {
             let mut random = Random(seed ^ (i as u64) << 32);
             let base = 4096 * i as u64;
             for round in 1..=50u64 {
-                let fill = FillCommand { at: at.source.at(base), len: 64, pattern: round, width: 8 };
+                let fill = Command::Fill { at: at.source.at(base), len: 64, pattern: round, width: 8 };
                 let made = submit(&mut queue, fill);
-                let put = WriteCommand { from: at.source.at(base), len: 64, to: at.remote.at(base) };
+                let put = Command::Put { from: at.source.at(base), len: 64, to: at.remote.at(base) };
                 let put = create(&mut queue, put).after(&made).unwrap();
                 let put = queue.enqueue(put);
                 match random.below(3) {
                     0 => assert_eq!(queue.wait(&put, NEVER), Ok(Reply::Done(0)), "seed {seed}"),
                     1 => {
-                        let marker = submit(&mut queue, MarkerCommand);
+                        let marker = submit(&mut queue, Command::Marker);
                         assert_eq!(queue.wait(&marker, NEVER), Ok(Reply::Done(0)), "seed {seed}");
                     }
                     _ => queue.finish(NEVER).unwrap(),
@@ -83,7 +83,7 @@ fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
         with_worker(seed, 3, |i, mut queue, at| {
             let to = at.remote.at(4096 * i as u64);
             let events =
-                (0..10).map(|_| submit(&mut queue, WriteCommand { from: at.source.at(0), len: 4000, to }));
+                (0..10).map(|_| submit(&mut queue, Command::Put { from: at.source.at(0), len: 4000, to }));
             kept.lock().unwrap().extend(events);
         });
         let kept = kept.into_inner().unwrap();
@@ -119,7 +119,7 @@ fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everyt
                 let options = Options { cpu, policy };
                 let running = worker::start(scope, parts, wakes, options, NEVER).unwrap();
                 let at = target.at(8 * round);
-                let fill = FillCommand { at, len: 8, pattern: round + 1, width: 8 };
+                let fill = Command::Fill { at, len: 8, pattern: round + 1, width: 8 };
                 let events: Vec<_> = (0..10)
                     .map(|_| {
                         let command = queue.create(fill).unwrap();

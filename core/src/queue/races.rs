@@ -145,7 +145,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
                 // It never turns, so a command is never done.
                 assert!(!worker.may_stop(stop));
             });
-            let marker = queue.create(MarkerCommand).unwrap();
+            let marker = queue.create(Command::Marker).unwrap();
             let event = queue.enqueue(marker);
             // Release: pairs with the load in `may_stop`.
             stop.store(true, Ordering::Release);

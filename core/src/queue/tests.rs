@@ -33,10 +33,10 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
         let events: Vec<_> = (0..random.within(0..9))
             .map(|at| {
                 let at = region.at(at as u64 % 2 * 8);
-                let command = queue.create(FillCommand { at, len: 8, pattern: round, width: 8 }).unwrap();
+                let command = queue.create(Command::Fill { at, len: 8, pattern: round, width: 8 }).unwrap();
                 let event = queue.submit(command);
                 // One that comes after it, and is dropped before it was submitted.
-                let marker = queue.create(MarkerCommand);
+                let marker = queue.create(Command::Marker);
                 drop(marker.map(|marker| marker.after(&event)));
                 event
             })
@@ -82,7 +82,7 @@ fn a_busy_queue_holds_up_no_other_by_more_than_a_batch() {
     }
     let submit = |queue: &mut Queue<'_, _>, count| {
         for _ in 0..count {
-            let marker = queue.create(MarkerCommand).unwrap();
+            let marker = queue.create(Command::Marker).unwrap();
             queue.submit(marker);
         }
     };
