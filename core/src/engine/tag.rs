@@ -244,12 +244,19 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// Keeps a message that no receive accepts.
     #[inline(never)]
     fn store(&mut self, key: Key, len: u64, cookie: u64) -> Result<Arrive, TagError> {
-        let stored = self.unexpected.store(key, len, cookie).ok_or(TagError::Full)?;
+        let Some(stored) = self.unexpected.store(key, len, cookie) else {
+            return self.store_in_more(key, len, cookie);
+        };
         self.stats.unexpected += 1;
         self.stats.unexpected_bytes = self.stats.unexpected_bytes.wrapping_add(len);
         let here = self.unexpected.len + self.unexpected.claimed;
         self.stats.unexpected_peak = self.stats.unexpected_peak.max(here);
         Ok(Arrive::Stored(stored))
+    }
+
+    #[cold]
+    fn store_in_more(&mut self, key: Key, len: u64, cookie: u64) -> Result<Arrive, TagError> {
+        if self.unexpected.widen() { self.store(key, len, cookie) } else { Err(TagError::Full) }
     }
 
     /// Takes out the oldest receive that accepts a message with this key.
@@ -410,7 +417,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     /// scans every slot ever used.
     #[cold]
     pub fn forget_source(&mut self, source: u32) {
-        for at in 0..self.unexpected.free.used() {
+        for at in 0..self.unexpected.used {
             let slot = &self.unexpected.slots[at as usize];
             if slot.state != unexpected::State::Free && slot.key.source() == source {
                 // It is there, so it can be discarded.

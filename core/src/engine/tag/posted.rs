@@ -7,8 +7,6 @@
 //! looks at the oldest receive, at one group per shape, at the overflow list, and at the youngest
 //! few.
 
-use crate::sync::pool::FreeList;
-
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
 use super::key::Key;
@@ -130,8 +128,7 @@ pub(super) struct Posted<'m> {
     most_fresh: u32,
     /// How many are.
     pub indexed: u32,
-    /// Linked by `order.next`.
-    pub free: FreeList,
+    pub free: u32,
     next_seq: u64,
 }
 
@@ -144,6 +141,10 @@ impl<'m> Posted<'m> {
         lazily: u32,
     ) -> Self {
         slots.fill(PostedSlot::EMPTY);
+        let count = slots.len();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            slot.order.next = if i + 1 < count { i as u32 + 1 } else { NONE };
+        }
         Posted {
             slots,
             buckets: Buckets::new(heads),
@@ -154,7 +155,7 @@ impl<'m> Posted<'m> {
             unhashed,
             most_fresh: unhashed.saturating_add(lazily),
             indexed: 0,
-            free: FreeList::new(),
+            free: if count == 0 { NONE } else { 0 },
             next_seq: first_seq,
         }
     }
@@ -208,7 +209,8 @@ impl<'m> Posted<'m> {
         }
         let (next, generation, context) = (slot.order.next, slot.seq as u32, slot.context);
         slot.state = State::Matched;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
         self.fresh -= 1;
         self.cursor = next;
         self.order.head = next;
@@ -283,10 +285,9 @@ impl<'m> Posted<'m> {
         key: Key,
         context: u64,
     ) -> Option<ReceiveId> {
-        let Posted { slots, free, .. } = self;
-        let link = |index| slots.get(index as usize).map(|slot: &PostedSlot| slot.order.next);
-        let index = free.take(slots.len(), link)?;
-        let slot = slots.get_mut(index as usize)?;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key.under(mask);
@@ -371,7 +372,8 @@ impl<'m> Posted<'m> {
             }
         }
         self.order.remove(self.slots, index);
-        self.slots[index as usize].order.next = self.free.give(index);
+        self.slots[index as usize].order.next = self.free;
+        self.free = index;
     }
 
     /// The slot of an id, if no later receive took it.

@@ -4,7 +4,6 @@
 //! How they are found is in `index`.
 
 use crate::mem::Zeroable;
-use crate::sync::pool::FreeList;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
@@ -15,6 +14,9 @@ use super::words::{Arrived, UnexpectedId};
 
 /// Indexes at most: a slot has links for so many.
 pub(super) const MOST_INDEXES: usize = 4;
+
+/// Slots that are taken into use at a time: what a page holds.
+const WIDER: usize = 32;
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +100,9 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub order: Fifo<0>,
     pub len: u32,
     pub claimed: u32,
-    /// Linked by `order.next`. What was never in use is not written.
-    pub free: FreeList,
+    pub free: u32,
+    /// Slots that are or were in use, or on the list of free ones. The others are not written.
+    pub used: u32,
     next_seq: u64,
     /// Among so many, no index is thought of.
     pub walked: u32,
@@ -128,7 +131,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
             order: Fifo::EMPTY,
             len: 0,
             claimed: 0,
-            free: FreeList::new(),
+            free: NONE,
+            used: 0,
             next_seq: first_seq,
             walked,
             indexes: [Index::NONE; INDEXES],
@@ -143,13 +147,12 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Adds the youngest message. None when no slot is free.
+    /// Adds the youngest message. None when no slot is free: see [`widen`](Self::widen).
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
-        let Unexpected { slots, free, .. } = self;
-        let link = |index| slots.get(index as usize).map(|slot: &UnexpectedSlot| slot.order.next);
-        let index = free.take(slots.len(), link)?;
-        let slot = slots.get_mut(index as usize)?;
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.order.next;
         let seq = self.next_seq;
         self.next_seq = seq + 1;
         slot.key = key;
@@ -165,6 +168,20 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
             self.wake_indexes(index);
         }
         Some(UnexpectedId { index, generation: seq as u32 })
+    }
+
+    /// Frees a few slots that were never used, when no other is free. `false`: there are none.
+    #[cold]
+    pub(super) fn widen(&mut self) -> bool {
+        let from = self.used as usize;
+        let end = self.slots.len().min(from + WIDER);
+        for (slot, next) in self.slots[from..end].iter_mut().zip(from as u32 + 1..) {
+            slot.order.next = next;
+        }
+        let Some(last) = self.slots[from..end].last_mut() else { return false };
+        last.order.next = NONE;
+        (self.free, self.used) = (from as u32, end as u32);
+        true
     }
 
     /// Takes the oldest message out if it matches a key in the bits of `mask`
@@ -183,7 +200,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         }
         let (next, arrived) = (slot.order.next, slot.arrived());
         slot.state = State::Free;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
         self.len -= 1;
         self.order.head = next;
         match self.slots.get_mut(next as usize) {
@@ -217,7 +235,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
     pub(super) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
-        slot.order.next = self.free.give(index);
+        slot.order.next = self.free;
+        self.free = index;
     }
 
     /// The slot number of an id whose message is here.

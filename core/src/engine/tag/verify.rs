@@ -1,7 +1,5 @@
 //! A walk over everything a matcher has, that says what does not agree.
 
-use crate::sync::pool::FreeList;
-
 use super::super::list::{Fifo, Listed, NONE};
 use super::shape::OVERFLOW;
 use super::{Matcher, group, posted, unexpected};
@@ -139,7 +137,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 }
             },
         )?;
-        let free = count_free(posted.slots, &posted.free, |slot| !slot.waits())?;
+        let free = self.count_free(posted.slots, posted.free, |slot| !slot.waits())?;
         if grouped != indexed || (free + len) as usize != posted.slots.len() {
             return Err("receives that are lost");
         }
@@ -201,28 +199,30 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 if right { Ok(()) } else { Err("a message in the wrong group") }
             },
         )?;
-        let is_free = |slot: &unexpected::UnexpectedSlot| slot.state == unexpected::State::Free;
-        let free = count_free(messages.slots, &messages.free, is_free)?;
+        let free =
+            self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
         let here = (free + len + messages.claimed) as usize;
-        if grouped != linked || here != messages.slots.len() {
+        if grouped != linked || here != messages.used as usize {
             return Err("messages that are lost");
         }
         Ok(())
     }
-}
 
-/// How many slots are free.
-fn count_free<T: Listed<0>>(
-    slots: &[T],
-    free: &FreeList,
-    is_free: impl Fn(&T) -> bool,
-) -> Result<u32, &'static str> {
-    let (mut free, mut count) = (free.clone(), 0);
-    while let Some(at) = free.take(slots.len(), |at| slots.get(at as usize).map(|slot| slot.links().next)) {
-        if !is_free(&slots[at as usize]) || count as usize == slots.len() {
-            return Err("a free slot that is in use");
+    /// The length of a list of free slots.
+    fn count_free<T: Listed<0>>(
+        &self,
+        slots: &[T],
+        head: u32,
+        is_free: impl Fn(&T) -> bool,
+    ) -> Result<u32, &'static str> {
+        let (mut at, mut count) = (head, 0);
+        while at != NONE {
+            let slot = slots.get(at as usize).ok_or("a free slot out of range")?;
+            if !is_free(slot) || count as usize == slots.len() {
+                return Err("a free slot that is in use");
+            }
+            (at, count) = (slot.links().next, count + 1);
         }
-        count += 1;
+        Ok(count)
     }
-    Ok(count)
 }
