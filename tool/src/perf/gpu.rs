@@ -16,7 +16,7 @@ use fishplate_shm::Link;
 use fishplate_sys::LinuxHost;
 
 use super::leg::Leg;
-use super::meet::{self, Second};
+use super::meet;
 use super::seat::{self, Base, Seat};
 use super::table::{self, Talk};
 use super::who::Who;
@@ -69,7 +69,7 @@ pub fn run(plan: &Plan) -> Outcome {
         Meeting::Connect(at) => {
             let _pinned = plan.places.pin_first()?;
             let link = meet::find(at, plan.region, plan.timeout, rail.profile().profile())?;
-            lead(plan, side.set(&mut base, rail, link), None)
+            table::lead(plan, side.set(&mut base, rail, link), None)
         }
         Meeting::Spawn => {
             // The second process starts before this one is pinned,
@@ -79,7 +79,7 @@ pub fn run(plan: &Plan) -> Outcome {
                     .map(str::to_owned);
             let (link, second) = meet::spawn(plan, rail.profile().profile(), &more)?;
             let _pinned = plan.places.pin_first()?;
-            lead(plan, side.set(&mut base, rail, link), Some(second))
+            table::lead(plan, side.set(&mut base, rail, link), Some(second))
         }
     }
 }
@@ -99,10 +99,6 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     side.set(&mut base, rail, link)?.follow(args.region, None)
 }
 
-fn lead(plan: &Plan, table: Outcome<Table<'_>>, second: Option<Second>) -> Outcome {
-    table::lead(plan, table, second)
-}
-
 impl Side {
     fn rail(&self) -> Outcome<Rail> {
         let (host, shm) = meet::sharing(SIGNALS);
@@ -110,6 +106,8 @@ impl Side {
         GpuRail::new(device::open(self.device)?, host, shm, config)
             .map_err(|error| room::attach_failed("the rail", error))
     }
+
+    /// Attaches the other side, and exchanges what both may write to.
     fn set<'m>(&self, base: &'m mut Base<1>, mut rail: Rail, link: Link) -> Outcome<Table<'m>> {
         let refused = |error| room::attach_failed("the connection", error);
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
