@@ -12,7 +12,8 @@ use fishplate_shm::HandshakeError;
 use fishplate_shm::extension::{Batch, Extension, Reader};
 
 use super::MAX_SEGMENTS;
-use super::export::{AllocId, MAX_EXPORTS};
+use super::error::AllocId;
+use super::export::MAX_EXPORTS;
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
 

@@ -34,6 +34,7 @@ mod memory;
 mod physical;
 mod queue;
 mod space;
+mod step;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use fishplate_core::engine::fuzzing::{Target, number, put};
 use fishplate_shm::extension::{Foreign, Reader};
 
-use super::export::AllocId;
+use super::error::AllocId;
 use super::publish::{Binding, Wanted};
 use super::wire::{self, Ask, Said};
 use super::{Handle, pair, relay};

@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 use fishplate_core::mem::Peer;
 use fishplate_shm::Nonce;
 
-use super::export::{AllocId, enter_home, leave_home};
+use super::error::AllocId;
+use super::export::{enter_home, leave_home};
 use super::wire::Offer;
 use super::{Device, DeviceError, DevicePtr, Handle};
 

@@ -48,6 +48,7 @@ mod board;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod done;
+mod error;
 mod export;
 pub mod fake;
 #[doc(hidden)]
@@ -76,7 +77,8 @@ use std::ptr::NonNull;
 use fishplate_core::sync::primitive;
 use fishplate_shm::extension::Descriptors;
 
-pub use export::{AllocId, ExportError, ExportStats, Exports, MAX_EXPORTS, Registration};
+pub use error::{AllocId, ExportError};
+pub use export::{ExportStats, Exports, MAX_EXPORTS, Registration};
 pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};

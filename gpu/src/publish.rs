@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_shm::Nonce;
 
-use super::export::{AllocId, Registration};
+use super::error::AllocId;
+use super::export::Registration;
 
 /// Versions of a buffer that are remembered.
 pub const VERSIONS_KEPT: usize = 4;

@@ -17,7 +17,7 @@ use std::fmt;
 use fishplate_core::mem::Peer;
 use fishplate_shm::Nonce;
 
-use super::export::{AllocId, ExportError};
+use super::error::{AllocId, ExportError};
 
 /// Why memory may not be freed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

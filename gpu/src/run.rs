@@ -11,7 +11,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::export::ExportError;
+use super::error::ExportError;
 use super::{Allocation, Device, DeviceError, DevicePtr, Handle, MAX_SEGMENTS, Unshared};
 
 /// The memory under a range.

@@ -28,7 +28,7 @@ use std::ops::RangeInclusive;
 use fishplate_shm::HandshakeError;
 use fishplate_shm::extension::{Batch, EXTENSIONS, Foreign, Reader, Writer};
 
-use super::export::AllocId;
+use super::error::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 

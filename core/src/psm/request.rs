@@ -24,6 +24,20 @@ pub(super) struct Deferred {
     pub sync: bool,
 }
 
+impl Deferred {
+    pub(super) fn status(self, context: u64, error_code: Code) -> Status2 {
+        let len = self.from.map_or(0, |(_, len)| len);
+        Status2 {
+            msg_peer: Some(self.to),
+            msg_tag: self.tag.words(),
+            msg_length: len,
+            nbytes: if error_code == Code::Ok { len } else { 0 },
+            error_code,
+            context,
+        }
+    }
+}
+
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {

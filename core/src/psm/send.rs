@@ -10,7 +10,7 @@ use crate::sync::event::Park;
 use crate::sync::host::Host;
 
 use super::request::{Deferred, MqReq, State};
-use super::status::{Code, Stats, Status2};
+use super::status::{Code, Stats};
 use super::{Buffer, FLAG_SENDSYNC, Mq};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
@@ -136,7 +136,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         };
         self.count(send, issued);
         let slot = &mut self.requests.slots[index as usize];
-        slot.status = Status2::sent(send, slot.context, Code::Ok);
+        slot.status = send.status(slot.context, Code::Ok);
         match issued {
             Issued::Pending(token) => slot.state = State::Sending(token),
             Issued::Done { .. } => {
@@ -179,7 +179,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                     self.requests.behind_deferred(index);
                     if sent.is_err() {
                         let slot = &mut self.requests.slots[index as usize];
-                        slot.status = Status2::sent(send, slot.context, Code::InternalErr);
+                        slot.status = send.status(slot.context, Code::InternalErr);
                         self.requests.complete(index);
                     }
                     0

@@ -4,8 +4,6 @@ use crate::engine::protocol::{Received, Status as Ended};
 use crate::error::OpError;
 use crate::mem::PeerId;
 
-use super::request::Deferred;
-
 /// PSM2's error codes, as far as matched queues have them.
 #[doc(alias = "psm2_error_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,19 +78,6 @@ impl Status2 {
         error_code: Code::Ok,
         context: 0,
     };
-
-    /// Of a send.
-    pub(super) fn sent(send: Deferred, context: u64, error_code: Code) -> Self {
-        let len = send.from.map_or(0, |(_, len)| len);
-        Status2 {
-            msg_peer: Some(send.to),
-            msg_tag: send.tag.words(),
-            msg_length: len,
-            nbytes: if error_code == Code::Ok { len } else { 0 },
-            error_code,
-            context,
-        }
-    }
 
     /// Of a receive.
     pub(super) fn received(end: &Ended, context: u64) -> Self {

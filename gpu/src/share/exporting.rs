@@ -8,7 +8,8 @@ use fishplate_shm::extension::Line;
 use super::importing::fault;
 
 use super::{Links, Sharing, board};
-use crate::export::{AllocId, ExportError, Exports, Registration};
+use crate::error::{AllocId, ExportError};
+use crate::export::{Exports, Registration};
 use crate::import::{Fault, ImportError};
 use crate::publish::{Binding, Found, PublishError};
 use crate::revoke::RevokeError;

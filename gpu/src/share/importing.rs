@@ -6,7 +6,7 @@ use fishplate_core::mem::Peer;
 
 use super::{Links, Sharing, board};
 use crate::Device;
-use crate::export::AllocId;
+use crate::error::AllocId;
 use crate::import::{Fault, ImportError, ImportId, Imported};
 use crate::publish::{Binding, DirectToken, Wanted};
 use crate::wire::Ask;

@@ -3,13 +3,58 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::ffi::{CStr, c_int};
+use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use core::ptr::{self, NonNull};
 
 use super::error::{CallError, Code};
 use super::library::{Library, copy_string};
 use super::raw::*;
+
+impl Library {
+    /// The library's words for an information.
+    #[doc(alias = "fi_tostr")]
+    pub fn show(&self, info: &Info) -> String {
+        // SAFETY: the information is whole;
+        // the answer is in this thread's buffer, and is copied at once.
+        unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }.unwrap_or_default()
+    }
+
+    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach;
+    /// with `FI_SOURCE` it is where to reach from.
+    ///
+    /// # Errors
+    /// `FI_ENODATA` if nothing answers.
+    #[doc(alias = "fi_getinfo")]
+    pub fn getinfo(
+        &self,
+        node: Option<&CStr>,
+        service: Option<&CStr>,
+        flags: u64,
+        hints: &Hints,
+    ) -> Result<Vec<Info>, CallError> {
+        let text = |string: Option<&CStr>| string.map_or(ptr::null::<c_char>(), CStr::as_ptr);
+        let mut list: *mut fi_info = ptr::null_mut();
+        // SAFETY: strings and hints are whole, and the place for the answer is ours.
+        let returned = unsafe {
+            let (node, service, hints) = (text(node), text(service), hints.as_ptr());
+            (self.entries.getinfo)(self.api_version(), node, service, flags, hints, &mut list)
+        };
+        CallError::check("fi_getinfo", returned as isize)?;
+        let mut found = Vec::new();
+        let mut next = list;
+        while !next.is_null() {
+            // SAFETY: a list of whole entries that ends with null.
+            unsafe {
+                found.extend(Info::copy_of(*self, next));
+                next = (*next).next;
+            }
+        }
+        // SAFETY: the list is the library's, and nothing points into it any more.
+        unsafe { (self.entries.freeinfo)(list) };
+        Ok(found)
+    }
+}
 
 /// One offer: a provider, one of its domains, and what an endpoint there can do.
 pub struct Info {

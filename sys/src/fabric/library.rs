@@ -6,13 +6,11 @@
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
-use alloc::vec::Vec;
 use core::ffi::{CStr, c_char, c_void};
-use core::{fmt, mem, ptr};
+use core::{fmt, mem};
 
-use super::error::{CallError, Code, LoadError};
-use super::info::{Hints, Info};
-use super::raw::{self, fi_info, fi_version};
+use super::error::{Code, LoadError};
+use super::raw::{self, fi_version};
 
 /// The functions that libfabric exports and that are called here.
 #[derive(Clone, Copy)]
@@ -36,7 +34,7 @@ pub struct Entries {
 /// A libfabric.
 #[derive(Clone, Copy)]
 pub struct Library {
-    entries: Entries,
+    pub(super) entries: Entries,
 }
 
 impl Library {
@@ -133,50 +131,6 @@ impl Library {
     pub fn describe(&self, code: Code) -> String {
         // SAFETY: any number may be asked for; the answer is a C string, copied at once.
         unsafe { copy_string((self.entries.strerror)(code.0)) }.unwrap_or_default()
-    }
-
-    /// The library's words for an information.
-    #[doc(alias = "fi_tostr")]
-    pub fn show(&self, info: &Info) -> String {
-        // SAFETY: the information is whole;
-        // the answer is in this thread's buffer, and is copied at once.
-        unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), raw::FI_TYPE_INFO)) }
-            .unwrap_or_default()
-    }
-
-    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach;
-    /// with `FI_SOURCE` it is where to reach from.
-    ///
-    /// # Errors
-    /// `FI_ENODATA` if nothing answers.
-    #[doc(alias = "fi_getinfo")]
-    pub fn getinfo(
-        &self,
-        node: Option<&CStr>,
-        service: Option<&CStr>,
-        flags: u64,
-        hints: &Hints,
-    ) -> Result<Vec<Info>, CallError> {
-        let text = |string: Option<&CStr>| string.map_or(ptr::null::<c_char>(), CStr::as_ptr);
-        let mut list: *mut fi_info = ptr::null_mut();
-        // SAFETY: strings and hints are whole, and the place for the answer is ours.
-        let returned = unsafe {
-            let (node, service, hints) = (text(node), text(service), hints.as_ptr());
-            (self.entries.getinfo)(self.api_version(), node, service, flags, hints, &mut list)
-        };
-        CallError::check("fi_getinfo", returned as isize)?;
-        let mut found = Vec::new();
-        let mut next = list;
-        while !next.is_null() {
-            // SAFETY: a list of whole entries that ends with null.
-            unsafe {
-                found.extend(Info::copy_of(*self, next));
-                next = (*next).next;
-            }
-        }
-        // SAFETY: the list is the library's, and nothing points into it any more.
-        unsafe { (self.entries.freeinfo)(list) };
-        Ok(found)
     }
 
     pub(super) fn entries(&self) -> &Entries {

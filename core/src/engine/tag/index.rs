@@ -11,24 +11,10 @@ use super::super::list::NONE;
 use super::key::Key;
 use super::posted::Found;
 use super::shape::{NO_INDEX, Shapes};
-use super::unexpected::Unexpected;
+use super::unexpected::{Index, Unexpected};
 
 /// An index gives way to another shape when it served none of so many searches.
 const PATIENCE: u64 = 64;
-
-/// One index.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Index {
-    pub shape: u8,
-    /// The oldest message that is not in it, or [`NONE`] when all are.
-    pub cursor: u32,
-    /// When it served last.
-    used: u64,
-}
-
-impl Index {
-    pub(super) const NONE: Index = Index { shape: 0, cursor: NONE, used: 0 };
-}
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
     /// The oldest message that a receive of this key, mask and shape accepts.

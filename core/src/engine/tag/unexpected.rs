@@ -7,10 +7,23 @@ use crate::mem::Zeroable;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
-use super::index::Index;
 use super::key::Key;
 use super::shape::Shapes;
 use super::words::{Arrived, UnexpectedId};
+
+/// One index over the messages: see [`index`](super::index).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Index {
+    pub shape: u8,
+    /// The oldest message that is not in it, or [`NONE`] when all are.
+    pub cursor: u32,
+    /// When it served last.
+    pub used: u64,
+}
+
+impl Index {
+    pub(super) const NONE: Index = Index { shape: 0, cursor: NONE, used: 0 };
+}
 
 /// Indexes at most: a slot has links for so many.
 pub(super) const MOST_INDEXES: usize = 4;
