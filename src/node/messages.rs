@@ -12,10 +12,9 @@ use fishplate_core::engine::{Issued, Notice};
 use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Completion, Outcome, Token};
-use fishplate_core::sync::host::Host;
 
 use super::memory::{Memory, Slice};
-use super::operations::{CONTEXT, Source, issue};
+use super::operations::{CONTEXT, Room, Source, issue};
 use super::{Error, Node};
 
 /// Free copies that are kept for the next message, and the longest of them in bytes.
@@ -286,7 +285,7 @@ impl Node {
     /// Memory of at least `len` bytes for a message from or into a slice. Makes progress while
     /// there is none because peers have not read the copies before.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
-        let deadline_ns = self.deadline_ns(self.builder.patience);
+        let mut room = Room { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         loop {
             self.reap();
             let fits = |(_, memory): &(usize, &Memory)| memory.len() >= len;
@@ -301,10 +300,8 @@ impl Node {
             // Those that are kept are too short.
             if let Some(shorter) = self.own.free.pop() {
                 self.drop_copy(shorter);
-            } else if self.own.operations.is_empty() || self.home.host().now_ns() >= deadline_ns {
+            } else if self.own.operations.is_empty() || !self.waits_for(&mut room) {
                 return Err(AttachError::Full.into());
-            } else if self.progress() == 0 {
-                self.home.host().yield_now();
             }
         }
     }

@@ -41,8 +41,18 @@ pub(super) use issue;
 /// How long a wait is early, in nanoseconds.
 const EARLY: u64 = 50_000_000;
 
+/// Time between two looks of a call that waits for room whether peers live, in nanoseconds.
+const LOOK: u64 = 10_000_000;
+
 /// Looks at a signal word before the clock is read.
 const LOOKS: u32 = 256;
+
+/// A wait for room.
+pub(super) struct Room {
+    /// When it was last asked whether peers live.
+    pub looked_ns: u64,
+    pub deadline_ns: u64,
+}
 
 /// What a put or a send takes its payload from.
 #[derive(Clone, Copy, Debug)]
@@ -348,21 +358,35 @@ impl Node {
         mut error: OpError,
         mut issue: impl FnMut(&mut NodeEngine) -> Result<T, OpError>,
     ) -> Result<T, OpError> {
-        let deadline_ns = self.deadline_ns(self.builder.patience);
+        let mut room = Room { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         while error == OpError::Again {
             self.reap();
             match issue(&mut self.home.engine) {
                 Ok(issued) => return Ok(issued),
                 Err(other) => error = other,
             }
-            if self.home.host().now_ns() >= deadline_ns {
+            if !self.waits_for(&mut room) {
                 break;
-            }
-            if self.progress() == 0 {
-                self.home.host().yield_now();
             }
         }
         Err(error)
+    }
+
+    /// A pass of a call that waits for room. Now and then asks whether peers live: what waits for
+    /// one that is gone makes room. `false`: the time is up.
+    pub(super) fn waits_for(&mut self, room: &mut Room) -> bool {
+        let now_ns = self.home.host().now_ns();
+        if now_ns >= room.deadline_ns {
+            return false;
+        }
+        if now_ns.saturating_sub(room.looked_ns) >= LOOK {
+            room.looked_ns = now_ns;
+            self.home.engine.check_peers();
+        }
+        if self.progress() == 0 {
+            self.home.host().yield_now();
+        }
+        true
     }
 
     /// Waits in slices, and meets peers in between.

@@ -11,7 +11,7 @@ use fishplate::node::{Error, Fabric, OpenError};
 use fishplate::{Cmp, Issued, Limits, Node, Notice, Rendezvous, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
-use super::{SOON, Way, fake, two};
+use super::{SOON, Side, Way, fake, two};
 
 #[test]
 fn settings_out_of_range_are_errors_and_endless_times_are_none() {
@@ -277,4 +277,43 @@ fn a_peer_that_dialled_again_is_met_by_its_last_link() {
         y.disconnect(nobody).unwrap();
     }
     assert_eq!(dialled, 1);
+}
+
+#[test]
+fn a_call_that_waits_for_room_hears_that_its_peer_has_died() {
+    for copied in [false, true] {
+        two(
+            Way::SharedMemory,
+            |builder| builder.limits(Limits { operations: 4, locals: 4, ..Limits::DEFAULT }),
+            |mut side| {
+                let memory = side.node.alloc(1 << 20).unwrap();
+                let handle = side.node.handle(memory).unwrap();
+                let handle = side.exchange(&handle);
+                side.node.import(side.peer, handle).unwrap();
+                side.exchange(&[]);
+                let Side { mut node, peer, rank, receive, send } = side;
+                if rank == 1 {
+                    // Goes without a word once the other has nothing left to send with.
+                    receive.recv().unwrap();
+                    std::thread::sleep(Duration::from_millis(100));
+                    return;
+                }
+                let mut begun = Instant::now();
+                let failed = (0..)
+                    .find_map(|tag| {
+                        if tag == 3 {
+                            send.send(vec![]).unwrap();
+                            begun = Instant::now();
+                        }
+                        match copied {
+                            true => node.send(peer, tag, &[1; 200_000][..], Notice::Silent).err(),
+                            false => node.send(peer, tag, memory.slice(..200_000), Notice::Silent).err(),
+                        }
+                    })
+                    .unwrap();
+                assert!(matches!(failed, Error::Op(OpError::PeerFailed(_))), "{failed}");
+                assert!(begun.elapsed() < Duration::from_secs(5), "the patience is 10 s");
+            },
+        );
+    }
 }
