@@ -9,9 +9,12 @@
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
 //! | an ordering is relaxed, or an edge that a model fails without | the libraries' src |
+//! | modules beside each other import in one direction | all packages' src |
 //! | comment lines end at column 100, unless an address is longer | all sources |
 //!
 //! What is compiled for tests or models only, and comments, may name anything.
+
+mod circles;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,171 @@
+//! Modules beside each other import in one direction: no circle, at any level of any package.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{PACKAGES, product_code, sources, tokens};
+
+/// A module, by its path from the root of its crate.
+type Module = Vec<String>;
+
+/// The circles that are left: package, parent, and the modules on the circle. No others may come.
+const KNOWN: [(&str, &str, &[&str]); 2] = [
+    (
+        "core",
+        "engine",
+        // Five small types lie too high: `Parting`, `Meeting`, `MatchLimits`, `Form`, `Notice`.
+        &["close", "epoch", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
+    ),
+    // The provider's objects refer to each other, as a real one's do.
+    ("tests/testing", "fabric", &["info", "object", "post", "queue", "world"]),
+];
+
+fn modules(package: &str) -> BTreeMap<Module, String> {
+    let path = |source: &super::Source| -> Module {
+        let parts = source.path.with_extension("");
+        let parts = parts.components().map(|part| part.as_os_str().to_str().unwrap().to_owned());
+        parts.filter(|part| part != "lib" && part != "main").collect()
+    };
+    sources(package).into_iter().map(|source| (path(&source), source.code)).collect()
+}
+
+/// The paths that begin at `crate`, `super` or `self`, each branch of a use tree on its own.
+fn paths(code: &str) -> Vec<Vec<&str>> {
+    let tokens = tokens(code);
+    let (mut found, mut at) = (vec![], 0);
+    while at < tokens.len() {
+        let begins = matches!(tokens[at], "crate" | "super" | "self") && tokens.get(at + 1) == Some(&"::");
+        at = match begins && (at == 0 || tokens[at - 1] != "::") {
+            true => branch(&tokens, at, &[], &mut found),
+            false => at + 1,
+        };
+    }
+    found
+}
+
+/// Reads a path, or a tree of them, behind `prefix`. Returns where it ends.
+fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> usize {
+    let mut path = prefix.to_vec();
+    while at < tokens.len() {
+        if tokens[at] == "{" {
+            at += 1;
+            while at < tokens.len() && tokens[at] != "}" {
+                at = branch(tokens, at, &path, found);
+                // A name that the branch is given, and what parts it from the next.
+                while at < tokens.len() && tokens[at] != "," && tokens[at] != "}" {
+                    at += 1;
+                }
+                at += usize::from(tokens.get(at) == Some(&","));
+            }
+            return at + 1;
+        }
+        path.push(tokens[at]);
+        at += 1;
+        if tokens.get(at) != Some(&"::") {
+            break;
+        }
+        at += 1;
+    }
+    found.push(path);
+    at
+}
+
+/// The module that a path written in `from` leads into.
+fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> Module {
+    let ups = path.iter().take_while(|part| **part == "super").count();
+    let (mut at, rest) = match path[0] {
+        "crate" => (vec![], &path[1..]),
+        "self" => (from.clone(), &path[1..]),
+        _ => (from[..from.len().saturating_sub(ups)].to_vec(), &path[ups..]),
+    };
+    for part in rest {
+        at.push((*part).to_owned());
+        if !modules.contains_key(&at) {
+            at.pop();
+            break;
+        }
+    }
+    at
+}
+
+/// The modules below `parent` that import each other in circles, or lie between two circles.
+fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<String> {
+    let below = |module: &Module| {
+        (module.len() > parent.len() && module.starts_with(parent)).then(|| module[parent.len()].clone())
+    };
+    let mut imports = BTreeSet::new();
+    for (module, code) in modules {
+        let Some(from) = below(module) else { continue };
+        for path in paths(code) {
+            let to = below(&target(modules, module, &path));
+            imports.extend(to.filter(|to| *to != from).map(|to| (from.clone(), to)));
+        }
+    }
+    // Whoever imports nothing here, or is imported by nobody, is on no circle.
+    loop {
+        let left: BTreeSet<_> = imports.iter().map(|(from, _)| from.clone()).collect();
+        let right: BTreeSet<_> = imports.iter().map(|(_, to)| to.clone()).collect();
+        let on: BTreeSet<_> = left.intersection(&right).cloned().collect();
+        let before = imports.len();
+        imports.retain(|(from, to)| on.contains(from) && on.contains(to));
+        if imports.len() == before {
+            return on;
+        }
+    }
+}
+
+fn circles(package: &str, modules: &BTreeMap<Module, String>) -> Vec<(String, String, Vec<String>)> {
+    let parents: BTreeSet<&[String]> =
+        modules.keys().flat_map(|module| (0..module.len()).map(|len| &module[..len])).collect();
+    let found = parents.into_iter().map(|parent| (parent, circle(modules, parent)));
+    let found = found.filter(|(_, circle)| !circle.is_empty());
+    found
+        .map(|(parent, circle)| (package.to_owned(), parent.join("/"), circle.into_iter().collect()))
+        .collect()
+}
+
+#[test]
+fn modules_import_in_no_circle() {
+    let found: Vec<_> =
+        PACKAGES.iter().flat_map(|(package, _)| circles(package, &modules(package))).collect();
+    let owned = |of: &[&str]| of.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let known: Vec<_> = KNOWN
+        .iter()
+        .map(|(package, parent, circle)| ((*package).to_owned(), (*parent).to_owned(), owned(circle)))
+        .collect();
+    assert_eq!(found, known, "move what both sides name into a module of its own, below them");
+}
+
+#[test]
+fn a_planted_circle_is_found() {
+    let of = |files: &[(&str, &str)]| {
+        let module = |path: &str| -> Module {
+            path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+        };
+        let modules: BTreeMap<_, _> =
+            files.iter().map(|(path, code)| (module(path), product_code(code).0)).collect();
+        circles("p", &modules).into_iter().map(|(_, parent, on)| (parent, on.join(" "))).collect::<Vec<_>>()
+    };
+    let found = |parent: &str, on: &str| vec![(parent.to_owned(), on.to_owned())];
+    let root = ("", "mod a;\nmod b;\nmod c;\n");
+    assert_eq!(
+        of(&[root, ("a", "use crate::b::B;\n"), ("b", "use super::{a::{A, X as Y}, c};\n"), ("c", "")]),
+        found("", "a b")
+    );
+    assert_eq!(
+        of(&[root, ("a", "use crate::b::B;\n"), ("b", "use super::c::C;\n"), ("c", "fn f() {}\n")]),
+        []
+    );
+    // By way of what lies inside, and one floor down.
+    assert_eq!(
+        of(&[root, ("a", ""), ("a/x", "use crate::b;\n"), ("b", "use crate::a::x::X;\n")]),
+        found("", "a b")
+    );
+    assert_eq!(
+        of(&[root, ("a", ""), ("a/x", "use super::y::Y;\n"), ("a/y", "fn f() -> super::x::X {}\n")]),
+        found("a", "x y")
+    );
+    // A parent may name its children, and they it. Tests may name anything.
+    assert_eq!(of(&[root, ("a", "use self::x::X;\n"), ("a/x", "use super::A;\n")]), []);
+    let tested = "#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n";
+    assert_eq!(of(&[root, ("a", "use crate::b;\n"), ("b", tested)]), []);
+}
