@@ -104,8 +104,10 @@ fn request_from(raw: &mut Raw, segment: u32, size: u64) {
     raw.message(&request_to_send(0, 64, size, shared_key(0, segment), 0));
 }
 
-/// Waits until the victim has taken in what was sent over the socket.
+/// Waits until the victim has done with what was sent over the socket: it has received a packet
+/// that follows.
 fn until_taken(raw: &Raw) {
+    say(raw, &packet(BLOB, &[]));
     let mut unread = 1;
     while unread > 0 {
         std::thread::yield_now();
