@@ -365,7 +365,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// # }
     /// ```
     pub fn rail_mut(&mut self, rail: RailId) -> Option<R::Setup<'_>> {
-        self.rails.get_mut(rail.0 as usize).map(Rail::setup)
+        self.rails.get_mut(rail.0 as usize).map(|rail| rail.setup())
     }
 
     /// A rail, without the restrictions of [`rail_mut`](Self::rail_mut): for tests of engines and

@@ -2,11 +2,15 @@
 
 use alloc::boxed::Box;
 use alloc::vec;
-use core::hint::cold_path;
 
 use static_assertions::const_assert_eq;
 
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
+
+/// Marks the branch that calls it as the rare one.
+#[cold]
+#[inline]
+fn rare() {}
 
 /// A peer's place, one cache line, so that its address is a shift. The first fields serve posts.
 #[derive(Clone, Copy)]
@@ -140,7 +144,7 @@ impl Names {
     #[inline(always)]
     fn find(&mut self, number: u64) -> Option<u16> {
         if number != self.last.number {
-            cold_path();
+            rare();
             let peer = self.look_up(number);
             if peer >= DOWN {
                 return None;

@@ -1,7 +1,6 @@
 //! Posting. Hot: checks, a context, and one call of the provider.
 
 use core::ffi::c_void;
-use core::hint::cold_path;
 use core::ptr::{self, NonNull};
 
 use fishplate_core::bytes::{Put, Writer};
@@ -165,7 +164,6 @@ impl FabricRail {
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
-            cold_path();
             // SAFETY: handed on to our caller.
             return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
         }
@@ -186,6 +184,7 @@ impl FabricRail {
     /// A write to a peer that is not up, or on a rail that holds writes back, says the level with
     /// each, or has words in messages.
     #[allow(clippy::too_many_arguments, reason = "as above")]
+    #[cold]
     #[inline(never)]
     unsafe fn unusual_write(
         &mut self,
