@@ -134,7 +134,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
     /// payloads from slices that cannot be posted at once.
     pub fn new(config: &MatchConfig, streams: usize, receives: usize, outgoing: usize) -> Self {
         let unexpected = config.unexpected(streams);
-        let blocks = streams * config.credits as usize;
+        let blocks = config.blocks(streams);
         MatchStorage {
             posted: vec![PostedSlot::EMPTY; receives],
             unexpected: Zeros::new(unexpected),
@@ -143,7 +143,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
             accounts: vec![Account::EMPTY; streams],
             blocks: Zeros::new(blocks),
             block_bytes: vec![0; blocks * config.block()],
-            headers: Zeros::new(streams * config.headers as usize),
+            headers: Zeros::new(config.waiting(streams)),
             outgoing: Zeros::new(outgoing),
             outgoing_bytes: vec![0; outgoing * config.block()],
         }

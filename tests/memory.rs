@@ -30,7 +30,7 @@ fn resident() -> i64 {
     1024 * line.trim().trim_end_matches(" kB").parse::<i64>().unwrap()
 }
 
-/// What is laid out for one peer, in bytes: state, and room for what its messages may need.
+/// What is laid out for one peer, in bytes: state, and the room for messages that it begins with.
 fn laid_out(config: &Config) -> (usize, usize) {
     let contexts = usize::from(config.contexts);
     let state = size_of::<PeerSlot>() + size_of::<Pairing>();
@@ -38,8 +38,8 @@ fn laid_out(config: &Config) -> (usize, usize) {
     let (credits, headers) = (MATCHING.credits as usize, MATCHING.headers as usize);
     let room = config.window as usize * size_of::<Parked>()
         + credits * (size_of::<BlockSlot>() + MATCHING.block())
-        + headers * size_of::<HeaderSlot<1>>()
-        + MATCHING.unexpected(1) * size_of::<UnexpectedSlot>();
+        + headers * size_of::<HeaderSlot<4>>()
+        + (credits + headers) * size_of::<UnexpectedSlot>();
     (state + contexts * stream, contexts * room)
 }
 
@@ -154,6 +154,7 @@ fn peers_cost_little_before_they_are_busy() {
     let each = |stage: usize| (all[stage] - one[stage]) / i64::from(PEERS - 1);
     let (state, room) = laid_out(&Config::DEFAULT);
     println!("laid out for each of {PEERS} peers: {state} bytes of state, {room} for its messages");
+    assert!(state + room <= 16 << 10, "{state} + {room}");
     println!("resident for each: never talked to {} bytes, connected {},", each(0), each(1));
     println!("with a put-signal and a message that waits {}, busy {}", each(2), each(3));
     assert!(each(0) <= 650, "a peer that was never talked to costs {} bytes", each(0));

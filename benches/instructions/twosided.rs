@@ -28,7 +28,8 @@ use budget::budget;
 /// Numbers that the streams here may have in flight: more than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
-const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 2048, headers: 1, seed: 7 };
+const MATCHING: MatchConfig =
+    MatchConfig { eager: 192, credits: 2048, headers: 1, shared_credits: 0, shared_headers: 0, seed: 7 };
 const RECEIVES: usize = 64;
 
 /// An engine that matches, with one peer and a region.

@@ -40,7 +40,8 @@ const LIMIT: Duration = Duration::from_millis(10);
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig { eager: 1024, credits: 4, headers: 8, seed: 3 };
+const MATCHING: MatchConfig =
+    MatchConfig { eager: 1024, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
 
 /// Tags: what anybody may send, what goes to the honest peer, what it answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };

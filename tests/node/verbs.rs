@@ -135,6 +135,36 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
 }
 
 #[test]
+fn thousands_of_messages_are_received_in_reverse() {
+    const COUNT: u64 = 3000;
+    for way in ways() {
+        two(
+            way,
+            |builder| builder,
+            |mut side| {
+                let peer = side.peer;
+                if side.rank == 0 {
+                    for n in 0..COUNT {
+                        side.node.send(peer, n, &n.to_le_bytes(), Notice::Silent).unwrap();
+                    }
+                }
+                side.exchange(&[]);
+                if side.rank == 1 {
+                    for n in (0..COUNT).rev() {
+                        let mut got = [0; 8];
+                        side.node.recv(Some(peer), n, Tag::ZERO, &mut got, SOON).unwrap();
+                        assert_eq!(u64::from_le_bytes(got), n, "{way:?}");
+                    }
+                }
+                side.node.quiet(peer, SOON).unwrap();
+                side.exchange(&[]);
+                side.node.close(SOON).unwrap();
+            },
+        );
+    }
+}
+
+#[test]
 fn a_wait_sleeps() {
     for way in ways() {
         two(

@@ -24,7 +24,8 @@ use crate::support::{Own, own};
 pub const NEVER: u64 = u64::MAX;
 /// Queues of one worker, at most.
 pub const QUEUES: usize = 8;
-pub const MATCHING: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 8, seed: 5 };
+pub const MATCHING: MatchConfig =
+    MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 5 };
 /// Too early for anything.
 pub const NOW: u64 = 1;
 

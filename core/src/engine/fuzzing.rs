@@ -123,9 +123,10 @@ fn read_bye(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn head(seed: u64) -> Head {
     let [a, b] = [1, 2].map(|n| number(seed, n));
-    let kind = [head::TAGGED, head::SYNCHRONOUS, head::REQUEST, head::FIN, head::PULL, head::CHUNK];
+    let kind =
+        [head::TAGGED, head::SYNCHRONOUS, head::REQUEST, head::FIN, head::PULL, head::CHUNK, head::ROOM];
     Head {
-        kind: kind[a as usize % 6],
+        kind: kind[a as usize % 7],
         context: (a >> 8) as u8 & 3,
         op: (a >> 16) as u8 & 1,
         word: b as u32,

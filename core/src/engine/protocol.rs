@@ -15,10 +15,15 @@
 //! *Rts* says where the payload lies. The receiver reads it over all rails, or asks for *Chunks* by
 //! a *Pull* where it cannot read or chunks are faster.
 //!
-//! A *credit* is room for one payload that comes before its receive; a stream has as many as both
-//! ends were configured with. Whoever runs out keeps the payload and sends its header only, so that
-//! a receiver may wait for any message first, and memory stays bounded. Headers are bounded too: a
-//! send that needs one more is refused with [`OpError::Again`](crate::error::OpError::Again).
+//! A *credit* is room for one payload that comes before its receive. A stream begins with as many
+//! as its receiver was configured with, and whoever runs out keeps the payload and sends its header
+//! only. Headers that wait are counted likewise: a send that needs one more is refused with
+//! [`OpError::Again`](crate::error::OpError::Again).
+//!
+//! A receiver in which more than half of a stream's room is in use, or which acknowledges only to
+//! give credits back, doubles that room and says so by a *Room*, as long as there is some left of
+//! what all streams share. So a receiver may take messages in any order, up to that, and a peer
+//! that is silent costs none of it. What a stream was given it has until its peer is removed.
 //!
 //! # Files
 //!
@@ -48,14 +53,17 @@ pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot};
 
 use crate::error::{AttachError, Violation};
-use crate::mem::PeerId;
+use crate::mem::{PeerId, Untrusted};
 use crate::rail::Rail;
 
 use super::table::PeerSlot;
 use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory};
 use super::{Engine, State};
 use request::Requests;
-use stock::{Blocks, Headers};
+use stock::{Blocks, Headers, Room};
+
+/// Credits to which a stream comes that never has a payload waiting.
+const ENOUGH_CREDITS: u32 = 64;
 
 /// Receives of a window that are not hashed as long as they match in order.
 const LAZILY: u32 = 252;
@@ -66,17 +74,29 @@ pub struct MatchConfig {
     /// Longest payload that travels in its message, in bytes;
     /// less where a rail's messages are shorter.
     pub eager: u32,
-    /// Messages of one stream whose payload the receiver keeps until they match.
+    /// Messages of each stream whose payload the receiver keeps until they match. With 0 it keeps
+    /// none.
     pub credits: u32,
-    /// Messages of one stream that wait at the receiver, their payload at the sender.
+    /// Messages of each stream that wait at the receiver, their payload at the sender.
     pub headers: u32,
+    /// Further credits, for all streams together. Those that need more than they have get them.
+    pub shared_credits: u32,
+    /// Further headers, likewise.
+    pub shared_headers: u32,
     /// Mixed into hashes: tags are remote input.
     pub seed: u64,
 }
 
 impl MatchConfig {
     /// The defaults.
-    pub const DEFAULT: MatchConfig = MatchConfig { eager: 8192, credits: 64, headers: 64, seed: 0x5eed };
+    pub const DEFAULT: MatchConfig = MatchConfig {
+        eager: 8192,
+        credits: 1,
+        headers: 2,
+        shared_credits: 4096,
+        shared_headers: 16384,
+        seed: 0x5eed,
+    };
 
     /// Bytes of one block.
     pub const fn block(&self) -> usize {
@@ -88,9 +108,19 @@ impl MatchConfig {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Messages that can wait at an engine with so many streams.
+    /// Payloads that an engine with so many streams can keep.
+    pub const fn blocks(&self, streams: usize) -> usize {
+        streams * self.credits as usize + self.shared_credits as usize
+    }
+
+    /// Headers that can wait there.
+    pub const fn waiting(&self, streams: usize) -> usize {
+        streams * self.headers as usize + self.shared_headers as usize
+    }
+
+    /// Messages that can wait there.
     pub const fn unexpected(&self, streams: usize) -> usize {
-        streams * (self.credits as usize + self.headers as usize)
+        self.blocks(streams) + self.waiting(streams)
     }
 }
 
@@ -126,11 +156,11 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub receives: &'m mut [RecvSlot],
     /// S.
     pub accounts: &'m mut [Account],
-    /// S times the credits.
+    /// [`MatchConfig::blocks`]`(S)`.
     pub blocks: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each of them.
     pub block_bytes: &'m mut [u8],
-    /// S times the headers.
+    /// [`MatchConfig::waiting`]`(S)`.
     pub headers: &'m mut [HeaderSlot<RAILS>],
     /// One per payload that is sent from a slice and has to wait for its receive: in a synchronous
     /// send, or without a credit. And one per receive into a device's memory whose payload comes in
@@ -176,8 +206,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     /// and peer take it, and the upper limit.
     pub eager: u32,
     pub most_eager: u32,
-    pub credits: u32,
-    pub most_headers: u32,
+    pub credits: Room,
+    pub waiting: Room,
     pub stats: ProtocolStats,
 }
 
@@ -216,14 +246,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let limit = 1 << 24;
         check(self.state.protocol.is_none(), "matching: attached before")?;
         check(
-            config.credits <= limit && config.headers <= limit,
-            "matching: credits and headers up to 2^24",
+            [config.credits, config.headers, config.shared_credits, config.shared_headers].iter().max()
+                <= Some(&limit),
+            "matching: credits and headers, shared ones too: up to 2^24",
         )?;
         check(config.headers >= 1, "matching.headers: at least 1")?;
         check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
         check(accounts.len() >= streams, "matching.accounts: peers x contexts")?;
-        check(blocks.len() >= streams * config.credits as usize, "matching.blocks: streams x credits")?;
-        check(headers.len() >= streams * config.headers as usize, "matching.headers: streams x headers")?;
+        check(blocks.len() >= config.blocks(streams), "matching.blocks: MatchConfig::blocks")?;
+        check(headers.len() >= config.waiting(streams), "matching.headers: MatchConfig::waiting")?;
         check(blocks.len() < 1 << 31 && headers.len() < 1 << 31, "matching: below 2^31 blocks and headers")?;
         let bytes = |count: usize| count.saturating_mul(config.block());
         check(block_bytes.len() >= bytes(blocks.len()), "matching.block_bytes: blocks x MatchConfig::block")?;
@@ -252,8 +283,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             reads: 0,
             eager: config.eager,
             most_eager: config.eager,
-            credits: config.credits,
-            most_headers: config.headers,
+            credits: Room { each: config.credits, left: config.shared_credits },
+            waiting: Room { each: config.headers, left: config.shared_headers },
             stats: ProtocolStats::default(),
         });
         self.state.open_all_accounts();
@@ -270,6 +301,25 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             },
             None => ProtocolStats::default(),
         }
+    }
+
+    /// Tells the peer of a stream how much room it has, and what else an acknowledgement says.
+    /// `false`: no rail has room, or the peer has failed.
+    #[cold]
+    pub(super) fn post_room(&mut self, stream: u32) -> bool {
+        let Some(protocol) = &self.state.protocol else { return true };
+        let account = &protocol.accounts[stream as usize];
+        let credits = protocol.credits.after(account.credit_doublings);
+        let headers = protocol.waiting.after(account.header_doublings);
+        let nothing = Untrusted::from_slice(&[]);
+        let posted =
+            self.post_answer(stream, head::ROOM, 0, [credits, headers].map(u64::from), None, nothing);
+        if posted.is_some()
+            && let Some(protocol) = &mut self.state.protocol
+        {
+            protocol.accounts[stream as usize].grown = false;
+        }
+        posted.is_some()
     }
 
     /// Whether it has [matching](Self::attach_matching).
@@ -324,10 +374,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let stream = self.stream_of(context as u8, peer) as usize;
             let Some(protocol) = &mut self.protocol else { return };
             let ours = |theirs: u32, ours: u32| if theirs == u32::MAX { ours } else { theirs };
-            protocol.accounts[stream].takes = MatchLimits {
+            let takes = &mut protocol.accounts[stream].takes;
+            *takes = MatchLimits {
                 eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
-                credits: ours(theirs.credits, protocol.credits),
-                headers: ours(theirs.headers, protocol.most_headers),
+                // It may have given more since it connected.
+                credits: takes.credits.max(ours(theirs.credits, protocol.credits.each)),
+                headers: takes.headers.max(ours(theirs.headers, protocol.waiting.each)),
             };
         }
     }
@@ -362,13 +414,33 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Credits go back to the peer of a stream, and nothing carries them: with more of them they go
+    /// back more seldom.
+    #[cold]
+    pub(super) fn credits_alone(&mut self, stream: u32) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let account = &mut protocol.accounts[stream as usize];
+        let has = protocol.credits.after(account.credit_doublings);
+        if has < ENOUGH_CREDITS && account.owed() > has / 2 {
+            account.grow_credits(&mut protocol.credits);
+        }
+    }
+
+    /// Whether the peer of a stream is to be told that it has more room.
+    #[inline(always)]
+    pub(super) fn has_grown(&self, stream: u32) -> bool {
+        self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
+    }
+
     /// Credits that the peer of a stream has not been told of, and whether it must be told soon.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {
             Some(protocol) => {
-                let owed = protocol.accounts[stream as usize].owed();
-                (owed != 0, owed > protocol.credits / 2)
+                let account = &protocol.accounts[stream as usize];
+                let owed = account.owed();
+                let half = protocol.credits.after(account.credit_doublings) / 2;
+                (owed != 0 || account.grown, owed > half || account.grown)
             }
             None => (false, false),
         }

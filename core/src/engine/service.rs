@@ -121,10 +121,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         s.age = s.age.wrapping_add(1);
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
         let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
-        if now && self.post_ack(stream, None) {
+        if many {
+            self.state.credits_alone(stream);
+        }
+        if now && self.post_alone(stream) {
             self.state.stats.acks_alone += 1;
         } else {
             self.state.due.push(self.state.streams, stream);
+        }
+    }
+
+    /// Sends an acknowledgement that nothing carries. `false`: no rail has room.
+    fn post_alone(&mut self, stream: u32) -> bool {
+        match self.state.has_grown(stream) {
+            true => self.post_room(stream),
+            false => self.post_ack(stream, None),
         }
     }
 
@@ -138,7 +149,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if !s.live || (s.owed() == 0 && !self.state.credits_owed(stream).0) {
                 continue;
             }
-            match self.post_ack(stream, None) {
+            match self.post_alone(stream) {
                 true => self.state.stats.acks_alone += 1,
                 false => self.state.due.push(self.state.streams, stream),
             }

@@ -242,7 +242,7 @@ pub(crate) struct Hello {
 }
 
 /// The layout of words and messages that this version writes and reads.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
@@ -440,7 +440,7 @@ mod tests {
             );
         }
         let hello = Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other };
-        assert_eq!(hello.encode(), [7, 0, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 0, 0, 0]);
+        assert_eq!(hello.encode(), [7, 0, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 0, 0, 0]);
     }
 
     #[test]

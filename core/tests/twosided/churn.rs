@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use fishplate_core::engine::protocol::{Claimed, Payload, Received, Request, Status};
+use fishplate_core::engine::protocol::{Claimed, MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError};
@@ -33,6 +33,7 @@ fn in_device(place: u64) -> bool {
 struct Churn {
     random: Random,
     control: Shared,
+    matching: MatchConfig,
     own: Own1<Network, 2>,
     peers: Vec<PeerId>,
     /// As large as the memory that others receive into.
@@ -60,7 +61,12 @@ impl Churn {
             first_sequence: STARTS[random.below(4) as usize],
             ..Config::DEFAULT
         };
-        let mut own = own1(config, SMALL, rails);
+        let matching = MatchConfig {
+            shared_credits: [0, 9, 100][random.below(3) as usize],
+            shared_headers: [0, 9, 100][random.below(3) as usize],
+            ..SMALL
+        };
+        let mut own = own1(config, matching, rails);
         control.borrow_mut().unreadable = unreadable;
         let mut peers = vec![own.me];
         for _ in 1..PEERS {
@@ -75,7 +81,18 @@ impl Churn {
         let device = (own.engine.register(memory).unwrap(), memory);
         let free = (0..RECEIVES as u64).map(|n| n * ROOM as u64).collect();
         let what = format!("seed {seed}");
-        Churn { random, control, own, peers, device, open: HashMap::new(), free, claimed: vec![], what }
+        Churn {
+            random,
+            control,
+            matching,
+            own,
+            peers,
+            device,
+            open: HashMap::new(),
+            free,
+            claimed: vec![],
+            what,
+        }
     }
 
     fn some_peer(&mut self) -> PeerId {
@@ -256,9 +273,14 @@ impl Churn {
             let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
             check(&self.own.finish(request), Received::Ok, n, 64, 64);
         }
-        let most = u64::from(SMALL.credits + SMALL.headers);
-        for &peer in &self.peers {
-            for n in 0..most {
+        // Each has the room of its own, and the first gets all that is shared.
+        let MatchConfig { credits, headers, shared_credits, shared_headers, .. } = self.matching;
+        let most = |nth: usize| match nth {
+            0 => u64::from(grown(credits, shared_credits) + grown(headers, shared_headers)),
+            _ => u64::from(credits + headers),
+        };
+        for (nth, &peer) in self.peers.iter().enumerate() {
+            for n in 0..most(nth) {
                 let payload = Payload::Region(self.own.out.at(n * 128), 120);
                 let issued = (0..2000).find_map(|_| {
                     self.own.engine.progress();
@@ -268,8 +290,8 @@ impl Churn {
             }
         }
         passes(&mut self.own.engine, 300);
-        for &peer in &self.peers {
-            for n in (0..most).rev() {
+        for (nth, &peer) in self.peers.iter().enumerate() {
+            for n in (0..most(nth)).rev() {
                 let into = Some((self.own.into.at(0), 128));
                 let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
                 check(&self.own.finish(request), Received::Ok, n, 120, 120);

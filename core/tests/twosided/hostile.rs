@@ -102,7 +102,11 @@ fn every_violation_has_its_name() {
     let none = 0xffff;
     let cases: Vec<(&str, Vec<u8>, Violation)> = vec![
         ("half a head", tagged(0, 1, 0)[..31].to_vec(), Violation::Length),
-        ("kind 22", message(22, 0, 0, 0, &[0, 0]), Violation::Kind),
+        ("kind 23", message(23, 0, 0, 0, &[0, 0]), Violation::Kind),
+        ("more credits than can be counted", message(22, 0, 0, 0, &[1 << 32, 0]), Violation::Credit),
+        ("more headers than can be counted", message(22, 0, 0, 0, &[0, 1 << 32]), Violation::Credit),
+        ("room of op 1", message(22, 1, 0, 0, &[9, 9]), Violation::Kind),
+        ("room and more", message(22, 0, 0, 0, &[9, 9, 9]), Violation::Length),
         ("kind 255", message(255, 0, 0, 0, &[0, 0]), Violation::Kind),
         ("a tagged message of op 2", message(16, 2, 0, 0, &[0, 0]), Violation::Kind),
         ("a tag of more than 96 bits", message(16, 0, 0, 0, &[0, 1 << 32]), Violation::Kind),

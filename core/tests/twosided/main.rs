@@ -20,5 +20,6 @@ mod psm;
 mod psm_peers;
 mod refused;
 mod rig;
+mod room;
 mod scenarios;
 mod stops;

@@ -67,6 +67,8 @@ fn run<R: Rail, const RAILS: usize>(
     let matching = MatchConfig {
         credits: [0, 1, 3, 16][random.below(4) as usize],
         headers: [1, 2, 16][random.below(3) as usize],
+        shared_credits: [0, 5, 50][random.below(3) as usize],
+        shared_headers: [0, 5, 50][random.below(3) as usize],
         ..SMALL
     };
     let nodes = 2 + random.below(2) as usize;

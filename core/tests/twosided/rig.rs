@@ -16,7 +16,18 @@ use super::support::fleet::{self, Node};
 use super::support::*;
 
 /// Small, so that everything runs out soon.
-pub const SMALL: MatchConfig = MatchConfig { eager: 128, credits: 4, headers: 4, seed: 7 };
+pub const SMALL: MatchConfig =
+    MatchConfig { eager: 128, credits: 4, headers: 4, shared_credits: 0, shared_headers: 0, seed: 7 };
+
+/// What a stream comes to that begins with `each` and needs all that is shared.
+pub fn grown(each: u32, mut shared: u32) -> u32 {
+    let mut has = each;
+    while has != 0 && has <= shared {
+        shared -= has;
+        has *= 2;
+    }
+    has
+}
 
 /// Receives that can be open at once in these tests.
 pub const RECEIVES: usize = 64;
@@ -31,7 +42,7 @@ pub fn match_memory<const RAILS: usize>(
         Box::leak(vec![value; n].into_boxed_slice())
     }
     let unexpected = config.unexpected(streams);
-    let blocks = streams * config.credits as usize;
+    let blocks = config.blocks(streams);
     MatchMemory {
         matcher: MatcherMemory {
             posted: leak(PostedSlot::EMPTY, RECEIVES),
@@ -42,7 +53,7 @@ pub fn match_memory<const RAILS: usize>(
         accounts: leak(Account::EMPTY, streams),
         blocks: leak(BlockSlot::EMPTY, blocks),
         block_bytes: leak(0, blocks * config.block()),
-        headers: leak(HeaderSlot::EMPTY, streams * config.headers as usize),
+        headers: leak(HeaderSlot::EMPTY, config.waiting(streams)),
         outgoing: leak(BlockSlot::EMPTY, outgoing),
         outgoing_bytes: leak(0, outgoing * config.block()),
     }

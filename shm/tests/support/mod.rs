@@ -97,7 +97,7 @@ pub fn engine_of<R: Rail>(
         pending: leak(PendingSlot::EMPTY, 32),
     };
     let mut engine = Engine::new(config, [rail], memory).unwrap();
-    let (blocks, unexpected) = (peers * matching.credits as usize, matching.unexpected(peers));
+    let (blocks, unexpected) = (matching.blocks(peers), matching.unexpected(peers));
     let memory = MatchMemory {
         matcher: MatcherMemory {
             posted: leak(PostedSlot::EMPTY, 16),
@@ -108,7 +108,7 @@ pub fn engine_of<R: Rail>(
         accounts: leak(Account::EMPTY, peers),
         blocks: leak(BlockSlot::EMPTY, blocks),
         block_bytes: leak(0, blocks * matching.block()),
-        headers: leak(HeaderSlot::EMPTY, peers * matching.headers as usize),
+        headers: leak(HeaderSlot::EMPTY, matching.waiting(peers)),
         outgoing: leak(BlockSlot::EMPTY, 4),
         outgoing_bytes: leak(0, 4 * matching.block()),
     };

@@ -13,7 +13,8 @@ use super::raw::request_to_send;
 use super::support::*;
 
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig = MatchConfig { eager: 4096, credits: 4, headers: 8, seed: 3 };
+const MATCHING: MatchConfig =
+    MatchConfig { eager: 4096, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
 
 /// An import that waits does so for this long.
 pub const TIMEOUT: Duration = Duration::from_secs(2);

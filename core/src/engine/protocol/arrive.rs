@@ -129,8 +129,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 self.pull_asked(peer.0, head.words[0], head.words[1], len)
             }
             (head::CHUNK, 0) => self.chunk(stream, head.words[0], head.words[1], rest),
+            (head::ROOM, 0) if rest.is_empty() => self.room_given(stream, head.words),
             (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK, _) => Err(Violation::Kind),
-            (head::FIN, 0 | 1) => Err(Violation::Length),
+            (head::FIN, 0 | 1) | (head::ROOM, 0) => Err(Violation::Length),
             _ => Err(Violation::Kind),
         }
     }
@@ -187,7 +188,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
         let peer = self.streams[stream as usize].peer;
-        if account.kept >= protocol.credits {
+        let most = protocol.credits.after(account.credit_doublings);
+        if account.kept >= most {
             return Err(Violation::Credit);
         }
         if payload.len() > protocol.blocks.size() {
@@ -197,6 +199,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let block =
             protocol.blocks.take(stream, source, payload.len() as u32, token).ok_or(Violation::Credit)?;
         account.kept += 1;
+        if account.kept > most / 2 {
+            account.grow_credits(&mut protocol.credits);
+        }
         protocol.stats.kept += 1;
         // SAFETY: the block is this message's alone and holds `size` bytes,
         // at least the payload's length.
@@ -208,12 +213,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
         let peer = self.streams[stream as usize].peer;
-        if account.headers >= protocol.most_headers {
+        let most = protocol.waiting.after(account.header_doublings);
+        if account.headers >= most {
             return Err(Violation::Credit);
         }
         let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
         let header = protocol.headers.take(stream, source, offer).ok_or(Violation::Credit)?;
         account.headers += 1;
+        if account.headers > most / 2 {
+            account.grow_headers(&mut protocol.waiting);
+            self.due.push(self.streams, stream);
+        }
         Ok(Kept::Header(header))
     }
 
@@ -379,6 +389,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
         let waits = slot.kind == Kind::Send && slot.fetch && slot.posted && slot.state == Open::Open;
         if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
+    }
+
+    /// The peer keeps more of what we send. A message that was overtaken says less than is known.
+    fn room_given(&mut self, stream: u32, words: [u64; 2]) -> Result<(), Violation> {
+        let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
+        let takes = &mut protocol.accounts[stream as usize].takes;
+        let [credits, headers] = words.map(u32::try_from);
+        takes.credits = takes.credits.max(credits.map_err(|_| Violation::Credit)?);
+        takes.headers = takes.headers.max(headers.map_err(|_| Violation::Credit)?);
+        // A send may wait for it.
+        self.due.push(self.streams, stream);
+        Ok(())
     }
 
     /// A part of a payload that a receive of ours pulls.

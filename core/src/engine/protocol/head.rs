@@ -10,12 +10,14 @@
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
+//! Room        32 bytes: head, credits u64, headers u64: as many as the stream has in all
 //! ```
 //!
 //! The first three have a number in the stream and wait for their turn, so that messages match in
-//! the order sent. The others answer one of them, by a token or a request that it named, and have
-//! none: their word says the attachment alone. `freed` counts the sender's credits that came back,
-//! over the life of the stream: the last 32 bits, so that a late one is told from a new one.
+//! the order sent. The others have none: their word says the attachment alone. They answer one of
+//! the first three, by a token or a request that it named; a Room may come at any time. `freed`
+//! counts the sender's credits that came back, over the life of the stream: the last 32 bits, so
+//! that a late one is told from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -42,6 +44,7 @@ pub(crate) const REQUEST: u8 = 18;
 pub(crate) const FIN: u8 = 19;
 pub(crate) const PULL: u8 = 20;
 pub(crate) const CHUNK: u8 = 21;
+pub(crate) const ROOM: u8 = 22;
 
 /// A region that no receiver can read: the payload has to be pulled in messages.
 pub(crate) const UNREADABLE: u16 = u16::MAX;

@@ -100,6 +100,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let account = &mut protocol.accounts[(context * peers + peer as u32) as usize];
             protocol.stats.eager += account.at_once;
             self.stats.posted += account.at_once;
+            protocol.credits.take_back(account.credit_doublings);
+            protocol.waiting.take_back(account.header_doublings);
             *account = Account::EMPTY;
         }
     }

@@ -53,7 +53,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
         let half = self.config.window as u64 / 2;
-        if head.op != 0 || s.owed() > half || account.owed() > protocol.credits / 2 {
+        if head.op != 0
+            || s.owed() > half
+            || account.owed() > protocol.credits.after(account.credit_doublings) / 2
+        {
             self.due.push(self.streams, stream as u32);
         }
         self.stats.arrived += 1;

@@ -168,6 +168,38 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     }
 }
 
+/// Room of one sort, for payloads or for headers: what each stream has from the start, and what is
+/// left for the streams that need more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub each: u32,
+    pub left: u32,
+}
+
+impl Room {
+    /// What a stream has after so many doublings.
+    #[inline(always)]
+    pub(crate) fn after(&self, doublings: u8) -> u32 {
+        self.each << doublings
+    }
+
+    /// Doubles what a stream has, if there is as much left.
+    fn double(&mut self, doublings: &mut u8) -> bool {
+        let more = self.after(*doublings);
+        let grows = more != 0 && more <= self.left;
+        if grows {
+            self.left -= more;
+            *doublings += 1;
+        }
+        grows
+    }
+
+    /// Takes back what a stream had beyond its start.
+    pub(crate) fn take_back(&mut self, doublings: u8) {
+        self.left += self.after(doublings) - self.each;
+    }
+}
+
 /// What the two ends of a stream may still use of each other's memory.
 ///
 /// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours
@@ -196,6 +228,11 @@ pub struct Account {
     pub(crate) fins_sent: u32,
     pub(crate) fins_heard: u32,
     pub(crate) fins_said: u32,
+    /// How often the peer was given twice the credits, and twice the headers.
+    pub(crate) credit_doublings: u8,
+    pub(crate) header_doublings: u8,
+    /// It is yet to be told so.
+    pub(crate) grown: bool,
     /// Messages that were sent at once, since the peer was connected: a counter of the engine's,
     /// kept beside what such a message stores anyway.
     pub(crate) at_once: u64,
@@ -215,8 +252,23 @@ impl Account {
         fins_sent: 0,
         fins_heard: 0,
         fins_said: 0,
+        credit_doublings: 0,
+        header_doublings: 0,
+        grown: false,
         at_once: 0,
     };
+
+    /// Gives the peer twice the credits, if there is room.
+    #[cold]
+    pub(crate) fn grow_credits(&mut self, room: &mut Room) {
+        self.grown |= room.double(&mut self.credit_doublings);
+    }
+
+    /// Gives the peer twice the headers, if there is room.
+    #[cold]
+    pub(crate) fn grow_headers(&mut self, room: &mut Room) {
+        self.grown |= room.double(&mut self.header_doublings);
+    }
 
     /// Credits in use.
     #[inline(always)]
@@ -262,6 +314,24 @@ mod tests {
             assert_eq!(account.freed(start.wrapping_add(3)), Ok(()));
             assert_eq!(account.used(), 0);
         }
+    }
+
+    #[test]
+    fn room_doubles_while_there_is_as_much_left_and_comes_back_whole() {
+        let mut room = Room { each: 2, left: 7 };
+        let mut accounts = [Account::EMPTY; 2];
+        accounts[0].grow_credits(&mut room);
+        assert_eq!((room.after(accounts[0].credit_doublings), room.left, accounts[0].grown), (4, 5, true));
+        accounts[0].grown = false;
+        accounts[0].grow_credits(&mut room);
+        accounts[1].grow_credits(&mut room);
+        assert!(!accounts[1].grown && accounts[1].credit_doublings == 0, "one left, and it has two");
+        assert_eq!((room.after(accounts[0].credit_doublings), room.left), (8, 1));
+        room.take_back(accounts[0].credit_doublings);
+        assert_eq!(room.left, 7);
+        let mut none = Room { each: 0, left: 7 };
+        accounts[1].grow_headers(&mut none);
+        assert!(!accounts[1].grown, "nothing doubles to nothing");
     }
 
     #[test]

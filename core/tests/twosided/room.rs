@@ -1,0 +1,160 @@
+//! Room for messages that wait: what streams share goes to those that need it, and comes back.
+
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::{Config, Issued, Notice};
+use fishplate_core::error::OpError;
+use fishplate_core::mem::PeerId;
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::Dials;
+
+use super::rig::*;
+use super::support::fleet;
+use super::support::tap::{Event, shared, tap};
+use super::support::*;
+
+/// Little for each stream, much for all.
+const SHARED: MatchConfig =
+    MatchConfig { credits: 2, headers: 2, shared_credits: 600, shared_headers: 120, ..SMALL };
+
+/// Messages to a peer that nobody receives, numbered from `first`, until there is room for no more.
+fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first: u64) -> u64 {
+    let (mut n, mut refused) = (first, 0);
+    while refused < 1000 {
+        let at = own.out.at(n % 4096 * 8);
+        write(&own.engine, at, &n.to_le_bytes());
+        match own.engine.send(CX, to, tag(n), Payload::Region(at, 8), Notice::Silent) {
+            Ok(Issued::Done { .. } | Issued::Pending(_)) => (n, refused) = (n + 1, 0),
+            Err(OpError::Again) => {
+                refused += 1;
+                own.engine.progress();
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    n - first
+}
+
+/// Receives those messages, the last one first.
+fn drain<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, from: PeerId, first: u64, count: u64) {
+    for n in (first..first + count).rev() {
+        let into = Some((own.into.at(0), 8));
+        let request = own.engine.recv(Some(from), tag(n), EXACT, into, n).unwrap();
+        check(&own.finish(request), Received::Ok, n, 8, 8);
+        assert_eq!(word(&own.engine, own.into.at(0)), n);
+    }
+}
+
+fn most(config: &MatchConfig) -> u64 {
+    u64::from(grown(config.credits, config.shared_credits) + grown(config.headers, config.shared_headers))
+}
+
+#[test]
+fn a_receiver_takes_hundreds_of_messages_in_reverse_from_a_stream_that_began_with_room_for_four() {
+    let mut own = loopback(SHARED);
+    let me = own.me;
+    let sent = fill(&mut own, me, 0);
+    assert_eq!(sent, most(&SHARED), "as far as doubling goes");
+    assert!(sent > 500);
+    drain(&mut own, me, 0, sent);
+    // The room is still there, and no more of it.
+    assert_eq!(fill(&mut own, me, 0), sent);
+    drain(&mut own, me, 0, sent);
+}
+
+#[test]
+fn a_peer_that_takes_all_that_is_shared_leaves_the_others_their_own_and_gives_it_back_when_it_goes() {
+    let mut own = loopback(SHARED);
+    let greedy = own.me;
+    let mut next = || {
+        let peer = own.engine.reserve_peer().unwrap();
+        own.engine.connect_peer(peer, 1).unwrap();
+        peer
+    };
+    let (modest, patient) = (next(), next());
+    let all = fill(&mut own, greedy, 0);
+    assert_eq!(all, most(&SHARED));
+    // What is left of the shared room is less than the greedy one asks for.
+    let left = |each: u32, shared: u32| shared - (grown(each, shared) - each);
+    let rest = MatchConfig {
+        shared_credits: left(SHARED.credits, SHARED.shared_credits),
+        shared_headers: left(SHARED.headers, SHARED.shared_headers),
+        ..SHARED
+    };
+    let second = fill(&mut own, modest, 10_000);
+    assert_eq!(second, most(&rest));
+    let third = fill(&mut own, patient, 20_000);
+    assert!(third >= u64::from(SHARED.credits + SHARED.headers), "{third}");
+    drain(&mut own, modest, 10_000, second);
+    drain(&mut own, patient, 20_000, third);
+    for peer in [greedy, modest, patient] {
+        own.engine.remove_peer(peer).unwrap();
+    }
+    let peer = own.engine.reserve_peer().unwrap();
+    own.engine.connect_peer(peer, 1).unwrap();
+    let again = fill(&mut own, peer, 0);
+    assert_eq!(again, all, "everything came back");
+    drain(&mut own, peer, 0, again);
+}
+
+#[test]
+fn traffic_one_way_comes_to_few_acknowledgements_and_to_no_more_room_than_that_takes() {
+    const EACH: u64 = 66;
+    let config = Config { window: 1024, ack_age: u32::MAX, ..Config::DEFAULT };
+    let mut fleet = tagged_fleet::<1>(2, Dials::CALM, config, SHARED, 3);
+    let mut alone = vec![];
+    for _ in 0..20 {
+        let before = fleet[1].engine.stats().acks_alone;
+        for n in 0..EACH {
+            let into = Some((fleet[1].target.at(0), 8));
+            let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
+            let to = fleet[0].peers[1];
+            fleet::turn_until(&mut fleet, "room for a message", |fleet| {
+                let bytes = n.to_le_bytes();
+                fleet[0].engine.send(CX, to, tag(n), Payload::Bytes(&bytes), Notice::Silent).is_ok()
+            });
+            fleet::turn_until(&mut fleet, "a message", |fleet| {
+                fleet[1].engine.test_recv(request).unwrap().is_some()
+            });
+        }
+        alone.push(fleet[1].engine.stats().acks_alone - before);
+    }
+    // One after 2 messages, after 3, 5, 9 and 17, and from then on after 33: half of 64, and one.
+    assert_eq!(alone[0], 5, "{alone:?}");
+    assert_eq!(alone[10..].iter().sum::<u64>(), 20, "{alone:?}");
+    assert_eq!(fleet[1].engine.matching_stats().kept, 0);
+}
+
+#[test]
+fn a_message_about_room_that_was_overtaken_takes_none_away() {
+    let control = shared();
+    let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    let from = own.me.peer();
+    // The head, then credits and headers.
+    for (credits, headers) in [(6u64, 5u64), (1, 1)] {
+        let mut bytes = vec![22, 0, 0, 0];
+        bytes.resize(16, 0);
+        bytes.extend(credits.to_le_bytes());
+        bytes.extend(headers.to_le_bytes());
+        control.borrow_mut().inject.push_back(Event::Message(from, bytes));
+    }
+    passes(&mut own.engine, 3);
+    // The receiver is this engine too, and has given 4 of each.
+    control.borrow_mut().edit = Some(Box::new(|_, event| match event {
+        Event::Message(..) => vec![],
+        event => vec![event],
+    }));
+    let me = own.me;
+    assert_eq!(fill(&mut own, me, 0), 11);
+}
+
+#[test]
+fn without_shared_room_a_stream_has_what_it_began_with() {
+    for (credits, headers) in [(0, 1), (1, 1), (4, 4), (7, 3)] {
+        let mut own =
+            own1(Config::DEFAULT, MatchConfig { credits, headers, ..SMALL }, [Loopback::<256>::new()]);
+        let me = own.me;
+        assert_eq!(fill(&mut own, me, 0), u64::from(credits + headers));
+        drain(&mut own, me, 0, u64::from(credits + headers));
+    }
+}
