@@ -14,7 +14,7 @@ use fishplate_core::error::{AttachError, PeerError};
 use fishplate_core::mem::{PeerId, RailId};
 use fishplate_core::rail::either::Either;
 use fishplate_core::sync::host::Host;
-use fishplate_shm::Link;
+use fishplate_shm::{HandshakeError, Link};
 
 use super::address::{Address, socket};
 use super::home::Home;
@@ -104,7 +104,9 @@ impl Node {
         };
         same("window", address.window, self.address.window)?;
         same("contexts", address.contexts.into(), self.address.contexts.into())?;
-        let peer = self.home.engine.reserve_peer()?;
+        let peers = self.builder.limits.peers;
+        let reserved = self.home.engine.reserve_peer();
+        let peer = reserved.map_err(|error| Error::of(error, "peers", peers))?;
         let joined = match address.host == self.address.host && self.builder.local {
             true => self.begin_local(peer, &address),
             false => self.join_fabric(peer, &address),
@@ -142,10 +144,11 @@ impl Node {
     /// waits alone do: memory of a dead peer takes writes without complaint. Slow path.
     ///
     /// # Errors
-    /// It is not known, or was given up.
+    /// It is not known, or was given up; or it was met and could not be attached.
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         self.home.engine.check_peers();
         match self.contacts.iter().find(|contact| contact.peer == peer) {
+            Some(Contact { stage: Stage::Failed(error), .. }) => Err(*error),
             Some(contact) if contact.stage.is_meeting() => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
         }
@@ -184,10 +187,10 @@ impl Node {
         }
     }
 
-    /// Whether a peer that is known has been met.
+    /// Whether a peer that is known has been met, and can be sent to.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
         let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
-        Some(!contact.stage.is_meeting())
+        Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
     /// [`meet`](Self::meet) in some passes only.
@@ -208,12 +211,15 @@ impl Node {
         }
         let now = Instant::now();
         self.accept(now);
-        for (address, _) in self.listener.failed() {
+        for (address, why) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
                 contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.id))
             };
             if let Some(contact) = self.contacts.iter_mut().find(dialled) {
-                contact.stage = contact.later(now);
+                contact.stage = match is_final(why) {
+                    true => Stage::Failed(Error::Handshake(why)),
+                    false => contact.later(now),
+                };
             }
         }
         for _ in 0..ONCE.min(self.contacts.len()) {
@@ -310,6 +316,12 @@ fn attach_local(home: &mut Home, peer: PeerId, link: Link, limits: MatchLimits) 
         shm.attach(peer.peer(), link)?;
     }
     Ok(home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits))?)
+}
+
+/// Whether a handshake fails again, however often the two try.
+fn is_final(why: HandshakeError) -> bool {
+    use HandshakeError::{Mismatch, Process, Segment, User, Version};
+    matches!(why, Version { .. } | Mismatch { .. } | User(_) | Process { .. } | Segment(_))
 }
 
 fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {

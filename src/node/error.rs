@@ -72,6 +72,15 @@ pub enum Error {
     NoRail,
     /// The peer has not connected before the deadline expired.
     NotConnected(PeerId),
+    /// The peer of this host and this node refuse each other, for good.
+    Handshake(HandshakeError),
+    /// A table of the node is full: a limit of [`Builder::limits`](super::Builder::limits).
+    Full {
+        /// The field of [`Limits`](crate::Limits).
+        limit: &'static str,
+        /// Its value.
+        value: u32,
+    },
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
     /// An operation was refused.
@@ -103,6 +112,10 @@ impl fmt::Display for Error {
             Error::NotConnected(peer) => {
                 write!(f, "peer {} has not connected before the deadline; it must connect too", peer.peer().0)
             }
+            Error::Handshake(error) => write!(f, "the peer of this host was not met: {error}"),
+            Error::Full { limit, value } => {
+                write!(f, "no room for another: `Limits::{limit}` is {value}; raise it in `Builder::limits`")
+            }
             Error::Attach(error) => error.fmt(f),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
@@ -117,6 +130,16 @@ impl std::error::Error for Error {}
 impl From<AttachError> for Error {
     fn from(error: AttachError) -> Self {
         Error::Attach(error)
+    }
+}
+
+impl Error {
+    /// What an error of setup says where a full table is the one of this limit.
+    pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
+        match error {
+            AttachError::Full => Error::Full { limit, value: value.into() },
+            error => Error::Attach(error),
+        }
     }
 }
 

@@ -82,13 +82,13 @@ impl Node {
     /// path: allocates, makes system calls.
     ///
     /// # Errors
-    /// There is no memory, or there are as many regions as may be.
+    /// There is no memory; or [`Error::Full`]: long messages from and into slices take regions too.
     pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
         let segment = Segment::create(len).map_err(AttachError::from)?;
         // SAFETY: the segment is kept in `segments` until the region is deregistered, or for ever
         // where a provider keeps it. The node lends no reference into it.
         let region = unsafe { segment.region(0, len) }.map_err(AttachError::from)?;
-        let id = self.home.engine.register(region)?;
+        let id = self.registered(region)?;
         self.segments.push((id, segment));
         Ok(Memory { id, len })
     }
@@ -107,7 +107,12 @@ impl Node {
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
         // SAFETY: handed on to our caller.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };
-        Ok(Memory { id: self.home.engine.register(region)?, len })
+        Ok(Memory { id: self.registered(region)?, len })
+    }
+
+    fn registered(&mut self, region: Region) -> Result<LocalId, Error> {
+        let locals = self.builder.limits.locals;
+        self.home.engine.register(region).map_err(|error| Error::of(error, "locals", locals))
     }
 
     /// Takes memory back. Slow path.
@@ -150,10 +155,12 @@ impl Node {
     /// Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; what is wrong with the handle; or the table of imports is full.
+    /// [`Error::NotConnected`]; what is wrong with the handle; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         self.connected(peer)?;
-        Ok(Remote { id: self.home.engine.import(peer, handle.as_ref())? })
+        let remotes = self.builder.limits.remotes;
+        let imported = self.home.engine.import(peer, handle.as_ref());
+        Ok(Remote { id: imported.map_err(|error| Error::of(error, "remotes", remotes))? })
     }
 
     /// Gives imported memory up. Slow path.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fishplate_core::engine::protocol::{Cancelled, Claimed, Envelope, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Issued, Notice};
-use fishplate_core::error::{AttachError, OpError};
+use fishplate_core::error::OpError;
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Completion, Outcome, Token};
 
@@ -294,14 +294,14 @@ impl Node {
                 return Ok(self.own.free.swap_remove(at));
             }
             match self.alloc(len.next_power_of_two().max(4096)) {
-                Err(Error::Attach(AttachError::Full)) => {}
+                Err(Error::Full { .. }) => {}
                 memory => return memory,
             }
             // Those that are kept are too short.
             if let Some(shorter) = self.own.free.pop() {
                 self.drop_copy(shorter);
             } else if self.own.operations.is_empty() || !self.waits_for(&mut room) {
-                return Err(AttachError::Full.into());
+                return Err(Error::Full { limit: "locals", value: self.builder.limits.locals.into() });
             }
         }
     }

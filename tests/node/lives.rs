@@ -135,7 +135,7 @@ impl Life {
                 let to = ends[from].peer;
                 eventually(ends, |ends| match ends[from].node.send(to, word, &bytes[..], Notice::Silent) {
                     Err(Error::Op(error)) => Err(error),
-                    Err(Error::Attach(AttachError::Full)) => Err(OpError::Again),
+                    Err(Error::Full { .. }) => Err(OpError::Again),
                     sent => Ok(sent.unwrap()),
                 });
                 let status = eventually(ends, |ends| {

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{AttachError, OpError, PeerError};
 use fishplate::node::{ADDRESS_MAX, Error, Fabric};
-use fishplate::{Cmp, Node, Notice, Signal};
+use fishplate::shm::{HandshakeError, Listener, ShmConfig, ShmRail};
+use fishplate::sys::LinuxHost;
+use fishplate::{Cmp, Limits, Node, Notice, Signal};
 
 use super::{SOON, Side, Way, two};
 use fishplate::config::Settings;
@@ -53,6 +55,58 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     assert_eq!(node.post_recv(Some(me), 1, Tag::ZERO, memory.slice(..), 0), Err(OpError::UnknownPeer.into()));
     node.disconnect(peer).unwrap();
     assert!(node.peer_error(peer).is_err() && node.disconnect(peer).is_err());
+}
+
+#[test]
+fn a_peer_that_refuses_for_good_is_named_at_once_and_not_dialled_again() {
+    let mut node = alone();
+    // The number of a node, after its magic and version. The node with the smaller one dials.
+    let mut address = node.address().to_vec();
+    address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());
+    let listener = Listener::bind(format!("@fishplate-{:016x}", u64::MAX)).unwrap();
+    let other = ShmConfig { lane_cells: 512, ..ShmConfig::default() };
+    let profile = ShmRail::new(LinuxHost::shared(), other).unwrap().profile();
+    let peer = node.connect(&address).unwrap();
+    let begun = Instant::now();
+    let refused = loop {
+        node.progress();
+        let _ = listener.accept(&profile, Instant::now());
+        match node.peer_error(peer) {
+            Ok(None) => assert!(begun.elapsed() < SOON),
+            refused => break refused,
+        }
+    };
+    let mismatch = |error| matches!(error, Error::Handshake(HandshakeError::Mismatch { .. }));
+    assert!(mismatch(refused.unwrap_err()));
+    assert!(mismatch(node.send(peer, 1, b"x", Notice::Silent).unwrap_err()));
+    assert!(mismatch(node.import(peer, [0; 64]).unwrap_err()));
+    assert!(begun.elapsed() < SOON / 2, "no call has waited for it");
+    node.disconnect(peer).unwrap();
+    node.close(SOON).unwrap();
+}
+
+#[test]
+fn a_table_that_is_full_names_its_limit() {
+    let limits = Limits { peers: 1, locals: 2, remotes: 1, ..Limits::DEFAULT };
+    let mut node = Node::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    let mut other = own.clone();
+    other[6] ^= 1;
+    assert_eq!(node.connect(&other), Err(Error::Full { limit: "peers", value: 1 }));
+    let memory = node.alloc(64).unwrap();
+    node.alloc(64).unwrap();
+    assert_eq!(node.alloc(64), Err(Error::Full { limit: "locals", value: 2 }));
+    let handle = node.handle(memory).unwrap();
+    let there = node.import(me, &handle).unwrap();
+    assert_eq!(node.import(me, &handle), Err(Error::Full { limit: "remotes", value: 1 }));
+    let told = node.import(me, &handle).unwrap_err().to_string();
+    assert!(told.contains("Limits::remotes") && told.contains("Builder::limits"), "{told}");
+    // A receive into a slice takes a region as well.
+    let received = node.recv(None, 1, Tag::ZERO, &mut [0; 8], Duration::ZERO);
+    assert_eq!(received, Err(Error::Full { limit: "locals", value: 2 }));
+    node.release(there).unwrap();
+    node.import(me, &handle).unwrap();
 }
 
 #[test]
