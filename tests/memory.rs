@@ -19,7 +19,7 @@ const PEERS: u16 = 1000;
 /// One number means nobody.
 const MOST: u16 = u16::MAX;
 const CX: ContextId = ContextId(0);
-const MATCHING: MatchConfig = MatchConfig::DEFAULT;
+const MATCHING: MatchConfig = MatchConfig::for_streams(PEERS as usize);
 
 type Rail = Faulty<Loopback<256>, 64>;
 

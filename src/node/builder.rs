@@ -44,7 +44,7 @@ pub struct Builder {
     settings: Settings,
     pub(super) limits: Limits,
     receives: usize,
-    matching: MatchConfig,
+    matching: Option<MatchConfig>,
     fabric: Fabric,
     library: Option<Library>,
     policy: Policy,
@@ -59,7 +59,7 @@ impl Default for Builder {
             settings: Settings::DEFAULT,
             limits: Limits::DEFAULT,
             receives: 1024,
-            matching: MatchConfig::DEFAULT,
+            matching: None,
             fabric: Fabric::default(),
             library: None,
             policy: Policy::BALANCED,
@@ -90,9 +90,9 @@ impl Builder {
         self
     }
 
-    /// Sizes of tagged messages. Default: [`MatchConfig::DEFAULT`].
+    /// Sizes of tagged messages. Default: [`MatchConfig::for_streams`] of the peers there may be.
     pub fn matching(mut self, matching: MatchConfig) -> Self {
-        self.matching = matching;
+        self.matching = Some(matching);
         self
     }
 
@@ -154,7 +154,9 @@ impl Builder {
                 address,
             });
         }
-        let own = Address::new(&config, &self.matching, addresses);
+        let streams = usize::from(self.limits.peers) * usize::from(config.contexts);
+        let matching = self.matching.unwrap_or(MatchConfig::for_streams(streams));
+        let own = Address::new(&config, &matching, addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
         let config = Config { seed: own.id, ..config };
 
@@ -185,7 +187,7 @@ impl Builder {
             true => Policy { park_ns: self.policy.park_ns.min(parks[1]), ..Policy::EFFICIENT },
             false => self.policy,
         };
-        let sizes = Sizes { config, matching: self.matching, limits: self.limits, receives: self.receives };
+        let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
         let home = Home::new(sizes, rails, host, bell, [early, later])?;
         crate::close_in_background();
         Ok(Node::new(home, own, address, listener, profile, self))

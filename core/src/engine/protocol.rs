@@ -88,15 +88,28 @@ pub struct MatchConfig {
 }
 
 impl MatchConfig {
-    /// The defaults.
-    pub const DEFAULT: MatchConfig = MatchConfig {
-        eager: 8192,
-        credits: 1,
-        headers: 2,
-        shared_credits: 4096,
-        shared_headers: 16384,
-        seed: 0x5eed,
-    };
+    /// [`for_streams`](Self::for_streams) of 64.
+    pub const DEFAULT: MatchConfig = MatchConfig::for_streams(64);
+
+    /// The defaults for so many streams, peers times contexts: the more there are, the less each
+    /// begins with. 64 begin with 16 credits and 64 headers, a thousand with 1 and 4.
+    pub const fn for_streams(streams: usize) -> MatchConfig {
+        const fn share(of: usize, streams: usize, least: u32) -> u32 {
+            match of / if streams == 0 { 1 } else { streams } {
+                64.. => 64,
+                each if each as u32 > least => each as u32,
+                _ => least,
+            }
+        }
+        MatchConfig {
+            eager: 8192,
+            credits: share(1024, streams, 1),
+            headers: share(4096, streams, 2),
+            shared_credits: 4096,
+            shared_headers: 16384,
+            seed: 0x5eed,
+        }
+    }
 
     /// Bytes of one block.
     pub const fn block(&self) -> usize {
