@@ -56,6 +56,7 @@ part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
 part "CUDA over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
+part "the C library" tests/c.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "instruction budgets" benches/budgets.sh
 

@@ -38,6 +38,16 @@ impl PeerId {
     pub fn peer(self) -> Peer {
         Peer(self.index)
     }
+
+    /// As a number, for languages without types.
+    pub const fn to_raw(self) -> u32 {
+        (self.generation as u32) << 16 | self.index as u32
+    }
+
+    /// The reverse. A number that was never given names no peer.
+    pub const fn from_raw(raw: u32) -> PeerId {
+        PeerId { index: raw as u16, generation: (raw >> 16) as u16 }
+    }
 }
 
 /// What kind of memory a [`Region`] is.
@@ -139,6 +149,18 @@ macro_rules! region_id {
             #[inline(always)]
             pub(crate) const fn generation(self) -> u32 {
                 (self.0 >> 32) as u32
+            }
+
+            /// As a number, for languages without types.
+            #[inline(always)]
+            pub const fn to_raw(self) -> u64 {
+                self.0
+            }
+
+            /// The reverse. A number that was never given names no region.
+            #[inline(always)]
+            pub const fn from_raw(raw: u64) -> Self {
+                $id(raw)
             }
 
             /// The place `offset` bytes into the region.

@@ -95,6 +95,16 @@ pub struct Token(pub(crate) u64);
 impl Token {
     /// Names no operation: what silent ones are given.
     pub const NONE: Token = Token(0);
+
+    /// As a number, for languages without types.
+    pub const fn to_raw(self) -> u64 {
+        self.0
+    }
+
+    /// The reverse. A number that was never given names no operation.
+    pub const fn from_raw(raw: u64) -> Token {
+        Token(raw)
+    }
 }
 
 /// How an operation ended: done, failed and over, or failed and not known to be over.

@@ -28,6 +28,14 @@ pub struct Slice {
     pub(super) len: usize,
 }
 
+impl Slice {
+    /// `len` bytes from a place on. A range beyond the region's end is refused when it is used.
+    #[inline(always)]
+    pub const fn new(at: LocalAddr, len: usize) -> Slice {
+        Slice { at, len }
+    }
+}
+
 /// Imported memory of a peer. A name: it stays valid until it is [released](Node::release), or its
 /// peer is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

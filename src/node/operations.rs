@@ -121,13 +121,21 @@ impl Node {
     ) -> Result<Issued, OpError> {
         match from.into() {
             Source::Memory(Slice { at, len }) => {
-                match self.home.engine.put_signal_mapped(CONTEXT, at, len, to, signal) {
+                match self.put_signal_mapped(Slice { at, len }, to, signal) {
                     Some(issued) => Ok(issued),
                     None => self.put_signal_later(at, len, to, signal, notice),
                 }
             }
             Source::Bytes(bytes) => self.put_signal_bytes(bytes, to, signal, notice),
         }
+    }
+
+    /// The half of [`put_signal`](Self::put_signal) that is over at once, as the memory is mapped
+    /// here. Bindings call it first: it holds no panic. `None`: nothing was done, and `put_signal`
+    /// does the rest or says why not. Hot path.
+    #[inline(always)]
+    pub fn put_signal_mapped(&mut self, from: Slice, to: RemoteAddr, signal: Signal) -> Option<Issued> {
+        self.home.engine.put_signal_mapped(CONTEXT, from.at, from.len, to, signal)
     }
 
     #[inline(never)]

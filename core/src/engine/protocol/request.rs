@@ -18,6 +18,18 @@ use super::super::tag::{ReceiveId, Tag};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
+impl Request {
+    /// As a number, for languages without types.
+    pub const fn to_raw(self) -> u64 {
+        self.0
+    }
+
+    /// The reverse. A number that was never given names no receive.
+    pub const fn from_raw(raw: u64) -> Request {
+        Request(raw)
+    }
+}
+
 /// How a receive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds the C libraries and installs them with their header and fishplate.pc:
+#     [DESTDIR=...] [PREFIX=/usr/local] [LIBDIR=PREFIX/lib] [PROFILE=release] install.sh
+set -euo pipefail
+cd "$(dirname "$0")"
+prefix=${PREFIX:-/usr/local}
+libdir=${LIBDIR:-$prefix/lib}
+profile=${PROFILE:-release}
+case $profile in dev) folder=debug ;; *) folder=$profile ;; esac
+
+cargo build --locked --quiet --profile "$profile" --package fishplate-c
+target=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+root=${DESTDIR:-}
+install -d "$root$libdir/pkgconfig" "$root$prefix/include"
+install -m 644 include/fishplate.h "$root$prefix/include/"
+install -m 755 "$target/$folder/libfishplate_c.so" "$root$libdir/libfishplate.so.$version"
+install -m 644 "$target/$folder/libfishplate_c.a" "$root$libdir/libfishplate.a"
+ln -sf "libfishplate.so.$version" "$root$libdir/libfishplate.so.0"
+ln -sf libfishplate.so.0 "$root$libdir/libfishplate.so"
+sed "s|@PREFIX@|$prefix|; s|@LIBDIR@|$libdir|; s|@VERSION@|$version|" fishplate.pc.in >"$root$libdir/pkgconfig/fishplate.pc"

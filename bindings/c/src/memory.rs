@@ -1,0 +1,161 @@
+//! Memory of the node and of its peers.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use fishplate::core::mem::{LocalId, RemoteId};
+use fishplate::{LocalAddr, RemoteAddr};
+
+use crate::handle::{FpNode, enter};
+use crate::node::{buffer, bytes, hand_out, peer, place, unknown_region};
+use crate::status::fail;
+
+#[inline(always)]
+pub(crate) fn here(memory: u64, offset: u64) -> LocalAddr {
+    LocalId::from_raw(memory).at(offset)
+}
+
+#[inline(always)]
+pub(crate) fn there(memory: u64, offset: u64) -> RemoteAddr {
+    RemoteId::from_raw(memory).at(offset)
+}
+
+/// Takes memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mut u64) -> c_int {
+    enter(node, |inner| {
+        let place = place(memory, "memory")?;
+        let memory = inner.node.alloc(len)?;
+        let raw = memory.at(0).region.to_raw();
+        inner.memories.insert(raw, memory);
+        place.write(raw);
+        Ok(0)
+    })
+}
+
+/// Registers memory of the program.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_register(
+    node: *mut FpNode,
+    start: *mut c_void,
+    len: usize,
+    memory: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let place = place(memory, "memory")?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "the memory is null"))?;
+        // SAFETY: the caller's promise, which the header states.
+        let memory = unsafe { inner.node.register(start, len) }?;
+        let raw = memory.at(0).region.to_raw();
+        inner.memories.insert(raw, memory);
+        place.write(raw);
+        Ok(0)
+    })
+}
+
+/// Gives memory back.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
+    enter(node, |inner| {
+        let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
+        let freed = inner.node.free(named);
+        // Gone, unless something still uses it.
+        if inner.node.handle(named).is_err() {
+            inner.memories.remove(&memory);
+        }
+        freed?;
+        Ok(0)
+    })
+}
+
+/// The handle by which peers import memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_export(
+    node: *mut FpNode,
+    memory: u64,
+    into: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    enter(node, |inner| {
+        let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
+        hand_out(&inner.node.handle(named)?, into, len)
+    })
+}
+
+/// Imports memory of a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_import(
+    node: *mut FpNode,
+    named: u32,
+    handle: *const c_void,
+    len: usize,
+    remote: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let (place, handle) = (place(remote, "remote")?, bytes(handle, len)?);
+        let remote = inner.node.import(peer(named), handle)?;
+        let raw = remote.at(0).region.to_raw();
+        inner.remotes.insert(raw, remote);
+        place.write(raw);
+        Ok(0)
+    })
+}
+
+/// Gives imported memory up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_release(node: *mut FpNode, remote: u64) -> c_int {
+    enter(node, |inner| {
+        let named = *inner.remotes.get(&remote).ok_or_else(unknown_region)?;
+        inner.node.release(named)?;
+        inner.remotes.remove(&remote);
+        Ok(0)
+    })
+}
+
+/// Copies bytes into memory of the node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_write(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    from: *const c_void,
+    len: usize,
+) -> c_int {
+    enter(node, |inner| {
+        inner.node.write(here(memory, offset), bytes(from, len)?)?;
+        Ok(0)
+    })
+}
+
+/// Copies bytes out of memory of the node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_read(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    into: *mut c_void,
+    len: usize,
+) -> c_int {
+    enter(node, |inner| {
+        inner.node.read(here(memory, offset), buffer(into, len)?)?;
+        Ok(0)
+    })
+}
+
+/// Loads a word of 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_load(node: *mut FpNode, memory: u64, offset: u64, value: *mut u64) -> c_int {
+    enter(node, |inner| {
+        place(value, "value")?.write(inner.node.load(here(memory, offset))?);
+        Ok(0)
+    })
+}
+
+/// Stores a word of 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_mem_store(node: *mut FpNode, memory: u64, offset: u64, value: u64) -> c_int {
+    enter(node, |inner| {
+        inner.node.store(here(memory, offset), value)?;
+        Ok(0)
+    })
+}

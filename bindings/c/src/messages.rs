@@ -1,0 +1,189 @@
+//! Tagged messages.
+
+use std::ffi::{c_int, c_void};
+
+use fishplate::Notice;
+use fishplate::core::engine::protocol::{Cancelled, Envelope, Request};
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::OpError;
+use fishplate::node::Slice;
+
+use crate::handle::{FpNode, enter};
+use crate::memory::here;
+use crate::node::{any_peer, buffer, bytes, millis, peer, place};
+use crate::status::Status;
+use crate::verbs::issued;
+
+/// 96 bits that a receiver matches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FpTag {
+    /// The lower 64 bits.
+    pub low: u64,
+    /// The upper 32 bits.
+    pub high: u32,
+}
+
+/// What a message says of itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FpMessage {
+    /// The sender's tag.
+    pub tag: FpTag,
+    /// What was sent, in bytes.
+    pub len: u64,
+    /// Names a claimed message.
+    pub claim: u64,
+    /// The sender.
+    pub source: u32,
+}
+
+impl FpTag {
+    fn tag(self) -> Tag {
+        Tag::new(self.low, self.high)
+    }
+}
+
+impl From<Envelope> for FpMessage {
+    fn from(envelope: Envelope) -> Self {
+        let Envelope { source, tag, len } = envelope;
+        FpMessage { tag: FpTag { low: tag.lo, high: tag.hi }, len, claim: 0, source: source.to_raw() }
+    }
+}
+
+/// Sends bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_send(
+    node: *mut FpNode,
+    to: u32,
+    tag: FpTag,
+    from: *const c_void,
+    len: usize,
+) -> c_int {
+    enter(node, |inner| {
+        inner.node.send(peer(to), tag.tag(), bytes(from, len)?, Notice::Silent)?;
+        Ok(0)
+    })
+}
+
+/// Sends memory of the node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_send_mem(
+    node: *mut FpNode,
+    to: u32,
+    tag: FpTag,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    token: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let notice = if token.is_null() { Notice::Silent } else { Notice::Report(0) };
+        let from = Slice::new(here(memory, offset), len);
+        issued(inner.node.send(peer(to), tag.tag(), from, notice)?, token)
+    })
+}
+
+/// Waits for a message.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_recv(
+    node: *mut FpNode,
+    source: u32,
+    tag: FpTag,
+    ignore: FpTag,
+    into: *mut c_void,
+    len: usize,
+    timeout_ms: i64,
+    message: *mut FpMessage,
+) -> c_int {
+    enter(node, |inner| {
+        let into = buffer(into, len)?;
+        let place = if message.is_null() { None } else { Some(place(message, "message")?) };
+        let source = any_peer(source);
+        let envelope = inner.node.recv(source, tag.tag(), ignore.tag(), into, millis(timeout_ms))?;
+        if let Some(place) = place {
+            place.write(envelope.into());
+        }
+        Ok(0)
+    })
+}
+
+/// Posts a receive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_post_recv(
+    node: *mut FpNode,
+    source: u32,
+    tag: FpTag,
+    ignore: FpTag,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    word: u64,
+    request: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let place = place(request, "request")?;
+        let into = Slice::new(here(memory, offset), len);
+        let posted = inner.node.post_recv(any_peer(source), tag.tag(), ignore.tag(), into, word)?;
+        place.write(posted.to_raw());
+        Ok(0)
+    })
+}
+
+/// Takes a receive back.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
+    enter(node, |inner| match inner.node.cancel(Request::from_raw(request))? {
+        Cancelled::Removed => Ok(1),
+        Cancelled::AlreadyMatched => Ok(0),
+    })
+}
+
+/// Looks for a message, and claims it if asked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_probe(
+    node: *mut FpNode,
+    source: u32,
+    tag: FpTag,
+    ignore: FpTag,
+    claim: c_int,
+    message: *mut FpMessage,
+) -> c_int {
+    enter(node, |inner| {
+        let place = place(message, "message")?;
+        let (source, tag, ignore) = (any_peer(source), tag.tag(), ignore.tag());
+        if claim == 0 {
+            let Some(envelope) = inner.node.probe(source, tag, ignore)? else { return Ok(0) };
+            place.write(envelope.into());
+            return Ok(1);
+        }
+        let Some(claimed) = inner.node.mprobe(source, tag, ignore)? else { return Ok(0) };
+        let claim = inner.next_claim;
+        inner.next_claim += 1;
+        inner.claims.insert(claim, claimed);
+        place.write(FpMessage { claim, ..claimed.envelope.into() });
+        Ok(1)
+    })
+}
+
+/// Receives a claimed message.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_recv_claimed(
+    node: *mut FpNode,
+    claim: u64,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    word: u64,
+    request: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let place = place(request, "request")?;
+        let claimed = *inner.claims.get(&claim).ok_or_else(|| Status::from(OpError::StaleToken))?;
+        let into = Slice::new(here(memory, offset), len);
+        let posted = inner.node.post_mrecv(claimed, into, word)?;
+        inner.claims.remove(&claim);
+        place.write(posted.to_raw());
+        Ok(0)
+    })
+}

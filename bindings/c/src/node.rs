@@ -1,0 +1,282 @@
+//! Opening and closing, addresses and peers.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use fishplate::config::Settings;
+use fishplate::core::error::AttachError;
+use fishplate::node::{Error, Fabric};
+use fishplate::{Limits, Node, PeerId};
+
+use crate::handle::{FpNode, enter, insert, outside, remove};
+use crate::status::{Status, fail};
+
+/// See the header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FpOptions {
+    /// The size of the structure that the caller knows, in bytes.
+    pub struct_size: usize,
+    /// `FP_*` flags.
+    pub flags: u32,
+    /// Peers at once.
+    pub peers: u32,
+    /// Regions registered at once.
+    pub regions: u32,
+    /// Regions imported at once.
+    pub imports: u32,
+    /// Operations in flight at once.
+    pub operations: u32,
+    /// Milliseconds that an operation waits for room.
+    pub patience_ms: u32,
+    /// Milliseconds that the first use of a peer waits for it.
+    pub connect_timeout_ms: u32,
+    /// Libfabric rails at most.
+    pub max_rails: u32,
+    /// Names, separated by commas.
+    pub providers: *const c_char,
+    /// Names, separated by commas.
+    pub interfaces: *const c_char,
+}
+
+/// Peers of this host are not reached through shared memory.
+pub const FP_NO_SHARED_MEMORY: u32 = 1;
+/// No libfabric rails.
+pub const FP_NO_FABRIC: u32 = 2;
+/// A node without a libfabric rail does not open.
+pub const FP_REQUIRE_FABRIC: u32 = 4;
+
+const DEFAULTS: u32 = 0;
+
+/// The peer that stands for every peer.
+pub(crate) const ANY: u32 = u32::MAX;
+
+pub(crate) fn millis(timeout: i64) -> Duration {
+    match u64::try_from(timeout) {
+        Ok(millis) => Duration::from_millis(millis),
+        Err(_) => Duration::MAX,
+    }
+}
+
+pub(crate) fn peer(peer: u32) -> PeerId {
+    PeerId::from_raw(peer)
+}
+
+pub(crate) fn any_peer(named: u32) -> Option<PeerId> {
+    (named != ANY).then(|| peer(named))
+}
+
+/// Whether a pointer may be followed at all.
+#[inline(always)]
+pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
+    match pointer.is_null() || !pointer.is_aligned() {
+        true => Err(fail(libc::EINVAL, format_args!("{name} is null or not aligned"))),
+        false => Ok(()),
+    }
+}
+
+/// Where a result goes.
+#[inline(always)]
+pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
+    check(pointer, name)?;
+    // SAFETY: the caller's promise, as the header says: it is writable for one value, and nobody
+    // else uses it during the call. It may hold anything.
+    Ok(unsafe { &mut *pointer.cast() })
+}
+
+/// The caller's bytes.
+pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], Status> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if pointer.is_null() || len > isize::MAX as usize {
+        return Err(fail(libc::EINVAL, "the bytes are null, or longer than memory can be"));
+    }
+    // SAFETY: the caller's promise, as the header says: readable during the call, and not written.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
+}
+
+/// The caller's buffer.
+pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8], Status> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if pointer.is_null() || len > isize::MAX as usize {
+        return Err(fail(libc::EINVAL, "the buffer is null, or longer than memory can be"));
+    }
+    // SAFETY: the caller's promise, as the header says: readable and writable during the call, the
+    // call's alone, and initialised.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
+}
+
+/// Copies out bytes of which the caller says how much room it has, and learns how much it needs.
+pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Result<c_int, Status> {
+    let len = place(len, "len")?;
+    // SAFETY: the header says that it holds the room there is.
+    let room = unsafe { len.assume_init_read() };
+    len.write(from.len());
+    if room < from.len() {
+        return Err(fail(libc::EMSGSIZE, format_args!("{} bytes are needed, {room} are there", from.len())));
+    }
+    buffer(into, from.len())?.copy_from_slice(from);
+    Ok(0)
+}
+
+/// Names, separated by commas.
+fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
+    if list.is_null() {
+        return Ok(vec![]);
+    }
+    // SAFETY: the caller's promise: a string that ends with a zero byte.
+    let list = unsafe { CStr::from_ptr(list) };
+    let list = list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
+    Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+/// As much of the options as the caller knows; the rest is 0.
+fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
+    // SAFETY: numbers and raw pointers, all of which may be zero.
+    let mut options: FpOptions = unsafe { std::mem::zeroed() };
+    if given.is_null() {
+        return Ok(options);
+    }
+    check(given, "options")?;
+    // SAFETY: the caller's promise: options that begin with their size.
+    let size = unsafe { (*given).struct_size };
+    if !(size_of::<usize>()..=4096).contains(&size) {
+        return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_options)"));
+    }
+    let known = size_of::<FpOptions>();
+    // SAFETY: the caller's promise: `size` bytes are readable.
+    let all = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), size) };
+    if all.iter().skip(known).any(|&byte| byte != 0) {
+        return Err(fail(libc::EINVAL, "an option is set that this library does not know"));
+    }
+    // SAFETY: both are as long, and one is ours; any bytes of the caller's are a valid value.
+    unsafe {
+        std::ptr::copy_nonoverlapping(given.cast(), (&raw mut options).cast::<u8>(), size.min(known));
+    }
+    Ok(options)
+}
+
+fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Status> {
+    match given {
+        DEFAULTS => Ok(default),
+        given => T::try_from(given).map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large"))),
+    }
+}
+
+/// Opens a node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut FpNode) -> c_int {
+    outside(|| {
+        let node = place(node, "node")?;
+        node.write(std::ptr::null_mut());
+        let options = options(given)?;
+        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC;
+        if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
+            return Err(fail(libc::EINVAL, "flags: unknown, or at odds with each other"));
+        }
+        let limits = Limits {
+            peers: limit(options.peers, Limits::DEFAULT.peers, "peers")?,
+            locals: limit(options.regions, Limits::DEFAULT.locals, "regions")?,
+            remotes: limit(options.imports, Limits::DEFAULT.remotes, "imports")?,
+            operations: limit(options.operations, Limits::DEFAULT.operations, "operations")?,
+        };
+        let settings = Settings {
+            providers: names(options.providers, "providers")?,
+            interfaces: names(options.interfaces, "interfaces")?,
+            max_rails: limit(options.max_rails, Settings::DEFAULT.max_rails, "max_rails")?,
+            ..Settings::DEFAULT
+        };
+        let fabric = match options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) {
+            FP_NO_FABRIC => Fabric::Off,
+            FP_REQUIRE_FABRIC => Fabric::Required,
+            _ => Fabric::IfThere,
+        };
+        let mut builder = Node::builder().limits(limits).settings(settings).fabric(fabric);
+        builder = builder.shared_memory(options.flags & FP_NO_SHARED_MEMORY == 0);
+        if options.patience_ms != DEFAULTS {
+            builder = builder.patience(Duration::from_millis(options.patience_ms.into()));
+        }
+        if options.connect_timeout_ms != DEFAULTS {
+            builder = builder.connect_timeout(Duration::from_millis(options.connect_timeout_ms.into()));
+        }
+        node.write(insert(builder.open()?)?);
+        Ok(0)
+    })
+}
+
+/// Ends a node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_int {
+    outside(|| {
+        let inner = *remove(node)?;
+        inner.node.close(millis(timeout_ms))?;
+        Ok(0)
+    })
+}
+
+/// The node's address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
+    enter(node, |inner| hand_out(inner.node.address(), into, len))
+}
+
+/// Makes progress.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_progress(node: *mut FpNode) -> c_int {
+    enter(node, |inner| Ok(inner.node.progress().min(c_int::MAX as u32) as c_int))
+}
+
+/// Takes a peer in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_peer_connect(
+    node: *mut FpNode,
+    address: *const c_void,
+    len: usize,
+    peer: *mut u32,
+) -> c_int {
+    enter(node, |inner| {
+        let (place, address) = (place(peer, "peer")?, bytes(address, len)?);
+        place.write(inner.node.connect(address)?.to_raw());
+        Ok(0)
+    })
+}
+
+/// Whether a peer is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
+    enter(node, |inner| {
+        let peer = peer(named);
+        if let Some(error) = inner.node.peer_error(peer)? {
+            return Err(Error::from(fishplate::core::error::OpError::PeerFailed(error)).into());
+        }
+        let reach = inner.node.reach(peer)?;
+        Ok((reach.shared_memory || reach.fabric != 0) as c_int)
+    })
+}
+
+/// Gives a peer up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_int {
+    enter(node, |inner| {
+        inner.node.disconnect(peer(named))?;
+        Ok(0)
+    })
+}
+
+/// Makes a region's number an error where it is none.
+pub(crate) fn unknown_region() -> Status {
+    Error::from(AttachError::UnknownRegion).into()
+}
+
+/// The library's version.
+#[unsafe(no_mangle)]
+pub extern "C" fn fp_version() -> u32 {
+    let part = |text: &str| text.bytes().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    part(env!("CARGO_PKG_VERSION_MAJOR")) << 16
+        | part(env!("CARGO_PKG_VERSION_MINOR")) << 8
+        | part(env!("CARGO_PKG_VERSION_PATCH"))
+}

@@ -1,0 +1,176 @@
+//! What has ended, and counters.
+
+use std::ffi::c_int;
+
+use fishplate::core::engine::protocol::{Received, Status as Ended};
+use fishplate::core::op::{Completion, Outcome, Token};
+
+use crate::handle::{FpNode, enter};
+use crate::messages::{FpMessage, FpTag};
+use crate::node::{check, place};
+use crate::status::{fail, of_outcome};
+
+/// The end of an operation or of a receive.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FpCompletion {
+    /// `FP_OPERATION` or `FP_RECEIVE`.
+    pub kind: u32,
+    /// 0, or a negative number of `errno.h`.
+    pub status: i32,
+    /// The token, or the request.
+    pub id: u64,
+    /// The word that was given with a receive.
+    pub word: u64,
+    /// What a fetch found, or bytes received.
+    pub value: u64,
+    /// What was received.
+    pub message: FpMessage,
+    /// It failed, and may still land.
+    pub may_land: u32,
+}
+
+/// An operation has ended.
+pub const FP_OPERATION: u32 = 1;
+/// A receive has ended.
+pub const FP_RECEIVE: u32 = 2;
+
+const NOBODY: FpMessage =
+    FpMessage { tag: FpTag { low: 0, high: 0 }, len: 0, claim: 0, source: crate::node::ANY };
+
+impl From<Completion> for FpCompletion {
+    fn from(end: Completion) -> Self {
+        let (status, may_land) = of_outcome(end.outcome);
+        FpCompletion {
+            kind: FP_OPERATION,
+            status,
+            id: end.token.to_raw(),
+            word: 0,
+            value: end.value,
+            message: NOBODY,
+            may_land: may_land.into(),
+        }
+    }
+}
+
+impl From<Ended> for FpCompletion {
+    fn from(end: Ended) -> Self {
+        let (status, may_land) = match end.outcome {
+            Received::Ok => (0, false),
+            Received::Truncated => (-libc::EMSGSIZE, false),
+            Received::Cancelled => (-libc::ECANCELED, false),
+            Received::Failed(fault) => of_outcome(Outcome::Failed(fault)),
+            Received::Unknown(fault) => of_outcome(Outcome::Unknown(fault)),
+        };
+        FpCompletion {
+            kind: FP_RECEIVE,
+            status,
+            id: end.request.to_raw(),
+            word: end.word,
+            value: end.delivered,
+            message: end.envelope.map_or(NOBODY, FpMessage::from),
+            may_land: may_land.into(),
+        }
+    }
+}
+
+/// Makes a pass, and takes what has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, count: usize) -> c_int {
+    enter(node, |inner| {
+        if count != 0 {
+            place(into, "completions")?;
+        }
+        inner.node.progress();
+        let mut taken = 0;
+        while taken < count.min(c_int::MAX as usize) {
+            let end = match inner.node.next_completion() {
+                Some(end) => FpCompletion::from(end),
+                None => match inner.node.next_recv() {
+                    Some(end) => end.into(),
+                    None => break,
+                },
+            };
+            // SAFETY: the header says that there is room for `count`.
+            unsafe { into.add(taken).write(end) };
+            taken += 1;
+        }
+        Ok(taken as c_int)
+    })
+}
+
+/// Takes the end of one operation, if it has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCompletion) -> c_int {
+    enter(node, |inner| {
+        let place = place(into, "completion")?;
+        match inner.node.test(Token::from_raw(token))? {
+            Some(end) => {
+                place.write(end.into());
+                Ok(1)
+            }
+            None => Ok(0),
+        }
+    })
+}
+
+/// Counters.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FpStats {
+    /// The size of the structure that the caller knows, in bytes.
+    pub struct_size: usize,
+    /// Writes and messages posted.
+    pub posted: u64,
+    /// Writes and messages that arrived.
+    pub arrived: u64,
+    /// Of these, before an earlier one.
+    pub out_of_order: u64,
+    /// Twice.
+    pub duplicates: u64,
+    /// Of an earlier attachment.
+    pub stale: u64,
+    /// Signals and atomics applied.
+    pub applied: u64,
+    /// Acknowledgements that went out alone.
+    pub acks_alone: u64,
+    /// Posts without room.
+    pub refused: u64,
+    /// Posts that failed.
+    pub failed: u64,
+    /// Passes.
+    pub passes: u64,
+}
+
+/// The node's counters.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_int {
+    enter(node, |inner| {
+        check(into, "stats")?;
+        // SAFETY: the header says that it holds the size that the caller knows.
+        let size = unsafe { (*into).struct_size };
+        if !(size_of::<usize>()..=4096).contains(&size) {
+            return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_stats_t)"));
+        }
+        let stats = inner.node.stats();
+        let all = FpStats {
+            struct_size: size,
+            posted: stats.posted,
+            arrived: stats.arrived,
+            out_of_order: stats.arrivals_out_of_order,
+            duplicates: stats.duplicates,
+            stale: stats.stale,
+            applied: stats.applied,
+            acks_alone: stats.acks_alone,
+            refused: stats.refused,
+            failed: stats.failed,
+            passes: stats.passes,
+        };
+        let known = size.min(size_of::<FpStats>());
+        // SAFETY: the caller's structure has `size` bytes, ours at least `known`.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), into.cast(), known);
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,153 @@
+//! What functions return: 0 or more, or a negative number of `errno.h`. What exactly was wrong is
+//! said by [`fp_last_error`], thread by thread.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt::Display;
+
+use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
+use fishplate::core::op::{Fault, Outcome};
+use fishplate::node::{Error, OpenError};
+
+/// A negative number of `errno.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Status(pub c_int);
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps the text of an error for [`fp_last_error`]. Slow path: allocates.
+#[cold]
+pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
+    let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();
+    // A thread that is being torn down has no place for it any more.
+    let _ = LAST.try_with(|last| last.replace(text));
+    Status(-code)
+}
+
+/// What the last function of this thread that failed says of it. Valid until the next one fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn fp_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// What a status means, in a few words. A constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
+    let text: &CStr = match status.wrapping_neg() {
+        ..=0 => c"done",
+        libc::EAGAIN => c"no room for now: make progress, then try again",
+        libc::ETIMEDOUT => c"the deadline has expired",
+        libc::ENOTCONN => c"the peer has not connected",
+        libc::ECONNRESET => c"the peer has failed",
+        libc::ESHUTDOWN => c"the peer has closed in good order",
+        libc::EHOSTUNREACH => c"no rail joins the two nodes",
+        libc::EPROTO => c"the two nodes do not fit together",
+        libc::ENXIO => c"no such peer",
+        libc::EBADF => c"no such node",
+        libc::EBADR => c"no such region, operation, receive or message",
+        libc::ERANGE => c"the range does not lie in its region",
+        libc::EMSGSIZE => c"too long",
+        libc::EBUSY => c"in use",
+        libc::EADDRINUSE => c"gone, but a provider holds its memory: never reuse that",
+        libc::EPERM => c"the node belongs to another thread",
+        libc::ENOSPC => c"no room for another: see fp_options",
+        libc::ENOTSUP => c"not supported",
+        libc::EINVAL => c"a wrong argument",
+        libc::ECANCELED => c"cancelled",
+        libc::EIO => c"failed",
+        libc::ENOTRECOVERABLE => c"a defect of the library ended the node",
+        _ => c"the system's own error",
+    };
+    text.as_ptr()
+}
+
+fn of_peer(error: PeerError) -> c_int {
+    match error {
+        PeerError::Closed => libc::ESHUTDOWN,
+        _ => libc::ECONNRESET,
+    }
+}
+
+fn of_op(error: OpError) -> c_int {
+    match error {
+        OpError::Again => libc::EAGAIN,
+        OpError::UnknownPeer => libc::ENXIO,
+        OpError::UnknownRegion | OpError::StaleToken => libc::EBADR,
+        OpError::OutOfBounds { .. } => libc::ERANGE,
+        OpError::TooLong { .. } => libc::EMSGSIZE,
+        OpError::PeerFailed(error) => of_peer(error),
+        OpError::Rail(..) => libc::EIO,
+        OpError::DeviceMemory | OpError::NoMatching => libc::ENOTSUP,
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_attach(error: AttachError) -> c_int {
+    match error {
+        AttachError::Full => libc::ENOSPC,
+        AttachError::UnknownPeer => libc::ENXIO,
+        AttachError::UnknownRegion => libc::EBADR,
+        AttachError::InUse(_) => libc::EBUSY,
+        AttachError::Kept(_) => libc::EADDRINUSE,
+        AttachError::Version { .. } => libc::EPROTO,
+        AttachError::Unsupported => libc::ENOTSUP,
+        AttachError::System(code) if code > 0 => code,
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_fault(fault: Fault) -> c_int {
+    match fault {
+        Fault::Peer(error) => of_peer(error),
+        Fault::Receiver => libc::EMSGSIZE,
+        Fault::Rail(..) | Fault::Post(..) => libc::EIO,
+    }
+}
+
+/// How an operation ended: 0 or a negative number, and whether something of it may land later.
+pub(crate) fn of_outcome(outcome: Outcome) -> (c_int, bool) {
+    match outcome {
+        Outcome::Done => (0, false),
+        Outcome::Failed(fault) => (-of_fault(fault), false),
+        Outcome::Unknown(fault) => (-of_fault(fault), true),
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::BadAddress => libc::EINVAL,
+            Error::Version { .. } | Error::Differs { .. } | Error::Handshake(_) => libc::EPROTO,
+            Error::NoRail => libc::EHOSTUNREACH,
+            Error::NotConnected(_) => libc::ENOTCONN,
+            Error::Full { .. } => libc::ENOSPC,
+            Error::Attach(error) => of_attach(error),
+            Error::Op(error) => of_op(error),
+            Error::Wait(WaitError::Deadline(_)) | Error::Unfinished(_) => libc::ETIMEDOUT,
+            Error::Wait(WaitError::PeerFailed(_, error)) => of_peer(error),
+            Error::Failed(outcome) => -of_outcome(outcome).0,
+            _ => libc::EIO,
+        };
+        fail(code, error)
+    }
+}
+
+impl From<OpError> for Status {
+    fn from(error: OpError) -> Self {
+        fail(of_op(error), error)
+    }
+}
+
+impl From<OpenError> for Status {
+    fn from(error: OpenError) -> Self {
+        let code = match &error {
+            OpenError::Setting(_) => libc::EINVAL,
+            OpenError::Rails(_) => libc::ENODEV,
+            OpenError::Attach(error) => of_attach(*error),
+            _ => libc::EIO,
+        };
+        fail(code, error)
+    }
+}

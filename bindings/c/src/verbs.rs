@@ -1,0 +1,246 @@
+//! One-sided operations.
+
+use std::ffi::{c_int, c_void};
+
+use fishplate::core::op::{Amo, AmoOp, SignalOp};
+use fishplate::node::Slice;
+use fishplate::{Cmp, Issued, Notice, RemoteAddr, Signal};
+
+use crate::handle::{FpNode, at_once, enter};
+use crate::memory::{here, there};
+use crate::node::{any_peer, bytes, millis, place};
+use crate::status::{Status, fail};
+
+/// The token of an operation that is over already.
+const OVER: u64 = 0;
+
+/// Whether an operation is to be reported: with a place for its token.
+#[inline(always)]
+fn notice(token: *mut u64) -> Result<Notice, Status> {
+    match token.is_null() {
+        true => Ok(Notice::Silent),
+        false => place(token, "token").map(|_| Notice::Report(0)),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn issued(issued: Issued, token: *mut u64) -> Result<c_int, Status> {
+    if !token.is_null() {
+        place(token, "token")?.write(match issued {
+            Issued::Done { .. } => OVER,
+            Issued::Pending(token) => token.to_raw(),
+        });
+    }
+    Ok(0)
+}
+
+#[inline(always)]
+fn signal(remote: u64, offset: u64, op: c_int, value: u64) -> Result<Signal, Status> {
+    let op = match op {
+        1 => SignalOp::Set,
+        2 => SignalOp::Add,
+        _ => return Err(fail(libc::EINVAL, "op: neither FP_SIGNAL_SET nor FP_SIGNAL_ADD")),
+    };
+    Ok(Signal { at: there(remote, offset), op, value })
+}
+
+fn amo(op: c_int, width: u32, operand: u64, compare: u64) -> Result<Amo, Status> {
+    let op = u8::try_from(op).ok().and_then(AmoOp::from_wire);
+    let op = op.ok_or_else(|| fail(libc::EINVAL, "op: none of FP_AMO_*"))?;
+    let width = u8::try_from(width).map_err(|_| fail(libc::EINVAL, "width: 1, 2, 4 or 8"))?;
+    Ok(Amo { op, width, operand, compare })
+}
+
+/// Writes memory of the node to memory of a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_put(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    remote: u64,
+    remote_offset: u64,
+    token: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let from = Slice::new(here(memory, offset), len);
+        issued(inner.node.put(from, there(remote, remote_offset), notice(token)?)?, token)
+    })
+}
+
+/// Writes bytes of the program to memory of a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_put_bytes(
+    node: *mut FpNode,
+    from: *const c_void,
+    len: usize,
+    remote: u64,
+    remote_offset: u64,
+) -> c_int {
+    enter(node, |inner| {
+        inner.node.put(bytes(from, len)?, there(remote, remote_offset), Notice::Silent)?;
+        Ok(0)
+    })
+}
+
+/// Writes, if there are bytes, then signals.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_put_signal(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    remote: u64,
+    remote_offset: u64,
+    signal_remote: u64,
+    signal_offset: u64,
+    op: c_int,
+    value: u64,
+    token: *mut u64,
+) -> c_int {
+    // Most are over at once, and then cost no more than this.
+    if token.is_null()
+        && len != 0
+        && op == SignalOp::Set as c_int
+        && let Some(inner) = at_once(node)
+    {
+        let (from, to) = (Slice::new(here(memory, offset), len), there(remote, remote_offset));
+        let signal = Signal::set(there(signal_remote, signal_offset), value);
+        if inner.node.put_signal_mapped(from, to, signal).is_some() {
+            return 0;
+        }
+    }
+    let (from, to) = (Slice::new(here(memory, offset), len), there(remote, remote_offset));
+    put_signal_later(node, from, to, len, signal_remote, signal_offset, op, value, token)
+}
+
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "those of its caller")]
+fn put_signal_later(
+    node: *mut FpNode,
+    from: Slice,
+    to: RemoteAddr,
+    len: usize,
+    signal_remote: u64,
+    signal_offset: u64,
+    op: c_int,
+    value: u64,
+    token: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let (signal, notice) = (signal(signal_remote, signal_offset, op, value)?, notice(token)?);
+        match len {
+            0 => issued(inner.node.signal(signal, notice)?, token),
+            _ => issued(inner.node.put_signal(from, to, signal, notice)?, token),
+        }
+    })
+}
+
+/// Reads memory of a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_get(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    len: usize,
+    remote: u64,
+    remote_offset: u64,
+    token: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let into = Slice::new(here(memory, offset), len);
+        issued(inner.node.get(into, there(remote, remote_offset), notice(token)?)?, token)
+    })
+}
+
+/// Executes an atomic at a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_atomic(
+    node: *mut FpNode,
+    remote: u64,
+    offset: u64,
+    op: c_int,
+    width: u32,
+    operand: u64,
+    compare: u64,
+    token: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let amo = amo(op, width, operand, compare)?;
+        issued(inner.node.amo(there(remote, offset), amo, notice(token)?)?, token)
+    })
+}
+
+/// Executes an atomic at a peer, and waits for the value before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_atomic_fetch(
+    node: *mut FpNode,
+    remote: u64,
+    offset: u64,
+    op: c_int,
+    width: u32,
+    operand: u64,
+    compare: u64,
+    before: *mut u64,
+    timeout_ms: i64,
+) -> c_int {
+    enter(node, |inner| {
+        let (place, amo) = (place(before, "before")?, amo(op, width, operand, compare)?);
+        place.write(inner.node.fetch(there(remote, offset), amo, millis(timeout_ms))?);
+        Ok(0)
+    })
+}
+
+/// Orders writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
+    enter(node, |inner| {
+        inner.node.fence(crate::node::peer(named))?;
+        Ok(0)
+    })
+}
+
+/// Waits until everything is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64) -> c_int {
+    enter(node, |inner| {
+        match any_peer(named) {
+            Some(peer) => inner.node.quiet(peer, millis(timeout_ms))?,
+            None => inner.node.quiet_all(millis(timeout_ms))?,
+        }
+        Ok(0)
+    })
+}
+
+/// Waits for a signal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_wait_signal(
+    node: *mut FpNode,
+    memory: u64,
+    offset: u64,
+    compare: c_int,
+    value: u64,
+    from: u32,
+    timeout_ms: i64,
+    seen: *mut u64,
+) -> c_int {
+    enter(node, |inner| {
+        let compare = match compare {
+            1 => Cmp::Eq,
+            2 => Cmp::Ne,
+            3 => Cmp::Ge,
+            4 => Cmp::Gt,
+            5 => Cmp::Le,
+            6 => Cmp::Lt,
+            _ => return Err(fail(libc::EINVAL, "compare: none of FP_EQ .. FP_LT")),
+        };
+        let seen = if seen.is_null() { None } else { Some(place(seen, "seen")?) };
+        let at = here(memory, offset);
+        let word = inner.node.wait(at, compare, value, any_peer(from), millis(timeout_ms))?;
+        if let Some(seen) = seen {
+            seen.write(word);
+        }
+        Ok(0)
+    })
+}
