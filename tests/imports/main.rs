@@ -4,7 +4,7 @@
 //! |---|---|
 //! | core is `no_std`: no `std`, no `libc`; `alloc` in one file, by its feature | core/src |
 //! | `sync <- rail <- engine <- queue <- context, psm` within core | core/src |
-//! | `core <- sys`, `core <- shm <- gpu`, all four `<- fishplate <- tool` | the Cargo.tomls |
+//! | `core <- sys`, `core <- shm <- gpu`, all `<- fishplate <- tool, bindings` | the Cargo.tomls |
 //! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
@@ -216,7 +216,7 @@ fn layers_of_core_name_only_what_lies_below() {
 }
 
 /// The folders of the packages, and the packages of this tree that each may depend on.
-const PACKAGES: [(&str, &[&str]); 7] = [
+const PACKAGES: [(&str, &[&str]); 8] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
     ("shm", &["fishplate-core"]),
@@ -224,6 +224,7 @@ const PACKAGES: [(&str, &[&str]); 7] = [
     (".", &["fishplate-core", "fishplate-sys", "fishplate-shm", "fishplate-gpu"]),
     ("tests/testing", &["fishplate-sys"]),
     ("tool", &["fishplate-core", "fishplate-sys", "fishplate-shm", "fishplate-gpu", "fishplate"]),
+    ("bindings/c", &["fishplate"]),
 ];
 
 #[test]
