@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 
 use crate::bootstrap::Lifeline;
 
@@ -202,6 +202,11 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     fn detach(&mut self, peer: Peer) {
         self.peers.retain(|(other, _)| *other != peer);
         self.rail.detach(peer);
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.rail.fence(peer)
     }
 
     #[inline(always)]

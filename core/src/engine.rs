@@ -17,7 +17,7 @@
 //! # Files
 //!
 //! `peers`, `joint` and `regions` set up what operations name; `epoch` tells attachments of a peer
-//! apart, `close` ends them in good order.
+//! apart, `close` ends them in good order. `failover` goes on where a rail has failed.
 //! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles
 //! what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks;
 //! `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the
@@ -27,6 +27,7 @@
 mod close;
 pub mod command;
 mod epoch;
+mod failover;
 mod finish;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -54,6 +55,7 @@ mod window;
 mod wire;
 pub mod worker;
 
+pub use failover::{FailoverMemory, FailoverPeer, FailoverStream, SentSlot};
 pub use joint::{Joint, Pairing, RAILS_MAX};
 pub use pending::PendingSlot;
 pub use stream::Stream;
@@ -70,6 +72,7 @@ use crate::mem::RailId;
 use crate::rail::{Rail, Rails, SomeRails};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
+use failover::Failover;
 use load::Loads;
 use pending::Pending;
 use protocol::Protocol;
@@ -189,6 +192,12 @@ pub struct Stats {
     pub refused: u64,
     /// Posts that ended with an error.
     pub failed: u64,
+    /// Rails that failed, each towards one peer, which lives on.
+    pub rails_failed: u64,
+    /// Numbers posted again on another rail, and replies sent again, since one has failed.
+    pub reposted: u64,
+    /// Of the replies, how many.
+    pub replied_again: u64,
     /// Passes.
     pub passes: u64,
 }
@@ -235,6 +244,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub stats: Stats,
     /// Counts what workers hand over.
     pub stamp: u32,
+    /// Rails that fail, if it lives on without them; and the rail that was posted to last.
+    pub failover: Option<Failover<'m>>,
+    pub took: u8,
     /// Two-sided messages, if this engine has them.
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Regions registered that are a device's.
@@ -331,6 +343,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 shortest: u32::MAX,
                 stats: Stats::default(),
                 stamp: 0,
+                failover: None,
+                took: 0,
                 protocol: None,
                 devices: 0,
                 hints: [u16::MAX; protocol::HINTS],

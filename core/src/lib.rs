@@ -59,6 +59,9 @@
 //! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread
 //!   is started, no environment variable read, no signal handler set. The waits may sleep, through
 //!   the [`Host`](sync::host::Host) they are given.
+//! - **A rail is not a peer.** Where an engine has [failover](engine::Engine::attach_failover), and
+//!   rails that can [fence](rail::Rail::fence), every operation is done once and in order while one
+//!   rail leads to its peer, however many others fail, and only the last one costs the peer.
 //! - **A peer is not trusted.** Whatever arrives is copied out once, checked against what was
 //!   registered (region, bounds, width, sequence window) and refused with an error that names it.
 //!   No panic, no write outside a registered region.

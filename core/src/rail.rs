@@ -89,6 +89,17 @@ pub enum Posted {
     Pending,
 }
 
+/// How far [`Rail::fence`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// The rail and the peer are cut off from each other.
+    Fenced,
+    /// Something may still land: call again after the next poll.
+    Pending,
+    /// The rail has no way to tell. The peer is to be given up.
+    Unknown,
+}
+
 /// Memory of this process that a post reads or fills.
 #[derive(Clone, Copy, Debug)]
 pub struct Local {
@@ -220,6 +231,23 @@ pub unsafe trait Rail {
     /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing
     /// but those ends is reported for it any more. Slow path.
     fn detach(&mut self, peer: Peer);
+
+    /// Cuts this rail and a peer off from each other, because the rail has failed or is taken out
+    /// of use. Slow path, which does not wait: the caller posts nothing more to the peer on this
+    /// rail, polls, and calls again while the answer is [`Fence::Pending`].
+    ///
+    /// From [`Fence::Fenced`] on, until the peer is attached anew:
+    ///
+    /// - Nothing that the peer has posted on this rail, or posts later, lands in memory of this
+    ///   process, and nothing of it is reported. What was reported before is all that there is.
+    /// - No post to the peer on this rail touches local memory. Each pending one was reported as
+    ///   over, or is by a later poll.
+    ///
+    /// What was posted to the peer may still land there, until the rail is fenced at that end.
+    #[cold]
+    fn fence(&mut self, _peer: Peer) -> Fence {
+        Fence::Unknown
+    }
 
     /// Posts a one-sided write, with a completion word for the target if `data` is given.
     ///

@@ -10,7 +10,7 @@ use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{Amo, AmoOp};
 use fishplate_core::rail::either::Either;
-use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_shm::{ShmConfig, socket_pair};
 
 use crate::conformance::{Fixture, Link};
@@ -73,6 +73,9 @@ unsafe impl Rail for Recorder {
     }
     fn detach(&mut self, _: Peer) {
         self.note("detach", ());
+    }
+    fn fence(&mut self, _: Peer) -> Fence {
+        self.note("fence", Fence::Pending)
     }
     unsafe fn post_write(
         &mut self,
@@ -184,6 +187,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.try_import(peer, KEY, 8)));
     told.push(format!("{:?}", rail.touches(local)));
     rail.release(peer, KEY);
+    told.push(format!("{:?}", rail.fence(peer)));
     rail.detach(peer);
     // SAFETY: as above.
     unsafe {
@@ -214,7 +218,7 @@ fn every_call_and_every_report_goes_through() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 22, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 23, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
     assert_eq!(run(&|rail| everything(Either::<_, Recorder>::A(rail))), bare);
     assert_eq!(run(&|rail| everything(Either::<Recorder, _>::B(rail))), bare);

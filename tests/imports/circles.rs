@@ -13,7 +13,7 @@ const KNOWN: [(&str, &str, &[&str]); 2] = [
         "core",
         "engine",
         // Five small types lie too high: `Parting`, `Meeting`, `MatchLimits`, `Form`, `Notice`.
-        &["close", "epoch", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
+        &["close", "epoch", "failover", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
     ),
     // The provider's objects refer to each other, as a real one's do.
     ("tests/testing", "fabric", &["info", "object", "post", "queue", "world"]),

@@ -69,6 +69,11 @@ impl Parting {
     /// Nobody has said anything.
     pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
+    /// What went out may have been lost with a rail.
+    pub(super) fn say_again(&mut self) {
+        self.sent = 0;
+    }
+
     fn has_heard(&self, context: u8) -> bool {
         self.heard[context as usize / 64] & 1 << (context % 64) != 0
     }
@@ -256,7 +261,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let nothing = Untrusted::from_slice(&[]);
         match self.post_bytes(stream, peer, &bye.encode(), nothing, owner, cursor) {
             Ok(posted) => {
-                self.state.told(stream);
+                self.state.credits_told(stream);
                 let s = &mut self.state.streams[stream as usize];
                 s.silent_posts += (posted == Posted::Pending) as u32;
                 true
@@ -320,7 +325,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// every receive.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
-        self.contexts_of(peer).any(|stream| self.streams[stream].open != 0)
+        let busy = |stream: usize| {
+            let s = &self.streams[stream];
+            // Answers of the protocol have numbers there, and no slot.
+            s.open != 0 || (s.live && s.in_flight() != 0 && self.is_kept(stream as u32))
+        };
+        self.contexts_of(peer).any(busy)
             || self.protocol.as_ref().is_some_and(|protocol| {
                 let slots = protocol.requests.slots.iter();
                 let mut moving = slots.filter(|slot| slot.is_moving());

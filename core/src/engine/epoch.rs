@@ -40,6 +40,7 @@ use crate::mem::{Peer, Untrusted};
 use crate::rail::Rail;
 
 use super::close::Bye;
+use super::failover::{Asks, Told};
 use super::post::Blocked;
 use super::table::PeerState;
 use super::wire::{Bond, GENERATION_MASK, Hello, Owner, stamp};
@@ -208,7 +209,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A message that is none of the usual ones: a Hello, a Bye, or not to be understood.
+    /// A message that is none of the usual ones: a Hello, a Bye, what was told of a rail, or not to
+    /// be understood.
     #[cold]
     pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
         let heard = match Hello::decode(bytes) {
@@ -216,7 +218,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Some(Err(violation)) => Err(violation),
             None => match Bye::decode(bytes) {
                 Some(bye) => bye.and_then(|bye| self.bye_heard(peer, bye)),
-                None => Err(violation),
+                None => match Told::decode(bytes) {
+                    Some(told) => told.and_then(|told| self.told_arrived(peer, &told)),
+                    None => match Asks::decode(bytes) {
+                        Some(asks) => asks.and_then(|asks| self.asked_again(peer, &asks)),
+                        None => Err(violation),
+                    },
+                },
             },
         };
         if let Err(violation) = heard {

@@ -8,7 +8,7 @@ use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
 use super::list::{Fifo, NONE};
-use super::pending::{Kind, State as Stage};
+use super::pending::{Kind, PendingSlot, State as Stage};
 use super::table::PeerState;
 use super::{Engine, State};
 
@@ -59,8 +59,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     #[inline(never)]
     fn acknowledged_more(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
-        let s = &mut self.streams[stream as usize];
-        let cursor = Seq(expand::<32>(ack, s.acked.0));
+        let s = &self.streams[stream as usize];
+        self.acknowledged_up_to(stream, Seq(expand::<32>(ack, s.acked.0)))
+    }
+
+    #[inline(always)]
+    pub(super) fn acknowledged_up_to(&mut self, stream: u32, cursor: Seq) -> Result<(), Violation> {
+        let s = &self.streams[stream as usize];
         if cursor.is_before(s.acked) {
             // An older message that was overtaken: what it says is known.
             return Ok(());
@@ -68,6 +73,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if cursor.since(s.acked) > s.in_flight() {
             return Err(Violation::Ack);
         }
+        let cursor = if self.is_kept(stream) { self.hold_back(stream, cursor) } else { cursor };
+        let s = &mut self.streams[stream as usize];
         s.acked = cursor;
         self.open -= s.silent_over();
         let waiting = s.unposted != NONE;
@@ -100,15 +107,26 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// A fetched value has come back.
     pub(super) fn replied(&mut self, peer: u16, token: u64, value: u64) -> Result<(), Violation> {
-        let index = self.pending.find(Token(token)).map_err(|_| Violation::Reply)?;
+        let kept = RAILS > 1 && self.kept_peer(peer).is_some();
+        let waits = |index: &u32| {
+            let slot = &self.pending.slots[*index as usize];
+            let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
+            theirs && slot.fetch && slot.posted && slot.state == Stage::Open && slot.kind == Kind::Message
+        };
+        let index = match self.pending.find(Token(token)).ok().filter(waits) {
+            Some(index) => index,
+            // It has come twice.
+            None if kept => return Ok(()),
+            None => return Err(Violation::Reply),
+        };
         let slot = &mut self.pending.slots[index as usize];
-        let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
-        if !theirs || !slot.fetch || !slot.posted || slot.state != Stage::Open {
-            return Err(Violation::Reply);
-        }
+        let stream = slot.stream;
         slot.fetch = false;
         slot.value = value;
         self.end_if_over(index);
+        if kept {
+            self.let_go(stream);
+        }
         Ok(())
     }
 
@@ -142,21 +160,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// The post of a silent operation without a slot has failed.
     #[cold]
-    pub(super) fn silent_post_failed(&mut self, rail: usize, stream: u32, tag: u64) {
+    pub(super) fn silent_post_failed(&mut self, rail: usize, stream: u32, tag: u64, error: CompleteError) {
         let Some(s) = self.streams.get_mut(stream as usize) else { return };
         if s.tag != tag || s.silent_posts == 0 {
             return;
         }
         s.silent_posts -= 1;
         self.stats.failed += 1;
-        let peer = s.peer;
-        self.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
+        let (peer, id) = (s.peer, RailId(rail as u8));
+        self.rail_failed(peer, rail, Fault::Rail(id, error), PeerError::Rail(id));
     }
 
     #[cold]
     fn post_failed(&mut self, rail: usize, index: u32, error: CompleteError) {
-        let rail = RailId(rail as u8);
         self.stats.failed += 1;
+        if RAILS > 1 && self.is_taken_over(rail, index, error) {
+            return self.end_if_over(index);
+        }
+        let rail = RailId(rail as u8);
         let slot = &mut self.pending.slots[index as usize];
         let gone = || match self.streams.get(slot.stream as usize).map(|s| self.peers[s.peer as usize].state)
         {
@@ -177,6 +198,32 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.fail_peer(peer, PeerError::Rail(rail));
         }
         self.end_if_over(index);
+    }
+
+    /// Whether a post that has failed with its rail is taken over by others. What has a number they
+    /// post again once the peer has told that it is missing there; a read they post anew.
+    fn is_taken_over(&mut self, rail: usize, index: u32, error: CompleteError) -> bool {
+        let PendingSlot { stream, kind, .. } = self.pending.slots[index as usize];
+        if stream == NONE || !self.is_kept(stream) {
+            return false;
+        }
+        let (peer, id) = (self.streams[stream as usize].peer, RailId(rail as u8));
+        let read = kind == Kind::Read;
+        let failed = self.peers[peer as usize].rails >> rail & 1 == 0;
+        if read && !failed && matches!(error, CompleteError::Failed(_)) {
+            // The target refuses it.
+            return false;
+        }
+        if read {
+            let slot = &mut self.pending.slots[index as usize];
+            (slot.again, slot.fetch) = (true, true);
+            if let Some(failover) = &mut self.failover {
+                failover.streams[stream as usize].reads = true;
+            }
+            self.ask(stream);
+        }
+        self.rail_failed(peer, rail, Fault::Rail(id, error), PeerError::Rail(id));
+        self.peers[peer as usize].state.is_up()
     }
 
     /// Ends an operation of which nothing is outstanding any more.
@@ -248,6 +295,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);
+                    slot.again = false;
                     self.streams[stream].open -= 1;
                     if !slot.report && !slot.inner && slot.outcome != Outcome::Done {
                         self.lose(stream as u32);

@@ -88,6 +88,12 @@ impl Pairing {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 
+    /// Our rails that lead to these of the peer's, by bit.
+    #[cold]
+    pub(super) fn as_ours(&self, theirs: u16) -> u16 {
+        (0..RAILS_MAX).fold(0, |ours, rail| ours | (theirs >> self.theirs(rail) & 1) << rail)
+    }
+
     /// The keys of a region on those of our rails, by bit, that lead to this peer; the peer has
     /// them as it counts its rails. `None` unless it has all of them.
     pub(crate) fn in_our_order<const RAILS: usize>(

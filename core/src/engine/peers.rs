@@ -6,6 +6,7 @@ use crate::mem::PeerId;
 use crate::rail::{Order, Rail};
 use crate::sync::seq::Seq;
 
+use super::failover::TOLD_MAX;
 use super::joint::{Joint, Pairing};
 use super::protocol::MatchLimits;
 use super::stream::{MESSAGES, NATIVE, Stream, WRITES};
@@ -107,6 +108,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.shortest = self.state.shortest.min(shortest);
         self.state.eager = self.state.eager.min(pairing.longest - HEAD_MAX as u32);
         self.state.open_accounts(peer.index);
+        if shortest as usize >= TOLD_MAX {
+            let least = self.state.max_rma.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
+            let least = least.map(|(_, &most)| most).min().unwrap_or(0);
+            self.state.keep_peer(peer.index, rails, least);
+        }
         self.state.meet(peer.index, fresh);
         Ok(())
     }
@@ -121,7 +127,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         // One that was never connected may be attached to any rail.
-        let rails = if slot.rails == 0 { u16::MAX } else { slot.rails };
+        let rails = if slot.rails == 0 { u16::MAX } else { self.state.joined_rails(peer.index) };
         if self.state.locals.iter().any(|local| local.common == peer.index) {
             return Err(AttachError::InUse(Use::Common));
         }
@@ -137,6 +143,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         self.state.forget_matching(peer.index);
+        self.state.forget_kept(peer.index);
         self.state.reset_streams(peer.index);
         self.state.troubles -= 1;
         let slot = &mut self.state.peers[peer.index as usize];

@@ -80,6 +80,9 @@ pub struct PendingSlot {
     pub(crate) inner: bool,
     /// The receiver pulls it, under this name.
     pub(crate) pulled: bool,
+    /// It is a read that is to be posted anew: a failed rail has ended a part of it. Until that is
+    /// done `fetch` holds it open; `request` is its length.
+    pub(crate) again: bool,
     pub(crate) request: u64,
     pub(crate) pull_next: u32,
     /// How a tagged message travels, its tag, and the block that it keeps its payload in.
@@ -119,6 +122,7 @@ impl PendingSlot {
         message: None,
         inner: false,
         pulled: false,
+        again: false,
         request: 0,
         pull_next: NONE,
         form: Form::Eager,
@@ -159,10 +163,12 @@ impl PendingSlot {
     /// Whether it holds a pointer into this registered region. What it has posted, the rails know.
     #[cold]
     pub(crate) fn uses_local(&self, region: u16) -> bool {
-        if self.state != State::Open || self.local_region != region || self.left == 0 {
+        if self.state != State::Open || self.local_region != region {
             return false;
         }
         match self.kind {
+            Kind::Read if self.fetch => true,
+            _ if self.left == 0 => false,
             // Its receiver reads the payload, or has it sent, until the send has ended.
             Kind::Send => !self.posted || self.fetch,
             Kind::Write | Kind::Read | Kind::Message => !self.posted,
@@ -172,8 +178,10 @@ impl PendingSlot {
     /// Whether something is still to be posted to this imported region.
     #[cold]
     pub(crate) fn uses_remote(&self, region: u16) -> bool {
-        let open = self.state == State::Open && !self.posted && self.remote == region;
+        let again = self.kind == Kind::Read && self.fetch;
+        let open = self.state == State::Open && (!self.posted || again) && self.remote == region;
         open && match self.kind {
+            Kind::Read if again => true,
             Kind::Write | Kind::Read => self.left != 0,
             Kind::Message => matches!(self.message, Some(Body::Amo { .. })),
             Kind::Send => false,

@@ -14,9 +14,10 @@ use crate::rail::{Local, Posted, Rail, Remote};
 
 use crate::sync::seq::{Seq, truncate};
 
+use super::failover::Sent;
 use super::list::NONE;
 use super::pending::Kind;
-use super::stream::NATIVE;
+use super::stream::{KEPT, NATIVE};
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
 
@@ -115,7 +116,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Posts the next piece of a write or read.
     #[inline]
-    fn post_piece(&mut self, stream: u32, index: u32, write: bool, budget: &mut u32) -> Result<(), Blocked> {
+    pub(super) fn post_piece(
+        &mut self,
+        stream: u32,
+        index: u32,
+        write: bool,
+        budget: &mut u32,
+    ) -> Result<(), Blocked> {
         let state = &mut self.state;
         let s = &state.streams[stream as usize];
         let (peer, word) = (s.peer, s.word(state.mask));
@@ -128,10 +135,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         *budget -= 1;
         let slot = &state.pending.slots[index as usize];
         let (left, offset, remote, local_region) = (slot.left, slot.offset, slot.remote, slot.local_region);
-        let fetch = slot.inner;
+        let (fetch, local_ptr) = (slot.inner, slot.local);
         let Some(local) = NonNull::new(slot.local) else { return Err(Blocked::PeerDown) };
         let inject = local_region == u16::MAX;
-        let whole = state.piece(peer, left, inject);
+        let mut whole = state.piece(peer, left, inject);
+        if state.is_kept(stream) {
+            // Whichever rail takes it over takes it in one post.
+            whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
+        }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else { return Err(state.no_room()) };
@@ -154,9 +165,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match result {
                 Ok(posted) => break (rail, len, posted),
                 Err(PostError::Again) => tried |= 1 << rail,
-                Err(error) => return Err(state.hard_error(peer, rail, error)),
+                Err(error) => {
+                    state.hard_error(peer, rail, error)?;
+                    tried |= 1 << rail;
+                }
             }
         };
+        if write && state.is_kept(stream) {
+            state.took = rail as u8;
+            let what = Sent::Write { op: index, local: local_ptr, len: len as u32, offset };
+            state.keep(stream, what, Untrusted::from_slice(&[]));
+        }
         let slot = &mut state.pending.slots[index as usize];
         slot.left -= len;
         slot.offset += len;
@@ -205,6 +224,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.post_message(stream, peer, word, body, payload, owner)? == Posted::Pending {
             self.state.pending.slots[index as usize].posts += 1;
         }
+        if self.state.is_kept(stream) {
+            // What was injected is there during the call only.
+            let injected = matches!(body, Body::Data { .. });
+            let local = if injected { core::ptr::null() } else { payload.as_ptr() };
+            let what = Sent::Message { op: index, body, local, len: payload.len() as u32 };
+            self.state.keep(stream, what, if injected { payload } else { Untrusted::from_slice(&[]) });
+        }
         let slot = &mut self.state.pending.slots[index as usize];
         slot.numbered = true;
         slot.message = None;
@@ -239,7 +265,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Err(PostError::Unsupported) => Ok(false),
             Err(PostError::Again) => Err(self.state.no_room()),
-            Err(error) => Err(self.state.hard_error(peer, rail, error)),
+            Err(error) => match self.state.hard_error(peer, rail, error) {
+                Ok(()) => Err(self.state.no_room()),
+                Err(blocked) => Err(blocked),
+            },
         }
     }
 
@@ -261,7 +290,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Sends a message on any rail that has room, and with it the reverse stream's cursor.
     #[inline]
-    fn post_message(
+    pub(super) fn post_message(
         &mut self,
         stream: u32,
         peer: u16,
@@ -294,7 +323,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let bytes = (head.len() + payload.len()) as u32;
         let mut tried = state.too_short(peer, bytes);
         loop {
-            let Some(rail) = state.pick(peer, tried, bytes as u64) else { return Err(state.no_room()) };
+            let Some(rail) = state.pick(peer, tried, bytes as u64) else {
+                return Err(state.no_room_for(peer, bytes));
+            };
             match self.rails[rail].post_message(Peer(peer), head, payload, PostTag { owner, bytes }.pack()) {
                 Ok(posted) => {
                     if posted == Posted::Pending {
@@ -303,10 +334,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     let s = &mut state.streams[stream as usize];
                     s.ack_sent = cursor;
                     s.age = 0;
+                    if RAILS > 1 {
+                        state.took = rail as u8;
+                    }
                     return Ok(posted);
                 }
                 Err(PostError::Again) => tried |= 1 << rail,
-                Err(error) => return Err(state.hard_error(peer, rail, error)),
+                Err(error) => {
+                    state.hard_error(peer, rail, error)?;
+                    tried |= 1 << rail;
+                }
             }
         }
     }
@@ -385,22 +422,47 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
     }
 
+    /// As [`no_room`](Self::no_room), for a message; the rails that took messages of its length may
+    /// all have failed.
     #[inline]
-    fn no_room(&mut self) -> Blocked {
+    fn no_room_for(&mut self, peer: u16, bytes: u32) -> Blocked {
+        if RAILS > 1 && self.peers[peer as usize].rails & !self.too_short(peer, bytes) == 0 {
+            return self.outgrown(peer);
+        }
+        self.no_room()
+    }
+
+    #[cold]
+    fn outgrown(&mut self, peer: u16) -> Blocked {
+        let rail = self.peers[peer as usize].rails.trailing_zeros() as u8;
+        self.fail_peer(peer, PeerError::Rail(RailId(rail)));
+        Blocked::PeerDown
+    }
+
+    #[inline]
+    pub(super) fn no_room(&mut self) -> Blocked {
         self.stats.refused += 1;
         Blocked::Rail
     }
 
-    /// A rail refused for good: the operation fails, or the peer.
+    /// A rail refused for good: the operation fails, or the rail, or with it the peer. `Ok`: other
+    /// rails may take the post.
     #[cold]
-    fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Blocked {
-        let rail = RailId(rail as u8);
+    pub(super) fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Result<(), Blocked> {
+        let id = RailId(rail as u8);
         self.stats.failed += 1;
-        if error == PostError::PeerDown {
-            self.fail_peer(peer, PeerError::Rail(rail));
-            return Blocked::PeerDown;
+        let of_rail = matches!(error, PostError::Provider(_)) && self.kept_peer(peer).is_some();
+        if error != PostError::PeerDown && !of_rail {
+            return Err(Blocked::Refused(id, error));
         }
-        Blocked::Refused(rail, error)
+        self.rail_failed(peer, rail, Fault::Post(id, error), PeerError::Rail(id));
+        if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
+    }
+
+    /// Whether what this stream sends is kept: see `failover`.
+    #[inline(always)]
+    pub(super) fn is_kept(&self, stream: u32) -> bool {
+        RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0
     }
 
     /// Everything of an operation is posted: the next one's turn.

@@ -420,7 +420,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// The peer of a stream was told of all its credits.
     #[inline(always)]
-    pub(super) fn told(&mut self, stream: u32) {
+    pub(super) fn credits_told(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
             let account = &mut protocol.accounts[stream as usize];
             account.told = account.returned;
@@ -436,6 +436,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let has = protocol.credits.after(account.credit_doublings);
         if has < ENOUGH_CREDITS && account.owed() > has / 2 {
             account.grow_credits(&mut protocol.credits);
+        }
+    }
+
+    /// That the peer of a stream was given more room may have been lost with a rail.
+    #[cold]
+    pub(super) fn say_room_again(&mut self, stream: u32) {
+        if let Some(protocol) = &mut self.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            account.grown |= account.credit_doublings | account.header_doublings != 0;
         }
     }
 

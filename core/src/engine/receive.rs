@@ -6,7 +6,7 @@
 
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
-use crate::op::SignalOp;
+use crate::op::{Fault, SignalOp};
 use crate::rail::Sink;
 
 use super::State;
@@ -232,6 +232,23 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
+    /// A message without a number was lost, or may be.
+    #[cold]
+    fn control_failed(&mut self, rail: usize, peer: Peer, generation: u16, error: CompleteError) {
+        if error == CompleteError::PeerDown && self.kept_peer(peer.0).is_none() {
+            return;
+        }
+        self.stats.failed += 1;
+        // It may have been for the peer that had the slot before.
+        let slot = self.peers.get(peer.0 as usize);
+        if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
+            // A lost acknowledgement is repaired by the next one,
+            // but a rail that loses messages cannot be trusted with it.
+            let id = RailId(rail as u8);
+            self.rail_failed(peer.0, rail, Fault::Rail(id, error), PeerError::Rail(id));
+        }
+    }
+
     /// A peer did what no correct peer does: it is not heard again.
     #[cold]
     pub(super) fn quarantine(&mut self, peer: u16, violation: Violation) {
@@ -252,19 +269,12 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
                 let tag = cx - bytes as u64;
                 match result {
                     Ok(()) => self.state.silent_posts_done(stream, tag, 1),
-                    Err(_) => self.state.silent_post_failed(self.rail, stream, tag),
+                    Err(error) => self.state.silent_post_failed(self.rail, stream, tag, error),
                 }
             }
-            (Owner::Control(..), Ok(()) | Err(CompleteError::PeerDown)) => {}
-            // A lost acknowledgement is repaired by the next one,
-            // but a rail that loses messages cannot be trusted with it.
-            (Owner::Control(peer, generation), Err(_)) => {
-                self.state.stats.failed += 1;
-                // It may have been for the peer that had the slot before.
-                let slot = self.state.peers.get(peer.0 as usize);
-                if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
-                    self.state.fail_peer(peer.0, PeerError::Rail(RailId(self.rail as u8)));
-                }
+            (Owner::Control(..), Ok(())) => {}
+            (Owner::Control(peer, generation), Err(error)) => {
+                self.state.control_failed(self.rail, peer, generation, error);
             }
         }
     }
@@ -301,8 +311,13 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
 
     #[cold]
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
-        if (peer.0 as usize) < self.state.peers.len() {
-            self.state.fail_peer(peer.0, why);
+        if (peer.0 as usize) >= self.state.peers.len() {
+            return;
+        }
+        match why {
+            // That is true of the peer, whichever rail says it.
+            PeerError::Died | PeerError::Closed | PeerError::Protocol(_) => self.state.fail_peer(peer.0, why),
+            _ => self.state.rail_failed(peer.0, self.rail, Fault::Peer(why), why),
         }
     }
 }

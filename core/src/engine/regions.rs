@@ -23,7 +23,8 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own
-    /// operations by its number. Slow path.
+    /// operations by its number. Not that of a device where there is
+    /// [failover](Self::attach_failover). Slow path.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;
@@ -31,6 +32,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RegionKind::Device { .. } => (0, region.len() as u64),
             _ => (region.len() as u64, 0),
         };
+        if device != 0 && self.state.failover.is_some() {
+            return Err(AttachError::Unsupported);
+        }
         let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
         if let RegionKind::Common { peer, .. } = region.kind() {
             slot.common = peer.0;
@@ -86,7 +90,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// What still uses a registered region.
     fn use_of(&self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
-        if pending.slots.iter().any(|op| op.uses_local(index)) {
+        if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None) {
             return Some(Use::Operations);
         }
         if protocol.as_ref().is_some_and(|protocol| protocol.requests.slots.iter().any(|r| r.uses(index))) {
@@ -191,7 +195,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     && slot.peer != RemoteSlot::<RAILS>::FREE => {}
             _ => return Err(AttachError::UnknownRegion),
         }
-        if self.state.pending.slots.iter().any(|op| op.uses_remote(region.index() as u16)) {
+        let index = region.index() as u16;
+        let uses = self.state.pending.slots.iter().any(|op| op.uses_remote(index));
+        if uses || self.may_repost(None, Some(index)) {
             return Err(AttachError::InUse(Use::Operations));
         }
         self.release_slot(region.index());

@@ -10,7 +10,7 @@ use crate::sync::seq::Seq;
 
 use super::list::NONE;
 use super::protocol::Kept;
-use super::stream::{MESSAGES, Stream, WRITES};
+use super::stream::{KEPT, MESSAGES, Stream, WRITES};
 use super::table::PeerState;
 use super::tag::Tag;
 use super::window::{Next, Parcel, Parked};
@@ -84,6 +84,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     // only accessed atomically.
                     let value = unsafe { amo.apply(word) };
                     self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
+                    if token != NO_TOKEN && self.state.is_kept(stream) {
+                        self.state.keep_reply(stream, value);
+                    }
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
                         // Executed once; from now on only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
@@ -162,7 +165,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let freed = self.state.returned(stream);
         let posted = self.post_control(stream, Body::Ack { wanted, freed });
         if posted {
-            self.state.told(stream);
+            self.state.credits_told(stream);
         }
         posted
     }
@@ -173,12 +176,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !s.ask {
             return;
         }
-        if self.state.hellos != 0 && !self.greet(s.peer) {
+        let peer = s.peer;
+        if self.state.hellos != 0 && !self.greet(peer) {
             return;
+        }
+        if self.state.is_kept(stream) {
+            self.mend(stream);
         }
         let s = &self.state.streams[stream as usize];
         let upto = s.next;
-        if s.in_flight() != 0 && s.asked != upto {
+        if s.live && s.in_flight() != 0 && s.asked != upto {
             if !self.post_ack(stream, Some(upto)) {
                 return self.state.due.push(self.state.streams, stream);
             }
@@ -186,8 +193,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // What is not posted yet is asked for once it is:
         // an acknowledgement, or room in a rail, makes the stream due again.
+        let broken = self.state.is_kept(stream) && self.state.is_broken(stream);
         let s = &mut self.state.streams[stream as usize];
-        s.ask = s.unposted != NONE;
+        s.ask = s.unposted != NONE || broken;
+        if broken {
+            self.state.due.push(self.state.streams, stream);
+        }
     }
 }
 
@@ -206,7 +217,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if holds == 0 || s.open == 0 {
             return;
         }
-        s.fence = holds;
+        s.fence = holds | s.fence & KEPT;
         // Where messages pass, the acknowledgement is asked for by the write that needs it, if one
         // comes.
         if holds & MESSAGES != 0 {

@@ -16,6 +16,16 @@ pub(crate) const MESSAGES: u8 = 2;
 /// and it keeps them in order.
 pub(crate) const NATIVE: u8 = 4;
 
+/// In [`Stream::fence`], for good: everything goes through the queue, which keeps what it posts.
+/// See `failover`.
+pub(crate) const KEPT: u8 = 8;
+
+/// What a post at once asks of [`Stream::fence`] beside its data. An engine of one rail keeps no
+/// stream, and does not look.
+pub(crate) const fn kept(rails: usize) -> u8 {
+    if rails > 1 { KEPT } else { 0 }
+}
+
 /// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a
 /// message which is sent at once stores is in the first.
 #[derive(Clone, Copy, Debug)]
@@ -141,8 +151,8 @@ impl Stream {
         self.stamp | self.next.low(mask)
     }
 
-    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, can take the
-    /// next number at once. Never in a stream that is shut.
+    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, and [`kept`],
+    /// can take the next number at once. Never in a stream that is shut.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // Never more than a window is in flight, which fits in 32 bits.

@@ -17,6 +17,7 @@
 //!             context, see `epoch`
 //! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
 //!             fins u32: see `close`
+//! Told        32 bytes and a bitmap; Asks: 32 bytes; see `failover::told`
 //! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
 //!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
 //!             wanted u64, the number up to which an acknowledgement is asked for
@@ -49,6 +50,8 @@ const KIND_ACK: u8 = 5;
 const KIND_DATA: u8 = 6;
 const KIND_HELLO: u8 = 7;
 pub(super) const KIND_BYE: u8 = 8;
+pub(super) const KIND_TOLD: u8 = 9;
+pub(super) const KIND_ASKS: u8 = 10;
 
 /// The bits of a word that are its sequence, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {

@@ -3,7 +3,7 @@
 
 use core::ptr::NonNull;
 
-use super::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::Amo;
@@ -78,6 +78,11 @@ unsafe impl<A: Rail, B: Rail> Rail for Either<A, B> {
 
     fn detach(&mut self, peer: Peer) {
         each!(self, rail => rail.detach(peer))
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        each!(self, rail => rail.fence(peer))
     }
 
     #[inline(always)]

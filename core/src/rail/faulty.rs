@@ -9,7 +9,7 @@
 use core::ptr::NonNull;
 
 use super::random::Random;
-use super::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 
@@ -139,6 +139,13 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         Ok(Posted::Pending)
     }
 
+    /// What is held back for a peer is over.
+    fn drop_held(&mut self, peer: Peer) {
+        for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
+            held.post = Post::Over(Err(CompleteError::PeerDown));
+        }
+    }
+
     /// Posts what was held back.
     fn let_go(&mut self, held: &Held) -> Fate {
         let Held { peer, cx, post, bytes } = held;
@@ -240,10 +247,14 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     fn detach(&mut self, peer: Peer) {
-        for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
-            held.post = Post::Over(Err(CompleteError::PeerDown));
-        }
+        self.drop_held(peer);
         self.inner.detach(peer);
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.drop_held(peer);
+        self.inner.fence(peer)
     }
 
     unsafe fn post_write(

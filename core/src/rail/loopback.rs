@@ -5,7 +5,7 @@
 
 use core::ptr::{self, NonNull};
 
-use super::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::Amo;
@@ -216,6 +216,13 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
                 slot.event = Event::Gone;
             }
         }
+    }
+
+    /// Every copy is made when it is posted, so only reports are left to be dropped.
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.detach(peer);
+        Fence::Fenced
     }
 
     #[inline]

@@ -6,9 +6,16 @@
 //! flight lies in borrowed [`Packet`]s, and when they are used up a post is refused. Not `Sync`:
 //! all endpoints of a [`Sim`] live on one thread.
 //!
-//! `world` has what all endpoints share, `endpoint` posts and polls.
+//! Links of a rail can be [cut](Sim::cut), one way or both. What was under way is lost, or lands
+//! although its post ends in an error, soon or long after, until the target
+//! [fences](super::Rail::fence) the rail.
+//!
+//! `world` has what all endpoints share, `endpoint` posts and polls, `cut` is what becomes of a
+//! link that is cut and how it is fenced.
 
+mod cut;
 mod endpoint;
+mod links;
 mod world;
 
 pub use endpoint::{SimRail, SimSetup};
@@ -18,9 +25,12 @@ use core::cell::RefCell;
 
 use super::random::Random;
 use crate::error::AttachError;
+#[cfg(doc)]
+use crate::error::PeerError;
 
 use endpoint::PEERS;
-use world::{ENDPOINTS, NONE, REGIONS, Registered, World};
+use links::{Cuts, ENDPOINTS};
+use world::{NONE, REGIONS, Registered, World};
 
 /// How one rail treats what is posted on it. Delays are in polls of any endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +101,7 @@ impl<'m> Sim<'m> {
                 dials: [dials; 16],
                 busy: [0; ENDPOINTS],
                 dead: 0,
+                cuts: Cuts::NONE,
                 rails,
                 now: 0,
                 random: Random::new(seed),
@@ -122,6 +133,23 @@ impl<'m> Sim<'m> {
     /// Ends a node as if its process had died: tells its peers, and fails what is in flight to it.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
+    }
+
+    /// Cuts a rail's link from node `from` to node `to`, one way, for good. Of what is under way on
+    /// it, and of what is posted later, each is lost, or still lands within `late` polls although
+    /// its post has ended in an error, or is lost although its post has ended well. A read crosses
+    /// both links. The rail tells `from` of it some polls later, as [`PeerError::Lost`].
+    ///
+    /// # Errors
+    /// [`AttachError::Config`]: there is no such node or rail.
+    pub fn cut(&self, from: u16, to: u16, rail: u16, late: u32) -> Result<(), AttachError> {
+        let world = &mut *self.world.borrow_mut();
+        let node = |node: u16| (node as usize + 1) * world.rails as usize <= ENDPOINTS;
+        if rail >= world.rails || !node(from) || !node(to) {
+            return Err(AttachError::Config("sim: no such link"));
+        }
+        world.cut(from, to, rail, late);
+        Ok(())
     }
 
     /// Polls of any endpoint so far: the time.

@@ -16,6 +16,7 @@ mod close;
 mod completion;
 mod device;
 mod epoch;
+mod failover;
 mod failure;
 mod fence_quiet;
 mod hostile;

@@ -2,6 +2,7 @@
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
+mod cuts;
 mod fakes;
 
 use conformance::{Fixture, Link};

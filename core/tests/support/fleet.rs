@@ -8,7 +8,7 @@ use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 use fishplate_core::rail::{Caps, Order, Rail, Rails};
 
 use super::tap::{Tap, Verb, shared};
-use super::{Random, memory, region};
+use super::{Random, failover, memory, region};
 
 /// A node's end of a rail of a fabric that is never freed.
 pub type End = SimRail<'static, 'static>;
@@ -111,6 +111,18 @@ pub fn join<R: Rail, const RAILS: usize>(
     joints: impl Fn(usize, usize, &[R]) -> Vec<Joint>,
     takes: impl Fn(usize) -> Option<MatchLimits>,
 ) -> Vec<Node<R, RAILS>> {
+    join_prepared(rails, config, size, joints, takes, |_| ())
+}
+
+/// As [`join`], of engines that are prepared before they connect.
+pub fn join_prepared<R: Rail, const RAILS: usize>(
+    rails: Vec<impl Into<Rails<R, RAILS>>>,
+    config: Config,
+    size: usize,
+    joints: impl Fn(usize, usize, &[R]) -> Vec<Joint>,
+    takes: impl Fn(usize) -> Option<MatchLimits>,
+    prepare: impl Fn(&mut Engine<'static, R, RAILS>),
+) -> Vec<Node<R, RAILS>> {
     let nodes = rails.len();
     let mut fleet: Vec<Node<R, RAILS>> = rails
         .into_iter()
@@ -120,6 +132,7 @@ pub fn join<R: Rail, const RAILS: usize>(
             let rails = rails.into();
             let joints: Vec<_> = (0..nodes).map(|other| joints(node, other, &rails)).collect();
             let mut engine = Engine::new(config, rails, memory(&config, nodes, 64)).unwrap();
+            prepare(&mut engine);
             let peers: Vec<_> = (0..nodes).map(|_| engine.reserve_peer().unwrap()).collect();
             for (other, (&peer, joints)) in peers.iter().zip(&joints).enumerate() {
                 engine.join_peer(peer, joints, takes(other)).unwrap();
@@ -141,6 +154,29 @@ pub fn join<R: Rail, const RAILS: usize>(
         fleet.iter().all(|node| node.peers.iter().all(|&peer| node.engine.has_answered(peer) == Ok(true)))
     });
     fleet
+}
+
+/// Engines on plain ends, which live on while one rail is left.
+pub fn lasting<const RAILS: usize>(
+    sim: &'static Sim<'static>,
+    nodes: u16,
+    config: Config,
+    size: usize,
+    prepare: impl Fn(&mut Engine<'static, End, RAILS>),
+) -> Vec<Node<End, RAILS>> {
+    let rails = |node| -> [End; RAILS] {
+        // Each counts the rails of the fabric from another one.
+        std::array::from_fn(|rail| attached(sim, node, (rail as u16 + node) % RAILS as u16, nodes))
+    };
+    let joints = |node: usize, other: usize, rails: &[End]| {
+        let theirs = |rail| (rail + node + (RAILS - 1) * other) % RAILS;
+        (0..rails.len()).map(|rail| joint(rail, theirs(rail), usize::MAX)).collect()
+    };
+    let prepare = |engine: &mut Engine<'static, End, RAILS>| {
+        engine.attach_failover(failover(&config, nodes.into())).unwrap();
+        prepare(engine);
+    };
+    join_prepared((0..nodes).map(rails).collect(), config, size, joints, |_| None, prepare)
 }
 
 /// A fleet on plain ends.

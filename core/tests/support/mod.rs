@@ -5,6 +5,7 @@
 //! attach each other again and again ([`lives`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
+pub mod cuts;
 pub mod fleet;
 pub mod goodbye;
 pub mod lives;
@@ -15,8 +16,8 @@ pub mod veil;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, Issued, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot,
-    RemoteSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, FailoverMemory, FailoverPeer, FailoverStream, Issued, LocalSlot,
+    Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -49,6 +50,19 @@ pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> 
 
 pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) -> Engine<'static, R, RAILS> {
     Engine::new(config, rails, memory(&config, 4, 256)).unwrap()
+}
+
+/// The memory of failover, leaked.
+pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
+    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
+        Box::leak(vec![value; n].into_boxed_slice())
+    }
+    let streams = peers * config.contexts as usize;
+    FailoverMemory {
+        peers: leak(FailoverPeer::EMPTY, peers),
+        streams: leak(FailoverStream::EMPTY, streams),
+        sent: leak(SentSlot::EMPTY, streams * config.window as usize),
+    }
 }
 
 /// Zeroed memory that is never freed.

@@ -216,6 +216,18 @@ pub fn run<R: Rail, const RAILS: usize>(
     turns: u64,
     make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
 ) {
+    run_disturbed(seed, turns, 0, make, |_, _| ());
+}
+
+/// As [`run`], with something that happens before each turn, and so many turns afterwards in which
+/// nothing may change any more.
+pub fn run_disturbed<R: Rail, const RAILS: usize>(
+    seed: u64,
+    turns: u64,
+    after: u64,
+    make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
+    mut disturb: impl FnMut(u64, &mut [fleet::Node<R, RAILS>]),
+) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
     let contexts = 2;
     let nodes = 2 + (seed % 2) as usize;
@@ -271,6 +283,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             "seed {seed}: not over; {:?}",
             fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>()
         );
+        disturb(turn, &mut fleet);
         for (me, stream) in &mut streams {
             let node = &mut fleet[*me];
             if stream.quiet {
@@ -314,7 +327,12 @@ pub fn run<R: Rail, const RAILS: usize>(
             break;
         }
     }
+    for _ in 0..after {
+        fleet::turn(&mut fleet);
+    }
     for (me, stream) in &mut streams {
+        assert_eq!(words(&fleet[stream.to], stream.part), stream.states.last().unwrap().0, "seed {seed}");
+        stream.check_data(&fleet[stream.to], stream.writes.len(), seed);
         let node = &mut fleet[*me];
         assert_eq!(node.engine.peer_error(node.peers[stream.to]), Ok(None), "seed {seed}");
     }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 
 /// Something that a rail reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub struct Control {
     pub inject: VecDeque<Event>,
     /// Polls report nothing and the rail inside is not polled.
     pub mute: bool,
+    /// What fencing a peer answers, whatever the rail says.
+    pub fence: Option<Fence>,
     /// Peers detached.
     pub detached: Vec<Peer>,
     /// How far off, in bytes, memory is reported as mapped; and imports that were not released.
@@ -122,6 +124,14 @@ impl<R> Tap<R> {
             control.refuse = refuse;
         }
         refused.map_or(Ok(post), Err)
+    }
+
+    /// Nothing of a peer is reported any more.
+    fn hush(&mut self, peer: Peer) {
+        self.backlog.retain(|event| match event {
+            Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
+            Event::Done(..) => true,
+        });
     }
 
     fn note(&self, post: Post, result: Result<Posted, PostError>) -> Result<Posted, PostError> {
@@ -204,11 +214,14 @@ unsafe impl<R: Rail> Rail for Tap<R> {
 
     fn detach(&mut self, peer: Peer) {
         self.control.borrow_mut().detached.push(peer);
-        self.backlog.retain(|event| match event {
-            Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
-            Event::Done(..) => true,
-        });
+        self.hush(peer);
         self.inner.detach(peer);
+    }
+
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.hush(peer);
+        let fence = self.inner.fence(peer);
+        self.control.borrow().fence.unwrap_or(fence)
     }
 
     unsafe fn post_write(

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 
 /// No processor of today has addresses with this bit set and the highest clear.
 const VEIL: usize = 1 << 62;
@@ -114,6 +114,10 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
 
     fn detach(&mut self, peer: Peer) {
         self.inner.detach(peer);
+    }
+
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.inner.fence(peer)
     }
 
     unsafe fn post_write(

@@ -9,6 +9,7 @@ mod churn;
 mod close;
 mod device;
 mod epoch;
+mod failover;
 mod flood;
 mod hostile;
 mod in_use;

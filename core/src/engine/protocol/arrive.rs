@@ -130,10 +130,28 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             (head::CHUNK, 0) => self.chunk(stream, head.words[0], head.words[1], rest),
             (head::ROOM, 0) if rest.is_empty() => self.room_given(stream, head.words),
+            (kind, _) if self.is_numbered(stream, kind) => {
+                if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
+                    self.in_order(stream);
+                } else {
+                    let (window, mut cells) = self.window(stream);
+                    let arrival = window.write(head.word, &mut cells)?;
+                    self.held(stream, arrival);
+                    if arrival == Arrival::Duplicate {
+                        return Ok(());
+                    }
+                }
+                self.tagged_slow(stream, peer, Head { kind: kind - head::NUMBERED, ..head }, rest)
+            }
             (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK, _) => Err(Violation::Kind),
             (head::FIN, 0 | 1) | (head::ROOM, 0) => Err(Violation::Length),
             _ => Err(Violation::Kind),
         }
+    }
+
+    /// Whether a message of this kind is an answer with a number.
+    fn is_numbered(&self, stream: u32, kind: u8) -> bool {
+        self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
     /// The next message of a stream, with its payload.
@@ -411,6 +429,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         offset: u64,
         bytes: Untrusted<'_>,
     ) -> Result<(), Violation> {
+        let kept = self.is_kept(stream);
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let index = protocol.requests.find(super::request::Request(request)).map_err(|_| Violation::Reply)?;
         let slot = &mut protocol.requests.slots[index as usize];
@@ -428,6 +447,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         slot.left -= len;
         if slot.left == 0 {
             slot.delivered = want;
+            if kept {
+                protocol.requests.push_due(index, Stage::Tell);
+                return Ok(());
+            }
             let header = core::mem::replace(&mut slot.header, NONE);
             protocol.requests.end(index, &mut self.pending.ends);
             if header != NONE {

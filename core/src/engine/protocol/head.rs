@@ -15,7 +15,8 @@
 //!
 //! The first three have a number in the stream and wait for their turn, so that messages match in
 //! the order sent. The others have none: their word says the attachment alone. They answer one of
-//! the first three, by a token or a request that it named; a Room may come at any time. `freed`
+//! the first three, by a token or a request that it named; a Room may come at any time. Between
+//! ends that live on without a rail, answers have a number too, and another kind. `freed`
 //! counts the sender's credits that came back, over the life of the stream: the last 32 bits, so
 //! that a late one is told from a new one.
 
@@ -45,6 +46,9 @@ pub(crate) const FIN: u8 = 19;
 pub(crate) const PULL: u8 = 20;
 pub(crate) const CHUNK: u8 = 21;
 pub(crate) const ROOM: u8 = 22;
+
+/// What the kinds from [`FIN`] to [`CHUNK`] have more where they have a number: see `failover`.
+pub(crate) const NUMBERED: u8 = 4;
 
 /// A region that no receiver can read: the payload has to be pulled in messages.
 pub(crate) const UNREADABLE: u16 = u16::MAX;

@@ -248,6 +248,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         (slot.local, slot.local_region, slot.left) = (ptr, region, want);
         (slot.remote, slot.offset) = (remote, offset);
         (slot.inner, slot.tag, slot.value) = (true, index as u64, generation as u64);
+        slot.request = want;
         let s = &mut state.streams[stream as usize];
         s.ops.push(&mut state.pending.slots, op);
         if s.unposted == NONE {
@@ -330,9 +331,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut self.state.pending.slots[index as usize];
         slot.offset += len;
         let total = slot.left;
+        let stream = slot.stream;
         if slot.offset == total {
-            slot.fetch = false;
-            self.state.end_if_over(index);
+            // Where chunks have numbers they may have to be sent again, and the receiver tells when
+            // it has all.
+            if !self.state.is_kept(stream) {
+                self.state.pending.slots[index as usize].fetch = false;
+                self.state.end_if_over(index);
+            }
             // Its own post may still be outstanding, but nothing more of it is to be sent.
             self.state.stop_pulling(index);
         }

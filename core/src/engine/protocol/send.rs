@@ -10,9 +10,11 @@ use crate::op::Token;
 use crate::rail::{Posted, Rail};
 use crate::sync::seq::truncate;
 
+use super::super::failover::Sent;
 use super::super::list::NONE;
 use super::super::pending::{Kind, PendingSlot};
 use super::super::post::Blocked;
+use super::super::stream::kept;
 use super::super::submit::{Issued, Notice};
 use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
@@ -133,6 +135,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let account = &mut protocol.accounts[stream as usize];
         let s = &mut state.streams[stream as usize];
         if s.unposted != NONE
+            || s.fence & kept(RAILS) != 0
             || s.in_flight() >= state.config.window as u64
             || len > account.takes.eager as usize
             || account.used() >= account.takes.credits
@@ -203,6 +206,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         if form == Form::Eager
             && let Payload::Bytes(bytes) = payload
+            && state.streams[stream as usize].fence & kept(RAILS) == 0
         {
             return self.send_bytes(stream, to, tag, bytes);
         }
@@ -293,10 +297,31 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Posts a send that took its place in its stream.
     pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
-        let (peer, seq, word, context) = (s.peer, s.next, s.word(self.state.mask), s.context);
+        let (seq, word) = (s.next, s.word(self.state.mask));
         if s.in_flight() >= self.state.config.window as u64 {
             return Err(Blocked::Window);
         }
+        let posted = self.post_send_as(stream, index, word)?;
+        if self.state.is_kept(stream) {
+            self.state.keep(stream, Sent::Tagged { op: index }, Untrusted::from_slice(&[]));
+        }
+        let slot = &mut self.state.pending.slots[index as usize];
+        slot.posts += (posted == Posted::Pending) as u32;
+        slot.numbered = true;
+        self.state.streams[stream as usize].next = seq.plus(1);
+        self.state.stats.posted += 1;
+        Ok(())
+    }
+
+    /// Posts a send under this word.
+    pub(in super::super) fn post_send_as(
+        &mut self,
+        stream: u32,
+        index: u32,
+        word: u32,
+    ) -> Result<Posted, Blocked> {
+        let s = &self.state.streams[stream as usize];
+        let (peer, context) = (s.peer, s.context);
         let token = self.state.pending.slots[index as usize].token().0;
         let slot = &self.state.pending.slots[index as usize];
         let kind = match slot.form {
@@ -323,13 +348,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // SAFETY: the source of a send was checked against its region, or is a block of its own,
         // and stays until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
-        let posted = self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))?;
-        let slot = &mut self.state.pending.slots[index as usize];
-        slot.posts += (posted == Posted::Pending) as u32;
-        slot.numbered = true;
-        self.state.streams[stream as usize].next = seq.plus(1);
-        self.state.stats.posted += 1;
-        Ok(())
+        self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }
 
     /// Sends a message of the protocol on any rail with room;
@@ -350,12 +369,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         head.freed = self.state.returned(stream);
         out[..head::HEAD].copy_from_slice(&head.write());
         let posted = self.post_bytes(stream, peer, &out[..len], payload, owner, cursor)?;
-        self.state.told(stream);
+        self.state.credits_told(stream);
         Ok(posted)
     }
 
-    /// Sends a message of the protocol without a number. `None`:
-    /// no rail has room, or the peer has failed.
+    /// Sends an answer of the protocol, with the next number if its stream is kept. A Room, which
+    /// acknowledges, waits for no number. `None`: no rail has room, or the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -365,17 +384,26 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         last: Option<u64>,
         payload: Untrusted<'_>,
     ) -> Option<()> {
+        let numbered = self.state.is_kept(stream) && kind != head::ROOM;
         let s = &self.state.streams[stream as usize];
         let peer = s.peer;
-        let head = Head { kind, context: s.context, op, word: s.stamp, ack: 0, freed: 0, words };
+        let (kind, word) = match numbered {
+            true if s.in_flight() >= self.state.config.window as u64 => return None,
+            true => (kind + head::NUMBERED, s.word(self.state.mask)),
+            false => (kind, s.stamp),
+        };
+        let head = Head { kind, context: s.context, op, word, ack: 0, freed: 0, words };
         let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
-        let mut out = [0; LONGEST];
-        let mut len = head::HEAD;
-        if let Some(last) = last {
-            out[len..len + 8].copy_from_slice(&last.to_le_bytes());
-            len += 8;
-        }
-        match self.post_headed(stream, peer, head, &mut out, len, payload, owner) {
+        match self.post_answer_as(stream, peer, head, last, payload, owner) {
+            Ok(_) if numbered => {
+                let (local, len) = (payload.as_ptr(), payload.len() as u32);
+                let what = Sent::Answer { kind, op, words, last, local, len };
+                self.state.keep(stream, what, Untrusted::from_slice(&[]));
+                let s = &mut self.state.streams[stream as usize];
+                s.next = s.next.plus(1);
+                self.state.stats.posted += 1;
+                Some(())
+            }
             Ok(_) => Some(()),
             Err(Blocked::Refused(rail, _)) => {
                 self.state.fail_peer(peer, crate::error::PeerError::Rail(rail));
@@ -383,6 +411,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Err(_) => None,
         }
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Posts an answer of the protocol under the word in its head.
+    pub(in super::super) fn post_answer_as(
+        &mut self,
+        stream: u32,
+        peer: u16,
+        head: Head,
+        last: Option<u64>,
+        payload: Untrusted<'_>,
+        owner: Owner,
+    ) -> Result<Posted, Blocked> {
+        let mut out = [0; LONGEST];
+        let mut len = head::HEAD;
+        if let Some(last) = last {
+            out[len..len + 8].copy_from_slice(&last.to_le_bytes());
+            len += 8;
+        }
+        self.post_headed(stream, peer, head, &mut out, len, payload, owner)
     }
 }
 

@@ -8,9 +8,10 @@ use crate::mem::{LocalAddr, Peer, RailId, RemoteAddr, Untrusted};
 use crate::op::{Amo, Outcome};
 use crate::rail::{Local, Rail, Remote};
 
+use super::super::failover::COPY;
 use super::super::list::NONE;
 use super::super::pending::{Kind, State as Stage};
-use super::super::stream::{MESSAGES, NATIVE, WRITES};
+use super::super::stream::{KEPT, MESSAGES, NATIVE, WRITES};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
@@ -365,7 +366,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // A write if a rail copies that much before it returns, otherwise a message.
         let rails = self.state.injecting(target.peer, bytes.len() as u64);
-        let as_write = rails != 0;
+        let as_write = rails != 0 && !self.state.is_kept(stream);
         let issued = if as_write {
             let from = NonNull::from(bytes).cast();
             self.write_single(stream, from, usize::MAX, bytes.len(), &target, Notice::Silent, !rails)
@@ -436,10 +437,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Kind::Read | Kind::Send => 0,
         };
         slot.fenced = s.fence & data != 0;
-        s.fence *= !slot.fenced as u8;
+        s.fence &= KEPT | (slot.fenced as u8).wrapping_sub(1);
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
         (slot.message, slot.fetch) = (message, fetch);
+        if RAILS > 1 && kind == Kind::Read {
+            slot.request = left;
+        }
         s.ops.push(&mut self.pending.slots, index);
         if s.unposted == NONE {
             s.unposted = index;
@@ -463,6 +467,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Longest inject to a peer, in bytes.
     pub(super) fn inject_max(&self, peer: u16) -> usize {
+        if RAILS > 1 && self.kept_peer(peer).is_some() {
+            return self.room(peer).min(COPY as u64) as usize;
+        }
         let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
         let each = self.inject.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
         each.fold(self.room(peer), |most, (_, &inject)| most.max(inject)) as usize

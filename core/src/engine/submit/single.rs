@@ -15,7 +15,7 @@ use crate::rail::{Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, truncate};
 
 use super::super::list::NONE;
-use super::super::stream::WRITES;
+use super::super::stream::{WRITES, kept};
 use super::super::wire::{Body, HEAD_MAX, Message, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::queue::Target;
@@ -57,7 +57,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // Of a context that is not configured there is no stream.
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
-        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES)) {
+        if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES | kept(RAILS))) {
             return false;
         }
         let Some(local) = state.locals.get(from.region.index()) else { return false };
@@ -177,7 +177,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8, exclude: u16) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
         let (peer, context, seq, word) = (s.peer, s.context, s.next, s.word(self.mask));
-        if !s.clear(self.config.window, data) {
+        if !s.clear(self.config.window, data | kept(RAILS)) {
             return None;
         }
         let (index, tag) = match notice {

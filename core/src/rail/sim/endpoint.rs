@@ -3,10 +3,11 @@
 use core::ptr::{self, NonNull};
 
 use super::Sim;
-use super::world::{ENDPOINTS, Kind, MESSAGE, NONE, Packet, Registered};
+use super::links::ENDPOINTS;
+use super::world::{Kind, MESSAGE, NONE, Packet, Registered};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
-use crate::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use crate::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 /// Peers that one endpoint can have.
 pub(super) const PEERS: usize = 16;
@@ -41,6 +42,8 @@ impl SimRail<'_, '_> {
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
         self.told &= !(1 << peer.0);
+        let world = &mut *self.sim.world.borrow_mut();
+        world.cuts.open((self.node * world.rails + self.rail) as usize, node);
         Ok(())
     }
 
@@ -71,6 +74,11 @@ impl SimRail<'_, '_> {
                 return Err(PostError::BadKey);
             }
         }
+        let own = self.node * world.rails + self.rail;
+        let broken = world.is_broken(own, node, matches!(kind, Kind::Read { .. }));
+        if broken && world.random.below(2) == 0 {
+            return Err(PostError::PeerDown);
+        }
         let again = world.dials[self.rail as usize].again as u64;
         let index = world.free;
         if index == NONE || (again != 0 && world.random.below(1000) < again) {
@@ -79,8 +87,12 @@ impl SimRail<'_, '_> {
         world.free = world.packets[index as usize].next;
         let packet = &mut world.packets[index as usize];
         (packet.kind, packet.cx, packet.to_node, packet.late) = (kind, cx, node, false);
-        packet.from = self.node * world.rails + self.rail;
+        packet.from = own;
         fill(&mut packet.bytes);
+        if broken {
+            world.doom(index);
+            return Ok(Posted::Pending);
+        }
         let (place, len) = match kind {
             Kind::Read { len, .. } => (self.node, len),
             Kind::Write { len, .. } => (node, len),
@@ -131,6 +143,24 @@ impl SimRail<'_, '_> {
 
     fn peer_at(&self, node: u16) -> Option<Peer> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
+    }
+
+    /// Reports the nodes that the link to is cut, at most `budget` of them.
+    fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let cut = {
+            let world = self.sim.world.borrow();
+            world.cuts.reported((self.node * world.rails + self.rail) as usize, world.now)
+        };
+        let mut reported = 0;
+        for (i, &node) in self.peers.iter().enumerate().filter(|_| cut != 0) {
+            let known = node == NONE || self.told & (1 << i) != 0;
+            if !known && cut & 1u64.unbounded_shl(node as u32) != 0 && reported < budget {
+                self.told |= 1 << i;
+                reported += 1;
+                sink.peer_down(Peer(i as u16), PeerError::Lost);
+            }
+        }
+        reported
     }
 
     /// Ends what is in flight or reported to dead nodes, at most `budget` of them.
@@ -281,6 +311,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     continue;
                 }
                 if world.dials[self.rail as usize].late
+                    && !matches!(kind, Kind::Read { .. })
                     && let Some(end) = world.make_late(link)
                 {
                     world.schedule(end, self.node, self.rail, 0);
@@ -301,6 +332,13 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                 link = next;
             }
         }
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        let Ok(node) = self.node_of(peer) else { return Fence::Fenced };
+        let world = &mut *self.sim.world.borrow_mut();
+        world.fence(self.node * world.rails + self.rail, node)
     }
 
     unsafe fn post_write(
@@ -352,6 +390,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
 
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let down = self.reap(budget, sink);
+        let down = down + self.report_cuts(budget - down, sink);
         {
             let world = &mut *self.sim.world.borrow_mut();
             world.now += 1;
@@ -384,12 +423,15 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         None => Err(CompleteError::Failed(-1)),
                         Some(source) => {
                             // SAFETY: the source is registered; the target is writable until the
-                            // post is done, which it is now.
+                            // post is done, which it is now, or has ended as unknown, and then
+                            // until the peer is fenced.
                             unsafe { ptr::copy(source, into, len) };
                             Ok(())
                         }
                     };
-                    sink.done(packet.cx, result);
+                    if !packet.late {
+                        sink.done(packet.cx, result);
+                    }
                 }
                 Kind::Write { from, len, remote, data } => {
                     let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);

@@ -3,15 +3,13 @@
 use core::ptr::{self, NonNull};
 
 use super::Dials;
+use super::links::{Cuts, ENDPOINTS};
 use crate::error::CompleteError;
 use crate::rail::random::Random;
 use crate::rail::{RailKey, Remote};
 
 /// Regions of all nodes that can be registered at once.
 pub(super) const REGIONS: usize = 128;
-
-/// Nodes times rails.
-pub(super) const ENDPOINTS: usize = 64;
 
 /// Longest message, in bytes.
 pub(super) const MESSAGE: usize = 256;
@@ -82,6 +80,7 @@ pub(super) struct World<'m> {
     /// When the way to each endpoint is free again, in polls times its rate.
     pub(super) busy: [u64; ENDPOINTS],
     pub(super) dead: u64,
+    pub(super) cuts: Cuts,
     pub(super) rails: u16,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -160,7 +159,7 @@ impl World<'_> {
         }
         let packet = &mut self.packets[index as usize];
         match kind {
-            Kind::Message { .. } | Kind::Write { from: None, .. } => {}
+            Kind::Message { .. } | Kind::Write { from: None, .. } | Kind::Read { .. } => {}
             Kind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
                 // SAFETY: the source is readable until the end of the post is reported, which is to
                 // come.

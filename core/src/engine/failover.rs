@@ -1,0 +1,274 @@
+//! Rails that fail without costing the peer that they lead to, while another rail does.
+//!
+//! An engine that has [failover](Engine::attach_failover) keeps, for each peer that several rails
+//! join, what every number in flight carried and which rail took it. Both ends of a peer do so. The
+//! streams of such a peer are *kept*: all that they send goes through the queue, so the source of
+//! an operation is known, and stays as it is, until the operation is acknowledged.
+//!
+//! # The protocol
+//!
+//! Both ends do the same, each as soon as it knows of the failure: from an error of the rail, from
+//! [`Engine::disable_rail`], or because the other end says so.
+//!
+//! 1. *Suspect*: nothing is posted to the peer on that rail any more. The other end is asked anew
+//!    for the acknowledgement of all that is in flight.
+//! 2. *Fence*: [`Rail::fence`], until nothing of the peer can land by that rail.
+//! 3. *Tell*: over another rail the peer gets the cursor of each stream, and a bitmap of what has
+//!    arrived behind it. What is not in there and went by that rail never arrives.
+//! 4. *Resume*: an end that is told posts what is missing again, under the same numbers and in
+//!    their order, on the rails that are left.
+//!
+//! A number is in flight on one rail at a time, and a write is posted again only after the target
+//! said that the first copy never lands. So no late write overwrites a later one. Whoever is told
+//! twice finds nothing left to do, and a second failure begins anew for all rails that are fenced.
+//! The words of what was told carry the epoch of the attachment, as all words do.
+//!
+//! # What has no number
+//!
+//! - The reply to a fetching atomic: the value stays in the place of the atomic's number, which its
+//!   origin does not use again before it has the reply (`hold_back`). Once the other end has told
+//!   of a rail, it is asked for each reply that is missing.
+//! - Acknowledgements and credits: what is told carries both. Rooms are said again.
+//! - The answers of the two-sided protocol: between kept streams they have numbers.
+//! - Reads: a read that a failed rail has ended is posted anew as a whole, once that rail is fenced
+//!   here, so that no late piece of it lands.
+//! - Byes are said again, and Hellos are not: a rail that fails while the two ends meet costs the
+//!   peer.
+
+mod resume;
+mod sent;
+mod told;
+
+pub use sent::SentSlot;
+pub(super) use sent::{COPY, Sent};
+pub(super) use told::{Asks, LONGEST as TOLD_MAX, Told};
+
+use crate::error::{AttachError, PeerError};
+use crate::mem::{PeerId, RailId};
+use crate::op::Fault;
+use crate::rail::Rail;
+use crate::sync::seq::Seq;
+
+use super::joint::RAILS_MAX;
+use super::stream::KEPT;
+use super::table::PeerState;
+use super::{Engine, State};
+
+/// The memory of failover, borrowed by the engine. With `P` peers, `C` contexts and a window of
+/// `W`:
+pub struct FailoverMemory<'m> {
+    /// P.
+    pub peers: &'m mut [FailoverPeer],
+    /// P·C.
+    pub streams: &'m mut [FailoverStream],
+    /// P·C·W.
+    pub sent: &'m mut [SentSlot],
+}
+
+/// The rails of one peer.
+#[derive(Clone, Copy, Debug)]
+pub struct FailoverPeer {
+    /// Those that joined it at first, by bit. 0: its streams are not kept.
+    pub(super) joined: u16,
+    /// Those that have failed and are to be fenced; and those that are fenced.
+    fencing: u16,
+    fenced: u16,
+    /// The context, and the number, from which on the peer is to be told.
+    telling: Option<(u16, Option<Seq>)>,
+    /// Longest write that each of them takes, in bytes.
+    pub(super) longest: u64,
+    /// Why each failed.
+    why: [Option<Fault>; RAILS_MAX],
+}
+
+impl FailoverPeer {
+    /// Memory for a peer.
+    pub const EMPTY: FailoverPeer =
+        FailoverPeer { joined: 0, fencing: 0, fenced: 0, telling: None, longest: 0, why: [None; RAILS_MAX] };
+}
+
+/// One stream.
+#[derive(Clone, Copy, Debug)]
+pub struct FailoverStream {
+    /// Everything below is applied at the peer; the stream's own cursor is held back by replies.
+    heard: Seq,
+    /// Rails that the peer has told of, by bit.
+    told: u16,
+    /// Some numbers are to be posted again; some replies; some reads.
+    lost: bool,
+    answers: bool,
+    pub(super) reads: bool,
+}
+
+impl FailoverStream {
+    /// Memory for a stream.
+    pub const EMPTY: FailoverStream =
+        FailoverStream { heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
+}
+
+/// The state of failover.
+pub(crate) struct Failover<'m> {
+    pub(super) peers: &'m mut [FailoverPeer],
+    pub(super) streams: &'m mut [FailoverStream],
+    sent: &'m mut [SentSlot],
+    window: u32,
+}
+
+impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
+    /// Lets the peers that this engine is connected to from now on, by several rails each, live on
+    /// while one of these rails is left. Both ends of a connection do it. Rails that cannot
+    /// [fence](Rail::fence) a peer still cost it. Slow path; allocates nothing.
+    ///
+    /// Every operation to such a peer takes a slot, also a silent one, and a tagged message that is
+    /// sent from a slice takes one of
+    /// [`MatchMemory::outgoing`](super::protocol::MatchMemory::outgoing) until it is acknowledged.
+    ///
+    /// # Errors
+    /// [`AttachError::Config`] names what is too short, or says that it is too late: it was done
+    /// before, a peer is connected, or memory of a device is registered, which this does not serve.
+    pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
+        let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
+        let FailoverMemory { peers, streams, sent } = memory;
+        let (count, window) = (self.state.peers.len(), self.state.config.window);
+        let each = count * self.state.config.contexts as usize;
+        let early = |state| matches!(state, PeerState::Free | PeerState::Reserved);
+        check(self.state.failover.is_none(), "failover: attached before")?;
+        check(self.state.peers.iter().all(|peer| early(peer.state)), "failover: before peers connect")?;
+        check(self.state.devices == 0, "failover: not with memory of devices")?;
+        check(peers.len() >= count, "failover.peers: one per peer")?;
+        check(streams.len() >= each, "failover.streams: peers x contexts")?;
+        check(sent.len() >= each * window as usize, "failover.sent: streams x window")?;
+        peers.fill(FailoverPeer::EMPTY);
+        streams.fill(FailoverStream::EMPTY);
+        sent.fill(SentSlot::EMPTY);
+        self.state.failover = Some(Failover { peers, streams, sent, window });
+        Ok(())
+    }
+
+    /// Takes one of the rails to a peer out of use, as if it had failed. What is in flight on it
+    /// goes by the others, in the passes that follow. Does not block.
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
+    /// [failover](Self::attach_failover), or this is not one of several rails that lead to it.
+    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
+        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
+        let (rails, bit) = (slot.rails, 1u16.checked_shl(rail.0.into()).unwrap_or(0));
+        if !slot.state.is_up() || self.state.kept_peer(peer.index).is_none() {
+            return Err(AttachError::Config("peer: connected, with failover"));
+        }
+        if rails & bit == 0 || rails & !bit == 0 {
+            return Err(AttachError::Config("rail: one of several that lead to the peer"));
+        }
+        self.state.rail_failed(
+            peer.index,
+            rail.0.into(),
+            Fault::Peer(PeerError::Removed),
+            PeerError::Removed,
+        );
+        Ok(())
+    }
+
+    /// Why a rail to a peer is out of use, also once the peer has failed with its last one; `None`:
+    /// it is not. [`disable_rail`](Self::disable_rail) leaves [`PeerError::Removed`].
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`].
+    pub fn rail_error(&self, peer: PeerId, rail: RailId) -> Result<Option<Fault>, AttachError> {
+        self.peer_error(peer)?;
+        let kept = self.state.kept_peer(peer.index);
+        Ok(kept.and_then(|kept| kept.why.get(rail.0 as usize).copied().flatten()))
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// The rails of a peer whose streams are kept.
+    #[cold]
+    pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {
+        let peers = &self.failover.as_ref()?.peers;
+        peers.get(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
+    }
+
+    /// The same, to change them.
+    #[cold]
+    fn kept_peer_mut(&mut self, peer: u16) -> Option<&mut FailoverPeer> {
+        let peers = &mut self.failover.as_mut()?.peers;
+        peers.get_mut(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
+    }
+
+    /// The rails that joined a peer when it was connected, by bit.
+    pub(super) fn joined_rails(&self, peer: u16) -> u16 {
+        self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
+    }
+
+    /// A peer was joined by so many rails, which take writes of such a length each.
+    pub(super) fn keep_peer(&mut self, peer: u16, rails: u16, longest: u64) {
+        let Some(failover) = &mut self.failover else { return };
+        if rails.count_ones() < 2 {
+            return;
+        }
+        failover.peers[peer as usize] = FailoverPeer { joined: rails, longest, ..FailoverPeer::EMPTY };
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            self.streams[stream].fence |= KEPT;
+            let heard = self.streams[stream].next;
+            if let Some(failover) = &mut self.failover {
+                failover.streams[stream] = FailoverStream { heard, ..FailoverStream::EMPTY };
+            }
+        }
+    }
+
+    /// A peer is forgotten.
+    pub(super) fn forget_kept(&mut self, peer: u16) {
+        let (contexts, peers) = (self.config.contexts as u32, self.peers.len() as u32);
+        let Some(failover) = &mut self.failover else { return };
+        failover.peers[peer as usize] = FailoverPeer::EMPTY;
+        for stream in (0..contexts).map(|context| context * peers + peer as u32) {
+            failover.streams[stream as usize] = FailoverStream::EMPTY;
+            failover.of(stream).fill(SentSlot::EMPTY);
+        }
+    }
+
+    /// A rail to a peer has failed. Others take over if they can; otherwise the peer fails, as
+    /// `cost` says.
+    #[cold]
+    pub(super) fn rail_failed(&mut self, peer: u16, rail: usize, why: Fault, cost: PeerError) {
+        let Some(slot) = self.peers.get(peer as usize) else { return };
+        let (rails, bit) = (slot.rails, 1u16 << rail);
+        if self.kept_peer(peer).is_some_and(|kept| kept.joined & !rails & bit != 0) {
+            // It has failed before.
+            return;
+        }
+        let left = rails & !bit;
+        let ready = slot.state.is_up() && !self.is_meeting(peer);
+        let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
+        kept.why[rail] = Some(why);
+        if left == 0 || !ready {
+            return self.fail_peer(peer, cost);
+        }
+        kept.fencing |= bit;
+        self.stats.rails_failed += 1;
+        self.peers[peer as usize].rails = left;
+        // What the others take of messages.
+        let pairing = &mut self.pairings[peer as usize];
+        let messages = pairing.messages.iter().enumerate();
+        pairing.longest =
+            messages.filter(|(at, _)| left >> at & 1 != 0).map(|(_, &most)| most).max().unwrap_or(0);
+        pairing.parting.say_again();
+        self.eager = self.eager.min(self.room(peer) as u32);
+        self.open_accounts(peer);
+        // It may have been mapped by this rail.
+        for remote in
+            self.remotes.iter_mut().filter(|remote| remote.peer == peer && remote.rail as usize == rail)
+        {
+            (remote.mapped, remote.rail) = (core::ptr::null_mut(), left.trailing_zeros() as u8);
+        }
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer);
+            let s = &mut self.streams[stream as usize];
+            s.asked = s.acked;
+            self.say_room_again(stream);
+            self.ask(stream);
+        }
+    }
+}

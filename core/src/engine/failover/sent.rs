@@ -1,0 +1,208 @@
+//! What is kept of each number in flight, and of each atomic that was answered.
+
+use crate::error::Violation;
+use crate::mem::{Peer, Untrusted};
+use crate::rail::Rail;
+use crate::sync::seq::Seq;
+
+use super::super::list::NONE;
+use super::super::pending::Kind;
+use super::super::wire::{Body, NO_TOKEN};
+use super::super::{Engine, State};
+use super::{Asks, Failover};
+
+/// Longest payload that is kept itself, in bytes: that of an inject. Others stay in their source.
+pub(in super::super) const COPY: usize = 64;
+
+/// Which rail a number is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carried {
+    By(u8),
+    /// It has arrived.
+    Arrived,
+    /// It never will, and is to be posted again.
+    Lost,
+}
+
+/// What was posted under a number. `op` is the slot of its operation, which stays open until the
+/// number is acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Sent {
+    Nothing,
+    /// A piece of a write.
+    Write {
+        op: u32,
+        local: *mut u8,
+        len: u32,
+        offset: u64,
+    },
+    /// A message of a one-sided operation. No pointer: its payload is kept here.
+    Message {
+        op: u32,
+        body: Body,
+        local: *const u8,
+        len: u32,
+    },
+    /// A tagged message.
+    Tagged {
+        op: u32,
+    },
+    /// An answer of the two-sided protocol; its payload is a part of a send's that is open.
+    Answer {
+        kind: u8,
+        op: u8,
+        words: [u64; 2],
+        last: Option<u64>,
+        local: *const u8,
+        len: u32,
+    },
+}
+
+/// One number of a stream's window, of both directions.
+#[derive(Clone, Copy, Debug)]
+pub struct SentSlot {
+    pub(super) what: Sent,
+    pub(super) carried: Carried,
+    /// It is a fetching atomic whose reply may be lost: the target is to be asked for it.
+    pub(super) ask: bool,
+    pub(super) bytes: [u8; COPY],
+    /// What the atomic that came in under this number has fetched, and the token of a reply that is
+    /// to be sent again, or [`NO_TOKEN`].
+    pub(super) reply: u64,
+    pub(super) again: u64,
+}
+
+// SAFETY: the pointers name registered memory, which any thread may touch as `Region::new` was
+// promised, or blocks of the engine's own.
+unsafe impl Send for SentSlot {}
+
+impl SentSlot {
+    /// Memory for a number.
+    pub const EMPTY: SentSlot = SentSlot {
+        what: Sent::Nothing,
+        carried: Carried::Arrived,
+        ask: false,
+        bytes: [0; COPY],
+        reply: 0,
+        again: NO_TOKEN,
+    };
+}
+
+impl Failover<'_> {
+    /// The numbers of a stream's window.
+    pub(super) fn of(&mut self, stream: u32) -> &mut [SentSlot] {
+        let window = self.window as usize;
+        &mut self.sent[stream as usize * window..(stream as usize + 1) * window]
+    }
+
+    /// The place of a number.
+    pub(super) fn at(&mut self, stream: u32, seq: Seq) -> &mut SentSlot {
+        let index = seq.0 as usize & (self.window as usize - 1);
+        &mut self.of(stream)[index]
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Whether something in flight may have to be posted again from a registered region, or to an
+    /// imported one. Slow path: looks at every number in flight.
+    pub(in super::super) fn may_repost(&self, local: Option<u16>, remote: Option<u16>) -> bool {
+        let Some(failover) = &self.state.failover else { return false };
+        let window = failover.window as usize;
+        let slots = &self.state.pending.slots;
+        self.state
+            .streams
+            .iter()
+            .enumerate()
+            .filter(|(stream, s)| s.live && self.state.is_kept(*stream as u32))
+            .any(|(stream, s)| {
+                (0..s.in_flight()).any(|n| {
+                    let at = s.acked.plus(n).0 as usize & (window - 1);
+                    let op = |op: u32| slots.get(op as usize);
+                    let (from, to) = match failover.sent[stream * window + at].what {
+                        Sent::Write { op: index, .. } => {
+                            (op(index).map(|op| op.local_region), op(index).map(|op| op.remote))
+                        }
+                        Sent::Message { op: index, local, .. } if !local.is_null() => {
+                            (op(index).map(|op| op.local_region), None)
+                        }
+                        Sent::Tagged { op: index } => (op(index).map(|op| op.local_region), None),
+                        _ => (None, None),
+                    };
+                    (local.is_some() && from == local) || (remote.is_some() && to == remote)
+                })
+            })
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Keeps what was posted under the next number, on the rail that was taken last.
+    #[cold]
+    pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
+        let (seq, rail) = (self.streams[stream as usize].next, self.took);
+        let Some(failover) = &mut self.failover else { return };
+        let slot = failover.at(stream, seq);
+        (slot.what, slot.carried, slot.ask) = (what, Carried::By(rail), false);
+        copy.copy_out(&mut slot.bytes);
+    }
+
+    /// The cursor up to which operations end: not beyond an atomic whose reply is missing, so that
+    /// the target keeps the value.
+    #[cold]
+    pub(in super::super) fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
+        let Some(failover) = &mut self.failover else { return cursor };
+        let heard = &mut failover.streams[stream as usize].heard;
+        if heard.is_before(cursor) {
+            *heard = cursor;
+        }
+        let mut index = self.streams[stream as usize].ops.head;
+        while index != NONE {
+            let slot = &self.pending.slots[index as usize];
+            if !slot.posted || cursor.is_before(slot.end) {
+                break;
+            }
+            if slot.fetch && slot.kind == Kind::Message {
+                return Seq(slot.end.0.wrapping_sub(1));
+            }
+            index = slot.links.next;
+        }
+        cursor
+    }
+
+    /// A reply has come: what it held back is acknowledged.
+    #[cold]
+    pub(in super::super) fn let_go(&mut self, stream: u32) {
+        let Some(failover) = &mut self.failover else { return };
+        let heard = failover.streams[stream as usize].heard;
+        // It was heard, so it is no violation.
+        let _ = self.acknowledged_up_to(stream, heard);
+    }
+
+    /// Keeps what the atomic whose turn it is has fetched.
+    #[cold]
+    pub(in super::super) fn keep_reply(&mut self, stream: u32, value: u64) {
+        let seq = self.streams[stream as usize].window.expected();
+        if let Some(failover) = &mut self.failover {
+            failover.at(stream, seq).reply = value;
+        }
+    }
+
+    /// A peer asks for the reply to a fetching atomic.
+    #[cold]
+    pub(in super::super) fn asked_again(&mut self, peer: Peer, asks: &Asks) -> Result<(), Violation> {
+        let Some(stream) = self.arrival_stream(peer, asks.context, asks.word)? else { return Ok(()) };
+        if self.kept_peer(peer.0).is_none() {
+            return Err(Violation::Kind);
+        }
+        self.acknowledged(stream, asks.ack)?;
+        let expected = self.streams[stream as usize].window.expected();
+        let Some(failover) = &mut self.failover else { return Ok(()) };
+        // One that waits for its turn will be answered then. What is further back has its reply:
+        // the question is old.
+        if (1..=failover.window as u64).contains(&expected.since(asks.number)) {
+            failover.at(stream, asks.number).again = asks.token;
+            failover.streams[stream as usize].answers = true;
+            self.ask(stream);
+        }
+        Ok(())
+    }
+}

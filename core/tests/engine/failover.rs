@@ -1,0 +1,253 @@
+//! Rails that fail while others are left: every operation happens once, in order.
+
+use fishplate_core::engine::{Config, Engine, Notice, Signal};
+use fishplate_core::error::{AttachError, PeerError, Use};
+use fishplate_core::mem::{Peer, PeerId, RailId};
+use fishplate_core::op::{Fault, Outcome};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::Dials;
+use fishplate_core::rail::{Fence, Rail};
+
+use super::support::cuts::{LATE, Plan};
+use super::support::tap::{Event, Shared, Tap, shared};
+use super::support::*;
+
+fn run<const RAILS: usize>(seed: u64) {
+    let dials = if Random(!seed).below(8) == 0 { Dials::CALM } else { Dials::WILD };
+    let sim = std::cell::Cell::new(None);
+    let mut plan = None;
+    oracle::run_disturbed(
+        seed,
+        20_000,
+        u64::from(LATE) / RAILS as u64,
+        |nodes, config, size| {
+            let fabric = fleet::fabric(nodes, RAILS as u16, 256, dials, seed);
+            sim.set(Some((fabric, nodes)));
+            fleet::lasting::<RAILS>(fabric, nodes, config, size, |_| ())
+        },
+        |turn, fleet| {
+            let (sim, nodes) = sim.get().unwrap();
+            let plan = plan.get_or_insert_with(|| Plan::new(sim, nodes, RAILS as u16, 100, seed));
+            plan.turn(turn, fleet);
+        },
+    );
+}
+
+#[test]
+fn streams_are_what_the_model_says_while_rails_fail() {
+    for seed in seeds(1000) {
+        match seed % 3 {
+            0 => run::<2>(seed),
+            1 => run::<3>(seed),
+            _ => run::<4>(seed),
+        }
+    }
+}
+
+/// Reads what does not change meanwhile, again and again into the same buffer, which nothing may
+/// touch between two reads.
+fn reads<const RAILS: usize>(seed: u64) {
+    const LEN: usize = 500;
+    let mut random = Random(!seed);
+    let config = Config { stripe_threshold: 64, stripe_chunk: 100, seed, ..Config::DEFAULT };
+    let sim = fleet::fabric(2, RAILS as u16, 256, Dials::WILD, seed);
+    let mut nodes = fleet::lasting::<RAILS>(sim, 2, config, 8192, |_| ());
+    let plan = Plan::new(sim, 2, RAILS as u16, 200, seed);
+    let (mut waiting, mut round, mut rest) = (false, 0u8, 0);
+    for turn in 0..1500 {
+        plan.turn(turn, &mut nodes);
+        let into = nodes[0].source.at(0);
+        if !waiting {
+            assert_eq!(read(&nodes[0].engine, into, LEN), [round; LEN], "seed {seed}: after round {round}");
+        }
+        if !waiting && rest == 0 {
+            round = (round + 2) | 1;
+            write(&nodes[1].engine, nodes[1].target.at(0), &[round; LEN]);
+            let from = nodes[0].remotes[1].at(0);
+            waiting = nodes[0].engine.get(CX, into, LEN, from, Notice::Report(0)).is_ok();
+        }
+        fleet::turn(&mut nodes);
+        if let Some(done) = nodes[0].engine.next_completion() {
+            assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
+            assert_eq!(read(&nodes[0].engine, into, LEN), [round; LEN], "seed {seed}: round {round}");
+            // It is used for something else for a while.
+            round = (round + 2) & !1;
+            write(&nodes[0].engine, into, &[round; LEN]);
+            (waiting, rest) = (false, random.below(60));
+        }
+        rest = rest.saturating_sub(1);
+    }
+    assert!(round > 10, "seed {seed}: {round}");
+}
+
+#[test]
+fn reads_bring_what_is_there_and_nothing_afterwards_while_rails_fail() {
+    for seed in seeds(1000) {
+        match seed % 3 {
+            0 => reads::<2>(seed),
+            1 => reads::<3>(seed),
+            _ => reads::<4>(seed),
+        }
+    }
+}
+
+type Kept = Own<Tap<Loopback<64>>, 3>;
+
+/// An engine with a peer, itself, which lives on while one of three rails is left.
+fn own_kept(control: &Shared) -> Kept {
+    let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, control));
+    let mut engine = engine(Config::DEFAULT, rails);
+    engine.attach_failover(failover(&Config::DEFAULT, 4)).unwrap();
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, 0b111).unwrap();
+    let source = engine.register(region(8192)).unwrap();
+    let target = engine.register(region(8192)).unwrap();
+    let remote = import(&mut engine, peer, target);
+    Own { engine, peer, waiter: waiter(), source, target, remote }
+}
+
+#[test]
+fn a_rail_that_is_taken_out_of_use_is_not_posted_to_and_the_last_one_stays() {
+    let control = shared();
+    let mut own = own_kept(&control);
+    for rail in [1, 2] {
+        assert_eq!(own.engine.disable_rail(own.peer, RailId(rail)), Ok(()));
+        own.engine.put(CX, own.source.at(0), 300, own.remote.at(0), Notice::Silent).unwrap();
+        own.engine.signal(CX, Signal::add(own.remote.at(4096), 1), Notice::Silent).unwrap();
+        own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+        assert_eq!(own.engine.rail_error(own.peer, RailId(rail)), Ok(Some(Fault::Peer(PeerError::Removed))));
+        assert!(control.borrow().posts.iter().all(|post| post.rail != rail as usize));
+        control.borrow_mut().posts.clear();
+    }
+    assert_eq!(own.engine.rail_error(own.peer, RailId(0)), Ok(None));
+    assert_eq!(word(&own.engine, own.target.at(4096)), 2);
+    assert_eq!(own.engine.stats().rails_failed, 2);
+    for rail in [0, 1, 3, 16, 255] {
+        let disabled = own.engine.disable_rail(own.peer, RailId(rail));
+        assert!(matches!(disabled, Err(AttachError::Config(_))), "{rail}");
+    }
+    assert_eq!(own.engine.remove_peer(own.peer), Ok(()));
+    // Each was attached to it once.
+    assert_eq!(control.borrow().detached.len(), 3);
+    assert_eq!(own.engine.disable_rail(own.peer, RailId(0)), Err(AttachError::UnknownPeer));
+    assert_eq!(own.engine.rail_error(own.peer, RailId(0)), Err(AttachError::UnknownPeer));
+}
+
+#[test]
+fn a_rail_that_cannot_fence_costs_the_peer_and_so_does_the_last_one() {
+    for (fence, why) in [(Some(Fence::Unknown), RailId(1)), (None, RailId(0))] {
+        let control = shared();
+        let mut own = own_kept(&control);
+        control.borrow_mut().fence = fence;
+        own.engine.disable_rail(own.peer, RailId(1)).unwrap();
+        own.engine.put(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)).unwrap();
+        passes(&mut own.engine, 4);
+        if fence.is_none() {
+            own.engine.disable_rail(own.peer, RailId(2)).unwrap();
+            passes(&mut own.engine, 4);
+            assert_eq!(own.engine.peer_error(own.peer), Ok(None));
+            control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Rail(RailId(0))));
+            passes(&mut own.engine, 4);
+        }
+        assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Rail(why))));
+        let reasons = [0, 1, 2].map(|rail| own.engine.rail_error(own.peer, RailId(rail)).unwrap().is_some());
+        assert_eq!(reasons, [fence.is_none(), true, fence.is_none()]);
+    }
+}
+
+#[test]
+fn a_peer_that_died_is_lost_whichever_rail_says_so() {
+    let control = shared();
+    let mut own = own_kept(&control);
+    control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Died));
+    passes(&mut own.engine, 1);
+    assert_eq!(own.engine.peer_error(own.peer), Ok(Some(PeerError::Died)));
+}
+
+#[test]
+fn what_may_have_to_be_posted_again_keeps_its_memory() {
+    let control = shared();
+    let mut own = own_kept(&control);
+    let bytes = own.engine.register(region(64)).unwrap();
+    own.engine.put(CX, bytes.at(0), 64, own.remote.at(0), Notice::Silent).unwrap();
+    // The rails have copied it, and nothing is acknowledged.
+    assert_eq!(own.engine.deregister(bytes), Err(AttachError::InUse(Use::Operations)));
+    assert_eq!(own.engine.release(own.remote), Err(AttachError::InUse(Use::Operations)));
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!(own.engine.deregister(bytes), Ok(()));
+    assert_eq!(own.engine.release(own.remote), Ok(()));
+}
+
+#[test]
+fn failover_is_attached_once_before_peers_connect_and_with_enough_memory() {
+    let control = shared();
+    let mut own = own_kept(&control);
+    let attach = |engine: &mut Engine<'static, _, 3>, peers| {
+        matches!(engine.attach_failover(failover(&Config::DEFAULT, peers)), Err(AttachError::Config(_)))
+    };
+    assert!(attach(&mut own.engine, 4));
+    let rails = || std::array::from_fn(|rail| Tap::new(Loopback::<64>::new(), rail, &control));
+    let mut early = engine(Config::DEFAULT, rails());
+    assert!(attach(&mut early, 3));
+    let peer = early.reserve_peer().unwrap();
+    early.connect_peer(peer, 0b1).unwrap();
+    assert!(attach(&mut early, 4));
+}
+
+#[test]
+fn what_was_told_in_an_earlier_attachment_is_dropped() {
+    const TOLD: u8 = 9;
+    let control = shared();
+    let sim = fleet::fabric(2, 2, 64, Dials::CALM, 1);
+    let rails = |node: u16| -> [_; 2] {
+        std::array::from_fn(|rail| {
+            let mut end = sim.endpoint(node, rail as u16);
+            end.attach(Peer(0), 1 - node).unwrap();
+            Tap::new(end, rail, &control)
+        })
+    };
+    let config = Config { seed: 7, ..Config::DEFAULT };
+    let mut nodes = [0, 1].map(|node| {
+        let mut engine = engine::<_, 2>(Config { seed: node as u64, ..config }, rails(node));
+        engine.attach_failover(failover(&config, 4)).unwrap();
+        let peer = engine.reserve_peer().unwrap();
+        engine.connect_peer(peer, 0b11).unwrap();
+        (engine, peer)
+    });
+    let met = |nodes: &mut [(Engine<'static, _, 2>, PeerId); 2]| {
+        for _ in 0..100 {
+            nodes.iter_mut().for_each(|(engine, _)| _ = engine.progress());
+        }
+        assert!(nodes.iter().all(|(engine, peer)| engine.has_answered(*peer) == Ok(true)));
+    };
+    met(&mut nodes);
+    nodes[0].0.disable_rail(nodes[0].1, RailId(1)).unwrap();
+    met(&mut nodes);
+    let told: Vec<_> =
+        control.borrow().posts.iter().filter(|post| post.bytes.first() == Some(&TOLD)).cloned().collect();
+    assert_eq!(told.len(), 2, "each told the other");
+    for (node, (engine, peer)) in (0..).zip(&mut nodes) {
+        assert_eq!(engine.stats().rails_failed, 1);
+        engine.remove_peer(*peer).unwrap();
+        *peer = engine.reserve_peer().unwrap();
+        for rail in [0, 1] {
+            // SAFETY: nothing is posted.
+            let rail = unsafe { engine.rail_unchecked(RailId(rail)) }.unwrap();
+            rail.setup().attach(Peer(0), 1 - node).unwrap();
+        }
+        engine.connect_peer(*peer, 0b11).unwrap();
+    }
+    met(&mut nodes);
+    let before: Vec<_> = nodes.iter().map(|(engine, _)| engine.stats().stale).collect();
+    // Rail 0 of either end, whichever polls first, says the old message again.
+    for told in &told {
+        control.borrow_mut().inject.push_back(Event::Message(Peer(0), told.bytes.clone()));
+        nodes.iter_mut().for_each(|(engine, _)| _ = engine.progress());
+    }
+    met(&mut nodes);
+    let stale: u64 = nodes.iter().map(|(engine, _)| engine.stats().stale).sum();
+    assert_eq!(stale, before.iter().sum::<u64>() + 2);
+    for (engine, peer) in &nodes {
+        assert_eq!((engine.rail_error(*peer, RailId(1)), engine.stats().rails_failed), (Ok(None), 1));
+    }
+}

@@ -1,0 +1,164 @@
+//! Links that are cut, and peers that are fenced: each post still ends once, what it carries lands
+//! once at most, and nothing lands behind a fence.
+
+use std::collections::BTreeMap;
+
+use fishplate_core::error::{AttachError, PeerError, PostError};
+use fishplate_core::mem::{Peer, Untrusted};
+use fishplate_core::rail::faulty::{Faults, Faulty};
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::{Dials, Packet, Sim};
+use fishplate_core::rail::{Fence, Local, Posted, Rail, Remote};
+
+use super::conformance::{Seen, leaked};
+
+const A: Peer = Peer(0);
+const B: Peer = Peer(1);
+const LATE: u32 = 500;
+
+/// What was seen of posts to a link that is cut.
+#[derive(Debug, Default)]
+struct Fates {
+    lost: u32,
+    lost_but_well: u32,
+    landed_but_failed: u32,
+    refused: u32,
+}
+
+/// Posts to a link before and after it is cut, and says what became of each. With `fence` the
+/// target cuts the origin off.
+fn fates(seed: u64, fence: bool, fates: &mut Fates) {
+    let packets = Box::leak(vec![Packet::EMPTY; 256].into_boxed_slice());
+    let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, Dials::WILD, seed).unwrap()));
+    let (mut a, mut b) = (sim.endpoint(0, 0), sim.endpoint(1, 0));
+    a.attach(B, 1).unwrap();
+    b.attach(A, 0).unwrap();
+    let (memory, source) = (leaked(4096), leaked(128));
+    let (key, _) = b.register(&memory).unwrap();
+    a.import(B, key, 4096).unwrap();
+    let local = Local { ptr: source.ptr(), len: 128, desc: 0 };
+    let (mut here, mut there) = (Seen::default(), Seen::default());
+    let (mut posted, mut reads) = (0u64, vec![]);
+    let mut fenced = None;
+    for turn in 0..2000 {
+        if turn == 30 {
+            sim.cut(0, 1, 0, LATE).unwrap();
+        }
+        if turn < 60 {
+            let remote = Remote { key, offset: 0 };
+            let result = match turn % 3 {
+                // SAFETY: the memory is never freed.
+                0 => unsafe { a.post_write(B, local, remote, Some(posted as u32), posted) },
+                // SAFETY: likewise.
+                1 => unsafe { a.post_read(B, local, remote, posted) },
+                _ => a.post_message(B, &[posted as u8], Untrusted::from_slice(&[]), posted),
+            };
+            match result {
+                Ok(state) => {
+                    assert_eq!(state, Posted::Pending);
+                    reads.extend((turn % 3 == 1).then_some(posted));
+                    posted += 1;
+                }
+                Err(PostError::Again) => {}
+                Err(error) => {
+                    assert_eq!(error, PostError::PeerDown);
+                    fates.refused += 1;
+                }
+            }
+        }
+        if fence && turn >= 40 && fenced.is_none() && b.fence(A) == Fence::Fenced {
+            fenced = Some((there.landed.len(), there.messages.len()));
+            assert_eq!(b.fence(A), Fence::Fenced);
+        }
+        a.poll(4, &mut here);
+        b.poll(4, &mut there);
+        if let Some(fenced) = fenced {
+            assert_eq!((there.landed.len(), there.messages.len()), fenced, "seed {seed}: behind the fence");
+        }
+    }
+    assert!(
+        here.down.iter().all(|(peer, why)| (*peer, *why) == (B, PeerError::Lost)) && here.down.len() == 1
+    );
+    assert!(there.down.is_empty());
+    let mut ends = BTreeMap::new();
+    for (cx, result) in here.done {
+        assert!(ends.insert(cx, result).is_none(), "seed {seed}: {cx} ended twice");
+    }
+    assert_eq!(ends.len() as u64, posted, "seed {seed}");
+    let mut landed: Vec<u64> = there.landed.iter().map(|(_, data)| *data as u64).collect();
+    landed.extend(there.messages.iter().map(|(_, bytes)| bytes[0] as u64));
+    landed.sort_unstable();
+    assert!(landed.windows(2).all(|two| two[0] != two[1]), "seed {seed}: landed twice");
+    for (cx, result) in ends {
+        if reads.contains(&cx) {
+            continue;
+        }
+        match (result, landed.binary_search(&cx).is_ok()) {
+            (Ok(()), true) => {}
+            (Ok(()), false) => fates.lost_but_well += 1,
+            (Err(_), true) => fates.landed_but_failed += 1,
+            (Err(_), false) => fates.lost += 1,
+        }
+    }
+}
+
+#[test]
+fn posts_to_a_link_that_is_cut_end_once_and_land_once_at_most_in_every_way() {
+    for fence in [false, true] {
+        let mut seen = Fates::default();
+        (0..200).for_each(|seed| fates(seed, fence, &mut seen));
+        let Fates { lost, lost_but_well, landed_but_failed, refused } = seen;
+        assert!(
+            [lost, lost_but_well, landed_but_failed, refused].iter().all(|&count| count > 30),
+            "{seen:?}"
+        );
+    }
+}
+
+#[test]
+fn a_link_that_does_not_exist_is_not_cut() {
+    let packets = Box::leak(vec![Packet::EMPTY; 4].into_boxed_slice());
+    let sim = Sim::new(packets, 4, 16, Dials::CALM, 1).unwrap();
+    for (from, to, rail) in [(4, 0, 0), (0, 4, 0), (0, 0, 16), (u16::MAX, 0, 0)] {
+        assert!(matches!(sim.cut(from, to, rail, 0), Err(AttachError::Config(_))), "{from} {to} {rail}");
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_attached_anew_is_heard_again() {
+    let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
+    let sim = Sim::new(packets, 2, 1, Dials::CALM, 3).unwrap();
+    let (mut a, mut b) = (sim.endpoint(0, 0), sim.endpoint(1, 0));
+    a.attach(B, 1).unwrap();
+    b.attach(A, 0).unwrap();
+    let mut seen = Seen::default();
+    while b.fence(A) != Fence::Fenced {
+        b.poll(1, &mut seen);
+    }
+    b.detach(A);
+    b.attach(A, 0).unwrap();
+    assert!(a.post_message(B, &[1], Untrusted::from_slice(&[]), 0).is_ok());
+    b.poll(8, &mut seen);
+    assert_eq!(seen.messages.len(), 1);
+}
+
+#[test]
+fn what_a_loopback_or_a_faulty_rail_has_for_a_peer_that_is_fenced_is_dropped_and_ends() {
+    let faults = Faults { hold: 1000, keep: 0, ..Faults::NONE };
+    let mut rail = Faulty::<_, 8>::new(Loopback::<16>::new(), Faults::NONE, 1);
+    for n in 0..6 {
+        rail.set_faults(if n < 3 { Faults::NONE } else { faults });
+        for peer in [A, B] {
+            rail.post_message(peer, &[n], Untrusted::from_slice(&[]), n.into()).unwrap();
+        }
+    }
+    assert_eq!(rail.fence(A), Fence::Fenced);
+    let mut seen = Seen::default();
+    for _ in 0..8 {
+        rail.poll(32, &mut seen);
+    }
+    assert_eq!(seen.messages.len(), 6);
+    assert!(seen.messages.iter().all(|(peer, _)| *peer == B));
+    assert_eq!(seen.done.len(), 6, "each that was held back");
+    assert_eq!(seen.done.iter().filter(|(_, result)| result.is_err()).count(), 3);
+}
