@@ -7,8 +7,8 @@
  * never undefined. Pointers to buffers, strings and results must be good for the call.
  *
  * A node belongs to the thread that opened it, until that calls fp_node_unbind; then to the first
- * thread that calls into it. Calls of other threads fail with -EPERM. No function may be called
- * from a signal handler. No function calls back, starts a thread (but for one that closes
+ * thread that calls into it. Calls of other threads fail with -EPERM, and those of a signal handler
+ * that has interrupted another with -EBUSY; one may not be called from it otherwise. No function calls back, starts a thread (but for one that closes
  * descriptors), sets a signal handler or reads the environment.
  *
  * Timeouts are in milliseconds: 0 looks once, a negative one never expires. */

@@ -4,7 +4,11 @@
 //! and how often that slot was used before. A null, closed or invented one is found out by a
 //! compare. A node belongs to the thread that opened it, until that thread gives it up
 //! ([`fp_node_unbind`]); then to the first that calls into it. A call of any other thread is
-//! refused. So a call costs two loads and two compares, and no read-modify-write.
+//! refused, and so is one from a signal handler that has interrupted another. A call costs some
+//! loads and compares, and no read-modify-write.
+//!
+//! Numbers of memory, peers, operations and receives are mixed with one of the node, so that those
+//! of another node, and zeros, name nothing.
 //!
 //! # Edges
 //!
@@ -16,11 +20,13 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Mutex, PoisonError};
 
-use fishplate::Node;
 use fishplate::core::engine::protocol::Claimed;
+use fishplate::core::mem::{LocalId, RemoteId};
 use fishplate::node::{Memory, Remote};
+use fishplate::{LocalAddr, Node, PeerId, RemoteAddr};
 
 use crate::status::{Status, fail};
 
@@ -42,6 +48,8 @@ pub(crate) struct Inner {
     /// Claimed messages that were not received yet, by the numbers given out for them.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,
+    /// What its numbers are mixed with: 1 to 0x7fff.
+    mixed: u64,
 }
 
 struct Slot {
@@ -49,6 +57,8 @@ struct Slot {
     name: AtomicUsize,
     /// The thread that may call, or 0.
     owner: AtomicUsize,
+    /// A call is under way. Its owner alone looks, whom a signal handler may have interrupted.
+    busy: AtomicBool,
     /// None of an open node: a panic has passed through, and it was left where it was.
     inner: UnsafeCell<Option<Box<Inner>>>,
 }
@@ -61,9 +71,17 @@ const _: () = {
     send::<Inner>();
 };
 
-static TABLE: [Slot; SLOTS] =
-    [const { Slot { name: AtomicUsize::new(0), owner: AtomicUsize::new(0), inner: UnsafeCell::new(None) } };
-        SLOTS];
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        name: AtomicUsize::new(0),
+        owner: AtomicUsize::new(0),
+        busy: AtomicBool::new(false),
+        inner: UnsafeCell::new(None),
+    }
+}; SLOTS];
+
+/// Nodes that a panic has passed through. Nothing inside is believed any more, so none is dropped.
+static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
 /// Counts nodes, so that no handle comes twice.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
@@ -94,12 +112,14 @@ fn slot(node: *mut FpNode) -> &'static Slot {
 
 /// Puts a node into the table. Its owner is this thread.
 pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
+    let number = OPENED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
     let inner = Inner {
         node,
         memories: HashMap::new(),
         remotes: HashMap::new(),
         claims: HashMap::new(),
         next_claim: 1,
+        mixed: (number % 0x7fff) as u64 + 1,
     };
     for (at, slot) in TABLE.iter().enumerate() {
         if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -110,7 +130,6 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
             slot.owner.store(0, Ordering::Release);
             continue;
         }
-        let number = OPENED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let name = number.wrapping_mul(SLOTS).wrapping_add(at);
         // SAFETY: this thread owns the slot, and nothing else borrows from it.
         unsafe { *slot.inner.get() = Some(Box::new(inner)) };
@@ -124,6 +143,9 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
 pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     owned(node)?;
     let slot = slot(node);
+    if slot.busy.load(Ordering::Relaxed) {
+        return Err(interrupted());
+    }
     slot.name.store(0, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, and no call is under way in it.
     let inner = unsafe { (*slot.inner.get()).take() };
@@ -167,15 +189,47 @@ fn stranger() -> Status {
     fail(libc::EBADF, "no node has this handle: it is null, closed, or was never given")
 }
 
+/// A node that a call is under way in.
+pub(crate) struct Entered {
+    slot: &'static Slot,
+    pub inner: &'static mut Inner,
+}
+
+impl Drop for Entered {
+    #[inline(always)]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        self.slot.busy.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The node in a slot that this thread owns, if no call is under way in it.
+#[inline(always)]
+fn idle(slot: &'static Slot) -> Option<Entered> {
+    if slot.busy.load(Ordering::Relaxed) {
+        return None;
+    }
+    slot.busy.store(true, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: this thread owns the slot, and none of its calls is under way; a signal handler finds
+    // the mark. What borrows the node goes with the mark.
+    match unsafe { (*slot.inner.get()).as_deref_mut() } {
+        Some(inner) => Some(Entered { slot, inner }),
+        None => {
+            slot.busy.store(false, Ordering::Relaxed);
+            None
+        }
+    }
+}
+
 /// The node behind a handle, for what cannot panic. `None`: [`enter`] says why.
 #[inline(always)]
-pub(crate) fn at_once<'a>(node: *mut FpNode) -> Option<&'a mut Inner> {
+pub(crate) fn at_once(node: *mut FpNode) -> Option<Entered> {
     let slot = slot(node);
     if slot.owner.load(Ordering::Relaxed) != me() || slot.name.load(Ordering::Relaxed) != node.addr() {
         return None;
     }
-    // SAFETY: as in `enter`.
-    unsafe { (*slot.inner.get()).as_deref_mut() }
+    idle(slot)
 }
 
 /// Makes a call into a node. What `call` returns is what C gets; a panic ends the node.
@@ -184,22 +238,77 @@ pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c
     if let Err(status) = owned(node) {
         return status.0;
     }
-    // SAFETY: this thread owns the slot, and makes one call at a time: none of them calls back into
-    // the program.
-    let Some(inner) = (unsafe { (*slot(node).inner.get()).as_deref_mut() }) else { return broken().0 };
-    match catch_unwind(AssertUnwindSafe(|| call(inner))) {
+    let Some(entered) = idle(slot(node)) else { return refused(node).0 };
+    match catch_unwind(AssertUnwindSafe(|| call(&mut *entered.inner))) {
         Ok(Ok(done)) => done,
         Ok(Err(status)) => status.0,
-        Err(_) => panicked(node),
+        Err(_) => panicked(entered),
     }
 }
 
+/// Why a node that this thread owns cannot be entered.
 #[cold]
-fn panicked(node: *mut FpNode) -> c_int {
-    // SAFETY: as in `enter`, whose borrow has ended.
-    let inner = unsafe { (*slot(node).inner.get()).take() };
-    // Nothing inside is believed any more, so nothing of it is dropped.
-    std::mem::forget(inner);
+fn refused(node: *mut FpNode) -> Status {
+    if slot(node).busy.load(Ordering::Relaxed) { interrupted() } else { broken() }
+}
+
+#[cold]
+fn interrupted() -> Status {
+    fail(libc::EBUSY, "this thread is in a call of the node, which a signal handler has interrupted")
+}
+
+impl Inner {
+    /// A region's number as C has it; or the reverse.
+    #[inline(always)]
+    pub fn region(&self, raw: u64) -> u64 {
+        // Regions are counted by 16 bits of the lower half: that of another node lies beyond them.
+        raw ^ self.mixed << 16
+    }
+
+    /// The same of an operation or a receive, whose upper half tells it from earlier ones.
+    #[inline(always)]
+    pub fn token(&self, raw: u64) -> u64 {
+        raw ^ self.mixed << 48
+    }
+
+    /// The same of a peer, likewise.
+    pub fn peer(&self, raw: u32) -> u32 {
+        raw ^ (self.mixed as u32) << 16
+    }
+
+    /// A place in memory of the node.
+    #[inline(always)]
+    pub fn here(&self, memory: u64, offset: u64) -> LocalAddr {
+        LocalId::from_raw(self.region(memory)).at(offset)
+    }
+
+    /// A place in imported memory.
+    #[inline(always)]
+    pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
+        RemoteId::from_raw(self.region(remote)).at(offset)
+    }
+
+    /// A peer that C names.
+    pub fn named(&self, peer: u32) -> PeerId {
+        PeerId::from_raw(self.peer(peer))
+    }
+
+    /// The same, or anybody.
+    pub fn anyone(&self, peer: u32) -> Option<PeerId> {
+        (peer != ANY).then(|| self.named(peer))
+    }
+}
+
+/// The peer that stands for every peer.
+pub(crate) const ANY: u32 = u32::MAX;
+
+#[cold]
+fn panicked(entered: Entered) -> c_int {
+    let slot = entered.slot;
+    drop(entered);
+    // SAFETY: this thread owns the slot, and its call has ended.
+    let inner = unsafe { (*slot.inner.get()).take() };
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(inner);
     broken().0
 }
 
@@ -221,6 +330,7 @@ pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_node_unbind(node: *mut FpNode) -> c_int {
     match owned(node) {
+        Ok(()) if slot(node).busy.load(Ordering::Relaxed) => interrupted().0,
         Ok(()) => {
             slot(node).owner.store(0, Ordering::Release);
             0

@@ -3,22 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-use fishplate::core::mem::{LocalId, RemoteId};
-use fishplate::{LocalAddr, RemoteAddr};
-
 use crate::handle::{FpNode, enter};
-use crate::node::{buffer, bytes, hand_out, peer, place, unknown_region};
+use crate::node::{buffer, bytes, hand_out, place, unknown_region};
 use crate::status::fail;
-
-#[inline(always)]
-pub(crate) fn here(memory: u64, offset: u64) -> LocalAddr {
-    LocalId::from_raw(memory).at(offset)
-}
-
-#[inline(always)]
-pub(crate) fn there(memory: u64, offset: u64) -> RemoteAddr {
-    RemoteId::from_raw(memory).at(offset)
-}
 
 /// Takes memory.
 #[unsafe(no_mangle)]
@@ -26,7 +13,7 @@ pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mu
     enter(node, |inner| {
         let place = place(memory, "memory")?;
         let memory = inner.node.alloc(len)?;
-        let raw = memory.at(0).region.to_raw();
+        let raw = inner.region(memory.at(0).region.to_raw());
         inner.memories.insert(raw, memory);
         place.write(raw);
         Ok(0)
@@ -46,7 +33,7 @@ pub unsafe extern "C" fn fp_mem_register(
         let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "the memory is null"))?;
         // SAFETY: the caller's promise, which the header states.
         let memory = unsafe { inner.node.register(start, len) }?;
-        let raw = memory.at(0).region.to_raw();
+        let raw = inner.region(memory.at(0).region.to_raw());
         inner.memories.insert(raw, memory);
         place.write(raw);
         Ok(0)
@@ -93,8 +80,9 @@ pub unsafe extern "C" fn fp_mem_import(
 ) -> c_int {
     enter(node, |inner| {
         let (place, handle) = (place(remote, "remote")?, bytes(handle, len)?);
-        let remote = inner.node.import(peer(named), handle)?;
-        let raw = remote.at(0).region.to_raw();
+        let peer = inner.named(named);
+        let remote = inner.node.import(peer, handle)?;
+        let raw = inner.region(remote.at(0).region.to_raw());
         inner.remotes.insert(raw, remote);
         place.write(raw);
         Ok(0)
@@ -122,7 +110,8 @@ pub unsafe extern "C" fn fp_mem_write(
     len: usize,
 ) -> c_int {
     enter(node, |inner| {
-        inner.node.write(here(memory, offset), bytes(from, len)?)?;
+        let at = inner.here(memory, offset);
+        inner.node.write(at, bytes(from, len)?)?;
         Ok(0)
     })
 }
@@ -137,7 +126,8 @@ pub unsafe extern "C" fn fp_mem_read(
     len: usize,
 ) -> c_int {
     enter(node, |inner| {
-        inner.node.read(here(memory, offset), buffer(into, len)?)?;
+        let at = inner.here(memory, offset);
+        inner.node.read(at, buffer(into, len)?)?;
         Ok(0)
     })
 }
@@ -146,7 +136,8 @@ pub unsafe extern "C" fn fp_mem_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_load(node: *mut FpNode, memory: u64, offset: u64, value: *mut u64) -> c_int {
     enter(node, |inner| {
-        place(value, "value")?.write(inner.node.load(here(memory, offset))?);
+        let at = inner.here(memory, offset);
+        place(value, "value")?.write(inner.node.load(at)?);
         Ok(0)
     })
 }
@@ -155,7 +146,8 @@ pub unsafe extern "C" fn fp_mem_load(node: *mut FpNode, memory: u64, offset: u64
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_store(node: *mut FpNode, memory: u64, offset: u64, value: u64) -> c_int {
     enter(node, |inner| {
-        inner.node.store(here(memory, offset), value)?;
+        let at = inner.here(memory, offset);
+        inner.node.store(at, value)?;
         Ok(0)
     })
 }

@@ -8,9 +8,8 @@ use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::OpError;
 use fishplate::node::Slice;
 
-use crate::handle::{FpNode, enter};
-use crate::memory::here;
-use crate::node::{any_peer, buffer, bytes, millis, peer, place};
+use crate::handle::{FpNode, Inner, enter};
+use crate::node::{buffer, bytes, millis, place};
 use crate::status::Status;
 use crate::verbs::issued;
 
@@ -44,10 +43,12 @@ impl FpTag {
     }
 }
 
-impl From<Envelope> for FpMessage {
-    fn from(envelope: Envelope) -> Self {
+impl Inner {
+    /// What a message says of itself, to C.
+    pub fn message(&self, envelope: Envelope) -> FpMessage {
         let Envelope { source, tag, len } = envelope;
-        FpMessage { tag: FpTag { low: tag.lo, high: tag.hi }, len, claim: 0, source: source.to_raw() }
+        let source = self.peer(source.to_raw());
+        FpMessage { tag: FpTag { low: tag.lo, high: tag.hi }, len, claim: 0, source }
     }
 }
 
@@ -61,7 +62,8 @@ pub unsafe extern "C" fn fp_send(
     len: usize,
 ) -> c_int {
     enter(node, |inner| {
-        inner.node.send(peer(to), tag.tag(), bytes(from, len)?, Notice::Silent)?;
+        let to = inner.named(to);
+        inner.node.send(to, tag.tag(), bytes(from, len)?, Notice::Silent)?;
         Ok(0)
     })
 }
@@ -79,8 +81,9 @@ pub unsafe extern "C" fn fp_send_mem(
 ) -> c_int {
     enter(node, |inner| {
         let notice = if token.is_null() { Notice::Silent } else { Notice::Report(0) };
-        let from = Slice::new(here(memory, offset), len);
-        issued(inner.node.send(peer(to), tag.tag(), from, notice)?, token)
+        let (to, from) = (inner.named(to), Slice::new(inner.here(memory, offset), len));
+        let sent = inner.node.send(to, tag.tag(), from, notice)?;
+        issued(inner, sent, token)
     })
 }
 
@@ -99,10 +102,10 @@ pub unsafe extern "C" fn fp_recv(
     enter(node, |inner| {
         let into = buffer(into, len)?;
         let place = if message.is_null() { None } else { Some(place(message, "message")?) };
-        let source = any_peer(source);
+        let source = inner.anyone(source);
         let envelope = inner.node.recv(source, tag.tag(), ignore.tag(), into, millis(timeout_ms))?;
         if let Some(place) = place {
-            place.write(envelope.into());
+            place.write(inner.message(envelope));
         }
         Ok(0)
     })
@@ -123,9 +126,9 @@ pub unsafe extern "C" fn fp_post_recv(
 ) -> c_int {
     enter(node, |inner| {
         let place = place(request, "request")?;
-        let into = Slice::new(here(memory, offset), len);
-        let posted = inner.node.post_recv(any_peer(source), tag.tag(), ignore.tag(), into, word)?;
-        place.write(posted.to_raw());
+        let (source, into) = (inner.anyone(source), Slice::new(inner.here(memory, offset), len));
+        let posted = inner.node.post_recv(source, tag.tag(), ignore.tag(), into, word)?;
+        place.write(inner.token(posted.to_raw()));
         Ok(0)
     })
 }
@@ -133,9 +136,9 @@ pub unsafe extern "C" fn fp_post_recv(
 /// Takes a receive back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
-    enter(node, |inner| match inner.node.cancel(Request::from_raw(request))? {
-        Cancelled::Removed => Ok(1),
-        Cancelled::AlreadyMatched => Ok(0),
+    enter(node, |inner| {
+        let request = Request::from_raw(inner.token(request));
+        Ok((inner.node.cancel(request)? == Cancelled::Removed).into())
     })
 }
 
@@ -151,17 +154,17 @@ pub unsafe extern "C" fn fp_probe(
 ) -> c_int {
     enter(node, |inner| {
         let place = place(message, "message")?;
-        let (source, tag, ignore) = (any_peer(source), tag.tag(), ignore.tag());
+        let (source, tag, ignore) = (inner.anyone(source), tag.tag(), ignore.tag());
         if claim == 0 {
             let Some(envelope) = inner.node.probe(source, tag, ignore)? else { return Ok(0) };
-            place.write(envelope.into());
+            place.write(inner.message(envelope));
             return Ok(1);
         }
         let Some(claimed) = inner.node.mprobe(source, tag, ignore)? else { return Ok(0) };
         let claim = inner.next_claim;
         inner.next_claim += 1;
         inner.claims.insert(claim, claimed);
-        place.write(FpMessage { claim, ..claimed.envelope.into() });
+        place.write(FpMessage { claim, ..inner.message(claimed.envelope) });
         Ok(1)
     })
 }
@@ -180,10 +183,10 @@ pub unsafe extern "C" fn fp_recv_claimed(
     enter(node, |inner| {
         let place = place(request, "request")?;
         let claimed = *inner.claims.get(&claim).ok_or_else(|| Status::from(OpError::StaleToken))?;
-        let into = Slice::new(here(memory, offset), len);
+        let into = Slice::new(inner.here(memory, offset), len);
         let posted = inner.node.post_mrecv(claimed, into, word)?;
         inner.claims.remove(&claim);
-        place.write(posted.to_raw());
+        place.write(inner.token(posted.to_raw()));
         Ok(0)
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fishplate::config::Settings;
 use fishplate::core::error::AttachError;
 use fishplate::node::{Error, Fabric};
-use fishplate::{Limits, Node, PeerId};
+use fishplate::{Limits, Node};
 
 use crate::handle::{FpNode, enter, insert, outside, remove};
 use crate::status::{Status, fail};
@@ -49,22 +49,11 @@ pub const FP_REQUIRE_FABRIC: u32 = 4;
 
 const DEFAULTS: u32 = 0;
 
-/// The peer that stands for every peer.
-pub(crate) const ANY: u32 = u32::MAX;
-
 pub(crate) fn millis(timeout: i64) -> Duration {
     match u64::try_from(timeout) {
         Ok(millis) => Duration::from_millis(millis),
         Err(_) => Duration::MAX,
     }
-}
-
-pub(crate) fn peer(peer: u32) -> PeerId {
-    PeerId::from_raw(peer)
-}
-
-pub(crate) fn any_peer(named: u32) -> Option<PeerId> {
-    (named != ANY).then(|| peer(named))
 }
 
 /// Whether a pointer may be followed at all.
@@ -240,7 +229,8 @@ pub unsafe extern "C" fn fp_peer_connect(
 ) -> c_int {
     enter(node, |inner| {
         let (place, address) = (place(peer, "peer")?, bytes(address, len)?);
-        place.write(inner.node.connect(address)?.to_raw());
+        let peer = inner.node.connect(address)?.to_raw();
+        place.write(inner.peer(peer));
         Ok(0)
     })
 }
@@ -249,7 +239,7 @@ pub unsafe extern "C" fn fp_peer_connect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
-        let peer = peer(named);
+        let peer = inner.named(named);
         if let Some(error) = inner.node.peer_error(peer)? {
             return Err(Error::from(fishplate::core::error::OpError::PeerFailed(error)).into());
         }
@@ -262,7 +252,8 @@ pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
-        inner.node.disconnect(peer(named))?;
+        let peer = inner.named(named);
+        inner.node.disconnect(peer)?;
         Ok(0)
     })
 }

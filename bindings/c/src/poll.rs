@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use fishplate::core::engine::protocol::{Received, Status as Ended};
 use fishplate::core::op::{Completion, Outcome, Token};
 
-use crate::handle::{FpNode, enter};
+use crate::handle::{FpNode, Inner, enter};
 use crate::messages::{FpMessage, FpTag};
 use crate::node::{check, place};
 use crate::status::{fail, of_outcome};
@@ -36,25 +36,23 @@ pub const FP_OPERATION: u32 = 1;
 pub const FP_RECEIVE: u32 = 2;
 
 const NOBODY: FpMessage =
-    FpMessage { tag: FpTag { low: 0, high: 0 }, len: 0, claim: 0, source: crate::node::ANY };
+    FpMessage { tag: FpTag { low: 0, high: 0 }, len: 0, claim: 0, source: crate::handle::ANY };
 
-impl From<Completion> for FpCompletion {
-    fn from(end: Completion) -> Self {
+impl FpCompletion {
+    fn of_operation(inner: &Inner, end: &Completion) -> Self {
         let (status, may_land) = of_outcome(end.outcome);
         FpCompletion {
             kind: FP_OPERATION,
             status,
-            id: end.token.to_raw(),
+            id: inner.token(end.token.to_raw()),
             word: 0,
             value: end.value,
             message: NOBODY,
             may_land: may_land.into(),
         }
     }
-}
 
-impl From<Ended> for FpCompletion {
-    fn from(end: Ended) -> Self {
+    fn of_receive(inner: &Inner, end: &Ended) -> Self {
         let (status, may_land) = match end.outcome {
             Received::Ok => (0, false),
             Received::Truncated => (-libc::EMSGSIZE, false),
@@ -65,10 +63,10 @@ impl From<Ended> for FpCompletion {
         FpCompletion {
             kind: FP_RECEIVE,
             status,
-            id: end.request.to_raw(),
+            id: inner.token(end.request.to_raw()),
             word: end.word,
             value: end.delivered,
-            message: end.envelope.map_or(NOBODY, FpMessage::from),
+            message: end.envelope.map_or(NOBODY, |envelope| inner.message(envelope)),
             may_land: may_land.into(),
         }
     }
@@ -85,9 +83,9 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
         let mut taken = 0;
         while taken < count.min(c_int::MAX as usize) {
             let end = match inner.node.next_completion() {
-                Some(end) => FpCompletion::from(end),
+                Some(end) => FpCompletion::of_operation(inner, &end),
                 None => match inner.node.next_recv() {
-                    Some(end) => end.into(),
+                    Some(end) => FpCompletion::of_receive(inner, &end),
                     None => break,
                 },
             };
@@ -104,9 +102,10 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
 pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCompletion) -> c_int {
     enter(node, |inner| {
         let place = place(into, "completion")?;
-        match inner.node.test(Token::from_raw(token))? {
+        let token = Token::from_raw(inner.token(token));
+        match inner.node.test(token)? {
             Some(end) => {
-                place.write(end.into());
+                place.write(FpCompletion::of_operation(inner, &end));
                 Ok(1)
             }
             None => Ok(0),

@@ -4,11 +4,10 @@ use std::ffi::{c_int, c_void};
 
 use fishplate::core::op::{Amo, AmoOp, SignalOp};
 use fishplate::node::Slice;
-use fishplate::{Cmp, Issued, Notice, RemoteAddr, Signal};
+use fishplate::{Cmp, Issued, Notice, Signal};
 
-use crate::handle::{FpNode, at_once, enter};
-use crate::memory::{here, there};
-use crate::node::{any_peer, bytes, millis, place};
+use crate::handle::{FpNode, Inner, at_once, enter};
+use crate::node::{bytes, millis, place};
 use crate::status::{Status, fail};
 
 /// The token of an operation that is over already.
@@ -24,24 +23,24 @@ fn notice(token: *mut u64) -> Result<Notice, Status> {
 }
 
 #[inline(always)]
-pub(crate) fn issued(issued: Issued, token: *mut u64) -> Result<c_int, Status> {
+pub(crate) fn issued(inner: &Inner, issued: Issued, token: *mut u64) -> Result<c_int, Status> {
     if !token.is_null() {
         place(token, "token")?.write(match issued {
             Issued::Done { .. } => OVER,
-            Issued::Pending(token) => token.to_raw(),
+            Issued::Pending(token) => inner.token(token.to_raw()),
         });
     }
     Ok(0)
 }
 
 #[inline(always)]
-fn signal(remote: u64, offset: u64, op: c_int, value: u64) -> Result<Signal, Status> {
+fn signal(inner: &Inner, remote: u64, offset: u64, op: c_int, value: u64) -> Result<Signal, Status> {
     let op = match op {
         1 => SignalOp::Set,
         2 => SignalOp::Add,
         _ => return Err(fail(libc::EINVAL, "op: neither FP_SIGNAL_SET nor FP_SIGNAL_ADD")),
     };
-    Ok(Signal { at: there(remote, offset), op, value })
+    Ok(Signal { at: inner.there(remote, offset), op, value })
 }
 
 fn amo(op: c_int, width: u32, operand: u64, compare: u64) -> Result<Amo, Status> {
@@ -63,8 +62,10 @@ pub unsafe extern "C" fn fp_put(
     token: *mut u64,
 ) -> c_int {
     enter(node, |inner| {
-        let from = Slice::new(here(memory, offset), len);
-        issued(inner.node.put(from, there(remote, remote_offset), notice(token)?)?, token)
+        let from = Slice::new(inner.here(memory, offset), len);
+        let to = inner.there(remote, remote_offset);
+        let put = inner.node.put(from, to, notice(token)?)?;
+        issued(inner, put, token)
     })
 }
 
@@ -78,7 +79,8 @@ pub unsafe extern "C" fn fp_put_bytes(
     remote_offset: u64,
 ) -> c_int {
     enter(node, |inner| {
-        inner.node.put(bytes(from, len)?, there(remote, remote_offset), Notice::Silent)?;
+        let to = inner.there(remote, remote_offset);
+        inner.node.put(bytes(from, len)?, to, Notice::Silent)?;
         Ok(0)
     })
 }
@@ -102,38 +104,44 @@ pub unsafe extern "C" fn fp_put_signal(
     if token.is_null()
         && len != 0
         && op == SignalOp::Set as c_int
-        && let Some(inner) = at_once(node)
+        && let Some(entered) = at_once(node)
     {
-        let (from, to) = (Slice::new(here(memory, offset), len), there(remote, remote_offset));
-        let signal = Signal::set(there(signal_remote, signal_offset), value);
+        let inner = &mut *entered.inner;
+        let from = Slice::new(inner.here(memory, offset), len);
+        let to = inner.there(remote, remote_offset);
+        let signal = Signal::set(inner.there(signal_remote, signal_offset), value);
         if inner.node.put_signal_mapped(from, to, signal).is_some() {
             return 0;
         }
     }
-    let (from, to) = (Slice::new(here(memory, offset), len), there(remote, remote_offset));
-    put_signal_later(node, from, to, len, signal_remote, signal_offset, op, value, token)
+    let whole = PutSignal { memory, offset, len, remote, remote_offset, signal_remote, signal_offset };
+    put_signal_later(node, &whole, op, value, token)
+}
+
+/// What a put-signal names.
+struct PutSignal {
+    memory: u64,
+    offset: u64,
+    len: usize,
+    remote: u64,
+    remote_offset: u64,
+    signal_remote: u64,
+    signal_offset: u64,
 }
 
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "those of its caller")]
-fn put_signal_later(
-    node: *mut FpNode,
-    from: Slice,
-    to: RemoteAddr,
-    len: usize,
-    signal_remote: u64,
-    signal_offset: u64,
-    op: c_int,
-    value: u64,
-    token: *mut u64,
-) -> c_int {
+fn put_signal_later(node: *mut FpNode, all: &PutSignal, op: c_int, value: u64, token: *mut u64) -> c_int {
     enter(node, |inner| {
-        let (signal, notice) = (signal(signal_remote, signal_offset, op, value)?, notice(token)?);
-        match len {
-            0 => issued(inner.node.signal(signal, notice)?, token),
-            _ => issued(inner.node.put_signal(from, to, signal, notice)?, token),
-        }
+        let from = Slice::new(inner.here(all.memory, all.offset), all.len);
+        let to = inner.there(all.remote, all.remote_offset);
+        let signal = signal(inner, all.signal_remote, all.signal_offset, op, value)?;
+        let notice = notice(token)?;
+        let done = match all.len {
+            0 => inner.node.signal(signal, notice)?,
+            _ => inner.node.put_signal(from, to, signal, notice)?,
+        };
+        issued(inner, done, token)
     })
 }
 
@@ -149,8 +157,10 @@ pub unsafe extern "C" fn fp_get(
     token: *mut u64,
 ) -> c_int {
     enter(node, |inner| {
-        let into = Slice::new(here(memory, offset), len);
-        issued(inner.node.get(into, there(remote, remote_offset), notice(token)?)?, token)
+        let into = Slice::new(inner.here(memory, offset), len);
+        let from = inner.there(remote, remote_offset);
+        let get = inner.node.get(into, from, notice(token)?)?;
+        issued(inner, get, token)
     })
 }
 
@@ -168,7 +178,9 @@ pub unsafe extern "C" fn fp_atomic(
 ) -> c_int {
     enter(node, |inner| {
         let amo = amo(op, width, operand, compare)?;
-        issued(inner.node.amo(there(remote, offset), amo, notice(token)?)?, token)
+        let at = inner.there(remote, offset);
+        let executed = inner.node.amo(at, amo, notice(token)?)?;
+        issued(inner, executed, token)
     })
 }
 
@@ -187,7 +199,8 @@ pub unsafe extern "C" fn fp_atomic_fetch(
 ) -> c_int {
     enter(node, |inner| {
         let (place, amo) = (place(before, "before")?, amo(op, width, operand, compare)?);
-        place.write(inner.node.fetch(there(remote, offset), amo, millis(timeout_ms))?);
+        let at = inner.there(remote, offset);
+        place.write(inner.node.fetch(at, amo, millis(timeout_ms))?);
         Ok(0)
     })
 }
@@ -196,7 +209,8 @@ pub unsafe extern "C" fn fp_atomic_fetch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
-        inner.node.fence(crate::node::peer(named))?;
+        let peer = inner.named(named);
+        inner.node.fence(peer)?;
         Ok(0)
     })
 }
@@ -205,7 +219,7 @@ pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64) -> c_int {
     enter(node, |inner| {
-        match any_peer(named) {
+        match inner.anyone(named) {
             Some(peer) => inner.node.quiet(peer, millis(timeout_ms))?,
             None => inner.node.quiet_all(millis(timeout_ms))?,
         }
@@ -236,8 +250,8 @@ pub unsafe extern "C" fn fp_wait_signal(
             _ => return Err(fail(libc::EINVAL, "compare: none of FP_EQ .. FP_LT")),
         };
         let seen = if seen.is_null() { None } else { Some(place(seen, "seen")?) };
-        let at = here(memory, offset);
-        let word = inner.node.wait(at, compare, value, any_peer(from), millis(timeout_ms))?;
+        let (at, from) = (inner.here(memory, offset), inner.anyone(from));
+        let word = inner.node.wait(at, compare, value, from, millis(timeout_ms))?;
         if let Some(seen) = seen {
             seen.write(word);
         }

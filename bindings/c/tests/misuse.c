@@ -4,10 +4,13 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 
+static fp_node *open_node (void);
 static int failed, cases;
 static uint64_t random_state = 1;
 
@@ -114,6 +117,53 @@ static void run (void *(*body) (void *), void *node)
   pthread_t thread;
   if (pthread_create (&thread, NULL, body, node) != 0 || pthread_join (thread, NULL) != 0)
     exit (1);
+}
+
+static fp_node *interrupted;
+static int from_handler[4];
+
+/* Calls into the node whose call it has interrupted. */
+static void handler (int number)
+{
+  (void) number;
+  from_handler[0] = fp_progress (interrupted);
+  from_handler[1] = call (17, interrupted);
+  from_handler[2] = fp_node_unbind (interrupted);
+  from_handler[3] = fp_node_close (interrupted, 0);
+}
+
+static void signals (fp_node *node)
+{
+  struct sigaction action = { .sa_handler = handler };
+  struct itimerval soon = { .it_value = { 0, 20000 } };
+  interrupted = node;
+  sigaction (SIGALRM, &action, NULL);
+  setitimer (ITIMER_REAL, &soon, NULL);
+  EXPECT (fp_wait_signal (node, memories[0], 0, FP_EQ, 99, FP_ANY, 100, NULL), -ETIMEDOUT);
+  for (int at = 0; at < 4; at++)
+    EXPECT (from_handler[at], -EBUSY);
+  EXPECT (fp_progress (node) >= 0, 1);
+}
+
+/* Numbers of one node name nothing at another. */
+static void foreign (fp_node *node)
+{
+  fp_node *other = open_node ();
+  uint64_t value;
+  fp_mem memory;
+  fp_completion end;
+  EXPECT (fp_mem_alloc (other, 4096, &memory), 0);
+  EXPECT (fp_mem_load (node, memory, 0, &value), -EBADR);
+  EXPECT (fp_mem_free (node, memory), -EBADR);
+  EXPECT (fp_mem_load (other, memories[0], 0, &value), -EBADR);
+  EXPECT (fp_put (other, memory, 0, 8, remotes[0], 0, NULL), -EBADR);
+  EXPECT (fp_put_signal (other, memory, 0, 8, remotes[0], 0, remotes[0], 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_send (other, peers[0], (fp_tag) { 1, 0 }, "x", 1), -ENXIO);
+  EXPECT (fp_mem_load (node, 0, 0, &value), -EBADR);
+  EXPECT (fp_peer_state (node, 0), -ENXIO);
+  EXPECT (fp_test (other, tokens[1], &end), -EBADR);
+  EXPECT (fp_mem_free (other, memory), 0);
+  EXPECT (fp_node_close (other, 0), 0);
 }
 
 static fp_node *open_node (void)
@@ -259,6 +309,8 @@ int main (int count, char **arguments)
   EXPECT (fp_mem_import (node, peers[0], buffer, len, &remotes[0]), 0);
   wrong_options ();
   wrong_arguments (node, peers[0]);
+  foreign (node);
+  signals (node);
 
   for (int n = 0; n < 20000; n++)
     call ((int) below (FUNCTIONS), node);
