@@ -71,7 +71,7 @@ impl LinkWatch {
 #[derive(Debug)]
 pub struct Guard<R> {
     rail: R,
-    id: RailId,
+    pub(crate) id: RailId,
     link: Option<LinkWatch>,
     /// Peers that are attached and not reported yet, with their lifelines if they have some.
     peers: Vec<(Peer, Option<Lifeline>)>,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::mem::RailId;
 use fishplate_core::rail::{Rail, Rails, either::Either};
 use fishplate_core::sync::spin::Policy;
 use fishplate_shm::{Listener, ShmConfig, ShmRail};
@@ -140,7 +141,11 @@ impl Builder {
     pub fn open(self) -> Result<Node, OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
-        let opened = self.fabric_rails()?;
+        let mut opened = self.fabric_rails()?;
+        for (open, id) in opened.iter_mut().zip(1..) {
+            // The first rail is shared memory.
+            open.rail.id = RailId(id);
+        }
         let mut addresses = vec![];
         for OpenRail { rail, provider, fabric, mbit, .. } in &opened {
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
@@ -216,5 +221,26 @@ impl Builder {
             Err(RailsError::Load(_) | RailsError::Provider(_)) if optional => Ok(vec![]),
             opened => opened.map_err(OpenError::Rails),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fishplate_testing::fabric::{Fake, Persona};
+
+    #[test]
+    fn guards_bear_the_numbers_by_which_the_engine_counts_their_rails() {
+        let provider = Fake::new(Persona::cxi(), 1);
+        let settings = Settings { providers: vec!["cxi".into()], ..Settings::DEFAULT };
+        let node = Node::builder().library(provider.library()).settings(settings).open().unwrap();
+        let guards: Vec<_> = (1..)
+            .map_while(|id| match node.home.engine.rail(RailId(id)) {
+                Some(Either::B(guard)) => Some((guard.id, RailId(id))),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(guards.len(), 4);
+        assert!(guards.iter().all(|(own, counted)| own == counted), "{guards:?}");
     }
 }

@@ -38,7 +38,7 @@ typedef uint64_t fp_request;
 /* Every peer, or anybody. */
 #define FP_ANY UINT32_MAX
 /* The token of an operation that was over when its function returned: nothing more is told of it. */
-#define FP_OVER UINT64_C (0)
+#define FP_OVER UINT64_MAX
 
 /* The longest address, and the longest handle of memory, in bytes. */
 #define FP_ADDRESS_MAX 1024

@@ -189,47 +189,31 @@ fn stranger() -> Status {
     fail(libc::EBADF, "no node has this handle: it is null, closed, or was never given")
 }
 
-/// A node that a call is under way in.
-pub(crate) struct Entered {
-    slot: &'static Slot,
-    pub inner: &'static mut Inner,
-}
-
-impl Drop for Entered {
-    #[inline(always)]
-    fn drop(&mut self) {
-        compiler_fence(Ordering::SeqCst);
-        self.slot.busy.store(false, Ordering::Relaxed);
-    }
-}
-
-/// The node in a slot that this thread owns, if no call is under way in it.
+/// Makes a call, which does not unwind, into the node of a slot that this thread owns. `None`:
+/// another is under way, or the node is no more.
 #[inline(always)]
-fn idle(slot: &'static Slot) -> Option<Entered> {
+fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     if slot.busy.load(Ordering::Relaxed) {
         return None;
     }
     slot.busy.store(true, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: this thread owns the slot, and none of its calls is under way; a signal handler finds
-    // the mark. What borrows the node goes with the mark.
-    match unsafe { (*slot.inner.get()).as_deref_mut() } {
-        Some(inner) => Some(Entered { slot, inner }),
-        None => {
-            slot.busy.store(false, Ordering::Relaxed);
-            None
-        }
-    }
+    // SAFETY: this thread owns the slot, and none of its calls is under way: a signal handler that
+    // interrupts this one finds the mark.
+    let done = unsafe { (*slot.inner.get()).as_deref_mut() }.map(call);
+    compiler_fence(Ordering::SeqCst);
+    slot.busy.store(false, Ordering::Relaxed);
+    done
 }
 
-/// The node behind a handle, for what cannot panic. `None`: [`enter`] says why.
+/// Makes a call into a node that cannot panic. `None`: it was not made, and [`enter`] says why.
 #[inline(always)]
-pub(crate) fn at_once(node: *mut FpNode) -> Option<Entered> {
+pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let slot = slot(node);
     if slot.owner.load(Ordering::Relaxed) != me() || slot.name.load(Ordering::Relaxed) != node.addr() {
         return None;
     }
-    idle(slot)
+    during(slot, call)
 }
 
 /// Makes a call into a node. What `call` returns is what C gets; a panic ends the node.
@@ -238,11 +222,12 @@ pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c
     if let Err(status) = owned(node) {
         return status.0;
     }
-    let Some(entered) = idle(slot(node)) else { return refused(node).0 };
-    match catch_unwind(AssertUnwindSafe(|| call(&mut *entered.inner))) {
-        Ok(Ok(done)) => done,
-        Ok(Err(status)) => status.0,
-        Err(_) => panicked(entered),
+    let slot = slot(node);
+    match during(slot, |inner| catch_unwind(AssertUnwindSafe(|| call(inner)))) {
+        Some(Ok(Ok(done))) => done,
+        Some(Ok(Err(status))) => status.0,
+        Some(Err(_)) => panicked(slot),
+        None => refused(node).0,
     }
 }
 
@@ -303,9 +288,7 @@ impl Inner {
 pub(crate) const ANY: u32 = u32::MAX;
 
 #[cold]
-fn panicked(entered: Entered) -> c_int {
-    let slot = entered.slot;
-    drop(entered);
+fn panicked(slot: &Slot) -> c_int {
     // SAFETY: this thread owns the slot, and its call has ended.
     let inner = unsafe { (*slot.inner.get()).take() };
     LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(inner);
@@ -350,7 +333,7 @@ mod tests {
         let (bad, good) = (open(), open());
         assert_eq!(enter(bad, |_| panic!("a defect")), -libc::ENOTRECOVERABLE);
         assert_eq!(enter(bad, |_| Ok(7)), -libc::ENOTRECOVERABLE);
-        assert!(at_once(bad).is_none());
+        assert!(at_once(bad, |_| ()).is_none());
         assert_eq!(enter(good, |_| Ok(7)), 7);
         assert_eq!(remove(bad).err(), Some(Status(-libc::ENOTRECOVERABLE)));
         assert_eq!(enter(bad, |_| Ok(7)), -libc::EBADF);

@@ -10,8 +10,9 @@ use crate::handle::{FpNode, Inner, at_once, enter};
 use crate::node::{bytes, millis, place};
 use crate::status::{Status, fail};
 
-/// The token of an operation that is over already.
-const OVER: u64 = 0;
+/// The token of an operation that is over already. No other has all bits set: a slot's number has
+/// fewer than 32.
+const OVER: u64 = u64::MAX;
 
 /// Whether an operation is to be reported: with a place for its token.
 #[inline(always)]
@@ -101,18 +102,17 @@ pub unsafe extern "C" fn fp_put_signal(
     token: *mut u64,
 ) -> c_int {
     // Most are over at once, and then cost no more than this.
-    if token.is_null()
-        && len != 0
-        && op == SignalOp::Set as c_int
-        && let Some(entered) = at_once(node)
-    {
-        let inner = &mut *entered.inner;
-        let from = Slice::new(inner.here(memory, offset), len);
-        let to = inner.there(remote, remote_offset);
-        let signal = Signal::set(inner.there(signal_remote, signal_offset), value);
-        if inner.node.put_signal_mapped(from, to, signal).is_some() {
-            return 0;
-        }
+    let usual = token.is_null() && len != 0 && op == SignalOp::Set as c_int;
+    let over = usual.then(|| {
+        at_once(node, |inner| {
+            let from = Slice::new(inner.here(memory, offset), len);
+            let to = inner.there(remote, remote_offset);
+            let signal = Signal::set(inner.there(signal_remote, signal_offset), value);
+            inner.node.put_signal_mapped(from, to, signal).is_some()
+        })
+    });
+    if over == Some(Some(true)) {
+        return 0;
     }
     let whole = PutSignal { memory, offset, len, remote, remote_offset, signal_remote, signal_offset };
     put_signal_later(node, &whole, op, value, token)

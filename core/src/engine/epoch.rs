@@ -43,7 +43,7 @@ use super::close::Bye;
 use super::failover::{Asks, Told};
 use super::post::Blocked;
 use super::table::PeerState;
-use super::wire::{Bond, GENERATION_MASK, Hello, Owner, stamp};
+use super::wire::{Bond, Hello, stamp};
 use super::{Engine, State};
 
 /// Hellos that wait for room in a rail, at most; a newer one takes the place of the oldest that is
@@ -121,9 +121,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
-        let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
         while let Some(hello) = self.state.pairings[peer as usize].meeting.first() {
-            let owner = Owner::Control(Peer(peer), generation);
+            let owner = self.state.control(peer);
             // A Hello carries no cursor: what the peer was told stays what it is.
             let cursor = self.state.streams[stream as usize].ack_sent;
             let nothing = Untrusted::from_slice(&[]);

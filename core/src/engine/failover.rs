@@ -41,7 +41,7 @@ mod told;
 
 pub use sent::SentSlot;
 pub(super) use sent::{COPY, Sent};
-pub(super) use told::{Asks, LONGEST as TOLD_MAX, Told};
+pub(super) use told::{Asks, LONGEST as TOLD_MAX, Told, WORDS as TOLD_WORDS};
 
 use crate::error::{AttachError, PeerError};
 use crate::mem::{PeerId, RailId};

@@ -2,6 +2,7 @@
 //! makes. No part of the interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
+use super::failover::{Asks, TOLD_MAX, TOLD_WORDS, Told};
 use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
 use super::table::{HANDLE_MAX, Handle};
@@ -28,6 +29,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "message", sample: sample_message, read: read_message },
     Target { name: "hello", sample: sample_hello, read: read_hello },
     Target { name: "bye", sample: sample_bye, read: read_bye },
+    Target { name: "told", sample: sample_told, read: read_told },
+    Target { name: "asks", sample: sample_asks, read: read_asks },
     Target { name: "tagged", sample: sample_tagged, read: read_tagged },
     Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
     Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
@@ -119,6 +122,43 @@ fn sample_bye(seed: u64, into: &mut [u8]) -> usize {
 fn read_bye(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bye = Bye::decode(Untrusted::from_slice(input))?.ok()?;
     Some(put(again, &bye.encode()))
+}
+
+fn sample_told(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let count = (a >> 48) as usize % (TOLD_WORDS + 1);
+    let told = Told {
+        context: (a >> 32) as u8 & 3,
+        last: a >> 63 != 0,
+        word: a as u32,
+        ack: b as u32,
+        freed: (b >> 32) as u32,
+        from: Seq(c),
+        rails: (a >> 40) as u16,
+        count: count as u16,
+        words: core::array::from_fn(|at| if at < count { number(seed, 4 + at as u64) } else { 0 }),
+    };
+    let mut bytes = [0; TOLD_MAX];
+    let len = told.encode(&mut bytes);
+    put(into, &bytes[..len])
+}
+
+fn read_told(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let told = Told::decode(Untrusted::from_slice(input))?.ok()?;
+    let mut bytes = [0; TOLD_MAX];
+    let len = told.encode(&mut bytes);
+    Some(put(again, &bytes[..len]))
+}
+
+fn sample_asks(seed: u64, into: &mut [u8]) -> usize {
+    let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
+    let (word, ack) = (a as u32, b as u32);
+    put(into, &Asks { context: (a >> 32) as u8 & 3, word, ack, token: c, number: Seq(b) }.encode())
+}
+
+fn read_asks(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let asks = Asks::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &asks.encode()))
 }
 
 fn head(seed: u64) -> Head {

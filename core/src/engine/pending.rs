@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     Send,
 }
 
-/// One operation. 192 bytes, three cache lines; one that is wholly posted touches only the first.
+/// One operation. Four cache lines; one that is wholly posted touches only the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {

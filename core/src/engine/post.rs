@@ -277,7 +277,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, word) = (s.peer, s.stamp);
-        let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
+        let owner = self.state.control(peer);
         match self.post_message(stream, peer, word, body, Untrusted::from_slice(&[]), owner) {
             Ok(_) => true,
             Err(Blocked::Refused(rail, _)) => {
@@ -457,6 +457,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         self.rail_failed(peer, rail, Fault::Post(id, error), PeerError::Rail(id));
         if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
+    }
+
+    /// Whose the post of a message to a peer is that has no number.
+    #[inline(always)]
+    pub(super) fn control(&self, peer: u16) -> Owner {
+        Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)
     }
 
     /// Whether what this stream sends is kept: see `failover`.

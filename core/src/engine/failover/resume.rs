@@ -13,7 +13,7 @@ use super::super::list::NONE;
 use super::super::pending::{Kind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::protocol::head;
-use super::super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
+use super::super::wire::{Body, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
 use super::told::{LONGEST, WORDS};
@@ -69,8 +69,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let (told, next) = self.state.told(stream, from, rails);
             let mut out = [0; LONGEST];
             let len = told.encode(&mut out);
-            let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
-            let owner = Owner::Control(Peer(peer), generation);
+            let owner = self.state.control(peer);
             let cursor = self.state.streams[stream as usize].window.expected();
             match self.post_bytes(stream, peer, &out[..len], Untrusted::from_slice(&[]), owner, cursor) {
                 Ok(_) => {}
@@ -131,8 +130,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (peer, cursor) = (s.peer, s.window.expected());
         let ack = truncate::<32>(cursor.0);
         let asks = Asks { context: s.context, word: s.stamp, ack, token, number };
-        let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
-        let owner = Owner::Control(Peer(peer), generation);
+        let owner = self.state.control(peer);
         self.post_bytes(stream, peer, &asks.encode(), Untrusted::from_slice(&[]), owner, cursor)?;
         if let Some(failover) = &mut self.state.failover {
             failover.at(stream, number).ask = false;
@@ -163,8 +161,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 // SAFETY: as for a message; the send ends after this chunk of it has arrived.
                 let payload = unsafe { Untrusted::new(local, len as usize) };
                 let head = head::Head { kind, context, op, word, ack: 0, freed: 0, words };
-                let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
-                let owner = Owner::Control(Peer(peer), generation);
+                let owner = self.state.control(peer);
                 (NONE, self.post_answer_as(stream, peer, head, last, payload, owner)?)
             }
         };
@@ -233,12 +230,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             let s = &self.state.streams[stream as usize];
             // It was applied: the cursor is beyond it.
-            let (peer, cursor) = (s.peer, s.window.expected());
+            let (peer, word, cursor) = (s.peer, s.stamp, s.window.expected());
             let (ack, body) = (truncate::<32>(cursor.0), Body::Reply { token, value });
             let mut head = [0; HEAD_MAX];
-            let len = Message { context: s.context, word: s.stamp, ack, body }.encode(&mut head);
-            let generation = self.state.peers[peer as usize].generation & GENERATION_MASK;
-            let owner = Owner::Control(Peer(peer), generation);
+            let len = Message { context: s.context, word, ack, body }.encode(&mut head);
+            let owner = self.state.control(peer);
             match self.post_bytes(stream, peer, &head[..len], Untrusted::from_slice(&[]), owner, cursor) {
                 Ok(_) => self.state.stats.replied_again += 1,
                 Err(_) => return,

@@ -24,7 +24,7 @@ use crate::sync::seq::Seq;
 use super::super::wire::{KIND_ASKS, KIND_TOLD};
 
 /// Words of a message, at most: with them it is as long as every rail takes.
-pub(super) const WORDS: usize = 12;
+pub(in super::super) const WORDS: usize = 12;
 const HEAD: usize = 32;
 pub(in super::super) const LONGEST: usize = HEAD + 8 * WORDS;
 
@@ -45,7 +45,7 @@ pub(in super::super) struct Told {
 
 impl Told {
     /// Writes the message; returns its length in bytes.
-    pub(super) fn encode(&self, out: &mut [u8; LONGEST]) -> usize {
+    pub(in super::super) fn encode(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut out = Writer::new(out);
         out.put(&[KIND_TOLD, self.context, self.last as u8, 0]).put_u32(self.word).put_u32(self.ack);
         out.put_u32(self.freed).put_u64(self.from.0).put_u16(self.rails).put_u16(self.count).put_u32(0);
@@ -108,7 +108,7 @@ pub(in super::super) struct Asks {
 }
 
 impl Asks {
-    pub(super) fn encode(&self) -> [u8; HEAD] {
+    pub(in super::super) fn encode(&self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
         let mut out = Writer::new(&mut bytes);
         out.put(&[KIND_ASKS, self.context, 0, 0]).put_u32(self.word).put_u32(self.ack).put_u32(0);

@@ -393,7 +393,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             false => (kind, s.stamp),
         };
         let head = Head { kind, context: s.context, op, word, ack: 0, freed: 0, words };
-        let owner = Owner::Control(Peer(peer), self.state.peers[peer as usize].generation & GENERATION_MASK);
+        let owner = self.state.control(peer);
         match self.post_answer_as(stream, peer, head, last, payload, owner) {
             Ok(_) if numbered => {
                 let (local, len) = (payload.as_ptr(), payload.len() as u32);
