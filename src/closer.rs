@@ -1,7 +1,7 @@
-//! A thread that closes what peers should not have sent, so that nobody else waits for it.
+//! Threads that close unwanted descriptors from peers, so that no other thread blocks on them.
 //!
-//! `fishplate-shm` starts no thread itself. It puts such descriptors aside, and tells its closer:
-//! this one.
+//! `fishplate-shm` starts no thread itself. It sets such descriptors aside and calls its closer,
+//! which is this one.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -9,20 +9,20 @@ use std::{ptr, thread};
 
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// Threads at once. What is put aside while all of them are held up waits until one is free.
+/// Most threads at once. While all of them are blocked, descriptors wait.
 const THREADS: usize = 4;
 
 /// Threads that are closing.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on threads of their own close what `fishplate-shm` puts aside. They exist only while
-/// there is something to close, and block all signals. Call it before the first peer is met.
+/// Closes descriptors that `fishplate-shm` sets aside on separate threads. These exist only while
+/// there is something to close, and block all signals. Call it before the first peer connects.
 pub fn close_in_background() {
     set_closer(start);
 }
 
-/// Something was put aside. Starts a thread, unless as many as may be are closing; never waits.
-/// Without a thread it stays until the next call.
+/// Starts a closing thread, unless [`THREADS`] are running; never waits. If none can be started,
+/// the descriptors stay until the next call.
 fn start() {
     // Pairs with the fence in `run`: either we see that a thread has left, or it sees what was put
     // aside.
@@ -33,7 +33,7 @@ fn start() {
     }
 }
 
-/// Whether one thread more may close, which then counts.
+/// Reserves a place for one more thread, if there is one.
 fn take_turn() -> bool {
     let more = |count: usize| (count < THREADS).then_some(count + 1);
     CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
@@ -51,8 +51,9 @@ fn run() {
     }
 }
 
-/// Blocks all signals meanwhile, so that a thread begun here never runs a handler of the program's.
-fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
+/// Runs `begin` with all signals blocked, so that a thread started in it never runs a handler of
+/// the program.
+pub(crate) fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the calls fill the sets, which are ours; the second one is used only if it was
     // filled.

@@ -1,7 +1,7 @@
-//! Everything that can be set of the assembled transport, in one structure.
+//! All settings of the assembled transport, in one structure.
 //!
-//! Nothing here reads the environment or a file: a program fills [`Settings`] in and hands it over.
-//! The tool maps `FISHPLATE_*` variables onto it.
+//! Nothing here reads the environment or a file: a program fills in [`Settings`]. The tool maps
+//! `FISHPLATE_*` variables onto it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use fishplate_core::engine::{Config, RailPolicy};
 use fishplate_core::sync::seq::MAX_WINDOW;
 
-/// What can be set, with its default.
+/// The settings, with their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Libfabric providers to try, in order, as libfabric names them. Empty:
@@ -38,17 +38,16 @@ pub struct Settings {
     pub ack_age: u32,
     /// Contexts, 1 to 256. The same at both ends.
     pub contexts: u16,
-    /// After this time, an operation that a rail has accepted and not ended counts
-    /// as lost, and its peer fails.
+    /// A post that a rail has not completed after this time counts as lost, and its peer fails.
     pub deadline: Duration,
 }
 
-/// A setting out of range: which, and what it may be.
+/// A setting is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadSetting {
     /// The field of [`Settings`].
     pub field: &'static str,
-    /// What it may be.
+    /// The allowed values.
     pub allowed: &'static str,
 }
 

@@ -1,10 +1,10 @@
-//! A rail with a watch on what its provider may never tell: whether its interface has a link, and
-//! whether the process at the other end still lives.
+//! A rail that also watches what its provider may never report: whether its interface has a link,
+//! and whether the process at the other end is alive.
 //!
-//! Providers over TCP retry for ever on a link that is down, and say nothing of a peer that was
-//! killed. [`Guard`] looks at both in [`Rail::check_peers`], which waits call every few
-//! milliseconds: two system calls, on no other path. What it finds it reports as
-//! [`PeerError::Rail`], which names the rail, or [`PeerError::Died`]. Everything else it hands on.
+//! Providers over TCP retry for ever on a link that is down, and do not report a killed peer.
+//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms: two system calls,
+//! on no other path. It reports [`PeerError::Rail`], which names the rail, or [`PeerError::Died`],
+//! and forwards everything else.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -83,9 +83,12 @@ impl<R> Guard<R> {
         Guard { rail, id, link, peers: vec![] }
     }
 
-    /// Watches a peer that was attached to the rail.
+    /// Watches a peer that was attached to the rail, by this lifeline from now on.
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
-        self.peers.push((peer, lifeline));
+        match self.peers.iter_mut().find(|(other, _)| *other == peer) {
+            Some((_, before)) => *before = lifeline,
+            None => self.peers.push((peer, lifeline)),
+        }
     }
 
     /// The rail itself.
@@ -94,8 +97,8 @@ impl<R> Guard<R> {
     }
 }
 
-/// Passes reports on. The lifeline of a peer that the rail has lost tells whether its process died
-/// or the rail failed.
+/// Forwards reports. If the rail has lost a peer, the lifeline decides: if the peer's process is
+/// alive, blame the rail.
 struct Judge<'a, S> {
     sink: &'a mut S,
     id: RailId,
@@ -141,7 +144,7 @@ impl<S: Sink> Sink for Judge<'_, S> {
 pub struct GuardSetup<'a, R: Rail + 'a>(&'a mut Guard<R>);
 
 impl<R: Rail> GuardSetup<'_, R> {
-    /// Watches a peer that was attached to the rail.
+    /// As [`Guard::watch`].
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
         self.0.watch(peer, lifeline);
     }

@@ -82,6 +82,7 @@ pub use fishplate_sys as sys;
 pub mod bootstrap;
 mod closer;
 pub mod config;
+mod direct;
 pub mod guard;
 pub mod node;
 pub mod rails;
@@ -91,6 +92,7 @@ pub mod topology;
 pub mod worker;
 
 pub use closer::close_in_background;
+pub use direct::direct;
 pub use fishplate_core::engine::{Issued, Notice, Signal};
 pub use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
 pub use fishplate_core::op::Cmp;
@@ -102,3 +104,13 @@ pub use storage::{Limits, MatchStorage, Storage};
 #[cfg(doctest)]
 #[doc = include_str!("../docs/first-program.md")]
 mod first_program {}
+
+/// Likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/observing.md")]
+mod observing {}
+
+/// Likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/writing-a-rail.md")]
+mod writing_a_rail {}

@@ -19,8 +19,9 @@
 //! ```
 //!
 //! A node belongs to one thread at a time, and moves between threads. It makes progress only in its
-//! own calls: a program that computes for long calls [`Node::progress`] now and then. No call can
-//! be misused into undefined behaviour, but the one that says so.
+//! own calls: a program that computes for long calls [`Node::progress`] now and then, or opens the
+//! node with a [worker](Builder::worker), a thread that does so. No call can be misused into
+//! undefined behaviour, but the one that says so.
 //!
 //! | call                       | waits                        | allocates       |
 //! |----------------------------|------------------------------|-----------------|
@@ -31,6 +32,27 @@
 //! | `import`, first `send`     | until the peer is connected  | yes             |
 //! | all others                 | no                           | yes             |
 //!
+//! # Memory of a device
+//!
+//! A node that is opened with [`Builder::gpu`] has memory of that device beside the host's: see
+//! [`Node::alloc_device`] and [`Node::register_device`].
+//!
+//! | with slices of a device's memory | peers of this host with a device | all others |
+//! |---|---|---|
+//! | `import` of their handle | yes | [`Error::NoGpuRail`] |
+//! | `put`, `put_signal`, `get` | yes | refused, or end as failed |
+//! | messages from it | yes | yes, through memory of the host |
+//! | messages into it | yes | short ones; longer ones end as failed |
+//!
+//! Signals, atomics and bytes that are not registered do not go there:
+//! [`OpError::DeviceMemory`].
+//!
+//! Memory that is freed goes back to the device once no peer has it open; peers close it in their
+//! waits. Copies that a device makes wake nobody: a wait looks at them in naps of 20 microseconds
+//! to 10 milliseconds.
+//!
+//! # Waits
+//!
 //! What waits spins for some microseconds, then sleeps until a peer of this host rings. While there
 //! are network rails, which cannot wake it, it looks at them every 100 microseconds, and every
 //! millisecond once it has waited for 50 milliseconds.
@@ -38,30 +60,41 @@
 mod address;
 mod builder;
 mod connect;
+mod device;
 mod error;
 mod home;
 mod memory;
 mod messages;
 mod operations;
+mod rail;
+mod rails;
+mod worker;
 
-use std::time::Duration;
+use std::mem;
+use std::time::{Duration, Instant};
 
 use fishplate_core::engine::Stats;
+use fishplate_core::error::OpError;
+use fishplate_core::mem::PeerId;
 use fishplate_core::sync::host::Host;
+use fishplate_gpu::{GpuAgreement, GpuProfile};
 use fishplate_shm::{Link, Listener, Profile, Segment};
 
 pub use address::ADDRESS_MAX;
-pub use builder::{Builder, Fabric};
+pub use builder::{Builder, Fabric, Gpu};
 pub use connect::Reach;
 pub use error::{Error, OpenError};
 pub use memory::{Memory, Remote, Slice};
 pub use operations::Source;
+pub use rails::{RailInfo, RailPair};
 
 use address::Address;
 use connect::Contact;
+use device::OnDevice;
 use home::Home;
 use messages::Own;
 use operations::CONTEXT;
+use worker::Driver;
 
 /// Calls of `progress` between two looks at the clock while some peer is to be met, and the
 /// shortest time between two looks for such peers, in nanoseconds.
@@ -72,15 +105,31 @@ const MEETING_PAUSE: u64 = 50_000;
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
+/// Has the node behind do this, if there is one: for calls that a front would not refuse.
+macro_rules! behind {
+    ($node:expr, $call:expr) => {
+        if let super::Driver::Worker(worker) = &$node.driver {
+            return worker.call($call)?;
+        }
+    };
+}
+use behind;
+
 /// The assembled transport of one process. See the module's documentation.
 pub struct Node {
     /// Declared first: the rails go before the memory that is registered with them.
     home: Home,
     segments: Vec<(fishplate_core::mem::LocalId, Segment)>,
+    rails: Vec<RailInfo>,
     address: Address,
     encoded: Vec<u8>,
     listener: Listener,
     profile: Profile,
+    /// What is agreed on with peers that have a device, where this node has one.
+    agrees: Option<GpuProfile>,
+    /// Agreements under way.
+    agreements: Vec<(PeerId, GpuAgreement)>,
+    on_device: OnDevice,
     contacts: Vec<Contact>,
     /// The contact that is looked at next.
     turn: usize,
@@ -93,6 +142,7 @@ pub struct Node {
     own: Own,
     builder: Builder,
     passes: u32,
+    driver: Driver,
 }
 
 static_assertions::assert_impl_all!(Node: Send);
@@ -106,19 +156,24 @@ impl Node {
 
     fn new(
         home: Home,
+        rails: Vec<RailInfo>,
         address: Address,
         encoded: Vec<u8>,
         listener: Listener,
-        profile: Profile,
+        (profile, agrees): (Profile, Option<GpuProfile>),
         builder: Builder,
     ) -> Node {
         Node {
             home,
             segments: vec![],
+            rails,
             address,
             encoded,
             listener,
             profile,
+            agrees,
+            agreements: vec![],
+            on_device: OnDevice::default(),
             contacts: vec![],
             turn: 0,
             early: vec![],
@@ -127,6 +182,7 @@ impl Node {
             own: Own::default(),
             builder,
             passes: 0,
+            driver: Driver::Program,
         }
     }
 
@@ -141,13 +197,25 @@ impl Node {
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
-            self.meet_now_and_then();
+            return self.progress_meeting();
         }
+        self.home.engine.progress()
+    }
+
+    #[cold]
+    fn progress_meeting(&mut self) -> u32 {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(Node::progress).unwrap_or(0);
+        }
+        self.meet_now_and_then();
         self.home.engine.progress()
     }
 
     /// Counters of the engine.
     pub fn stats(&self) -> Stats {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.stats()).unwrap_or_default();
+        }
         self.home.engine.stats()
     }
 
@@ -157,10 +225,15 @@ impl Node {
     /// may still want something of each other agree on the end first, with a barrier.
     ///
     /// # Errors
-    /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::Wait`]: silent
-    /// operations have failed. The node is gone all the same.
+    /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::StillOpen`]:
+    /// memory of the device is. [`Error::Wait`]: silent operations have failed. The node is gone
+    /// all the same.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
+        if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {
+            return worker.stop()?.close(timeout);
+        }
         let deadline_ns = self.deadline_ns(timeout);
+        let deadline = Instant::now().checked_add(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
             // Nothing was ever sent to it, and it has not connected: nobody waits for a word.
@@ -173,8 +246,22 @@ impl Node {
         }
         // Without naps: an end that has nothing to wait for still makes some passes.
         self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
+        self.revoke_device(deadline)?;
         // Says whether operations were lost with peers that had failed.
         self.quiet_all(Duration::ZERO)
+    }
+
+    /// The node behind may have what this one refuses, if this is a front.
+    #[cold]
+    fn else_behind<T, E: From<OpError>>(
+        &self,
+        refusal: impl Into<E>,
+        call: impl FnOnce(&mut Node) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match &self.driver {
+            Driver::Worker(worker) => worker.call(call)?,
+            _ => Err(refusal.into()),
+        }
     }
 
     /// The host's clock at the end of a timeout that begins now.

@@ -1,7 +1,7 @@
-//! The choice of rails: providers as they were asked for,
-//! interfaces as they were named or as they are near, opened and guarded.
+//! Selects rails, from requested providers and from named or nearby interfaces, and opens and
+//! guards them.
 //!
-//! Setup only: it loads a library, allocates, and takes what time the providers take.
+//! Setup only: it loads a library, allocates, and waits for the providers.
 
 use std::ffi::CString;
 use std::fmt;
@@ -26,7 +26,7 @@ pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "
 pub enum RailsError {
     /// There is no usable libfabric.
     Load(LoadError),
-    /// No provider of those asked for will do: why, one by one.
+    /// No requested provider is usable: the reason of each.
     Provider(Vec<NegotiateError>),
     /// More rails than interfaces.
     TooMany {
@@ -132,8 +132,8 @@ pub struct Candidate {
 /// There is none, or it is too old.
 ///
 /// # Safety
-/// What the settings name, or the linker finds, is a libfabric: its constructors run, and its
-/// functions are believed.
+/// The library that the settings name, or the linker finds, is a libfabric: its constructors run,
+/// and its results are trusted.
 pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     let path = settings.library.as_ref().map(|path| CString::new(path.as_os_str().as_encoded_bytes()));
     let path = path.transpose().map_err(|_| LoadError::NotFound {
@@ -147,7 +147,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
 /// The interfaces of a provider, in its own order.
 ///
 /// # Errors
-/// There is no such provider, or none of its offers will do.
+/// There is no such provider, or none of its offers is usable.
 pub fn candidates(
     library: Library,
     machine: &Machine,
@@ -192,8 +192,8 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
     Candidate { interface, nic, mbit, passed_over: None }
 }
 
-/// The interfaces that a process should use of those that a provider has: its share, near to the
-/// anchor; what the machine knows nothing of comes last.
+/// Selects the interfaces of a provider that a process should use: its share, nearest to the anchor
+/// first; interfaces unknown to the machine come last.
 pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limit: usize) -> Vec<Candidate> {
     let open: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.passed_over.is_none()).collect();
@@ -205,49 +205,25 @@ pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limi
     near.chain(unknown).take(limit).map(|candidate| (*candidate).clone()).collect()
 }
 
-/// Opens `count` rails of the first provider that has them.
+/// Opens rails of the first provider that has some, for as many peers and regions as `limits` says:
+/// `count` of them, or one on each interface that is named, or near, and at most
+/// [`Settings::max_rails`].
 ///
 /// # Errors
 /// What was looked for, and what is there.
 pub fn open(
     settings: &Settings,
-    library: Library,
-    machine: &Machine,
-    anchor: Anchor,
-    count: usize,
-) -> Result<Vec<OpenRail>, RailsError> {
-    first_of(settings, |provider| {
-        on_provider(settings, None, library, machine, anchor, Some(count), provider)
-    })
-}
-
-/// Opens a rail on each interface that is named, or near, of the first provider that has some: at
-/// most [`Settings::max_rails`], for as many peers and regions as `limits` says.
-///
-/// # Errors
-/// What was looked for, and what is there.
-pub fn open_all(
-    settings: &Settings,
     limits: Limits,
     library: Library,
     machine: &Machine,
     anchor: Anchor,
-) -> Result<Vec<OpenRail>, RailsError> {
-    first_of(settings, |provider| {
-        on_provider(settings, Some(limits), library, machine, anchor, None, provider)
-    })
-}
-
-/// The rails of the first provider that will do.
-fn first_of(
-    settings: &Settings,
-    mut open: impl FnMut(&str) -> Result<Result<Vec<OpenRail>, NegotiateError>, RailsError>,
+    count: Option<usize>,
 ) -> Result<Vec<OpenRail>, RailsError> {
     let named: Vec<&str> = settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
     let mut refused = vec![];
     for provider in providers {
-        match open(provider)? {
+        match on_provider(settings, limits, library, machine, anchor, count, provider)? {
             Ok(rails) => return Ok(rails),
             Err(error) => refused.push(error),
         }
@@ -255,10 +231,10 @@ fn first_of(
     Err(RailsError::Provider(refused))
 }
 
-/// Rails of one provider, or why it will not do and the next should be tried.
+/// The rails of one provider, or why it is unusable and the next should be tried.
 fn on_provider(
     settings: &Settings,
-    limits: Option<Limits>,
+    limits: Limits,
     library: Library,
     machine: &Machine,
     anchor: Anchor,
@@ -299,12 +275,13 @@ fn on_provider(
             Ok(offer) => offer,
             Err(error) => return Ok(Err(error)),
         };
-        let mut config = FabricConfig { deadline: Some(settings.deadline), ..FabricConfig::default() };
-        if let Some(limits) = limits {
-            config.max_peers = limits.peers;
-            config.max_regions = limits.locals;
-            config.max_imports = limits.remotes.into();
-        }
+        let config = FabricConfig {
+            deadline: Some(settings.deadline),
+            max_peers: limits.peers,
+            max_regions: limits.locals,
+            max_imports: limits.remotes.into(),
+            ..FabricConfig::default()
+        };
         let rail = FabricRail::open(&offer, config).map_err(|error| RailsError::Setup {
             provider: provider.into(),
             interface: interface.clone(),
@@ -336,7 +313,7 @@ mod tests {
     }
 
     fn open_on(fake: &Fake, settings: &Settings, count: usize) -> Result<Vec<OpenRail>, RailsError> {
-        open(settings, fake.library(), &Machine::default(), Anchor::Anywhere, count)
+        open(settings, Limits::DEFAULT, fake.library(), &Machine::default(), Anchor::Anywhere, Some(count))
     }
 
     #[test]
@@ -376,8 +353,15 @@ mod tests {
             mbit: None,
             link: LinkState::Down,
         });
-        let error =
-            open(&settings(&["cxi"], &[]), fake.library(), &machine, Anchor::Anywhere, 4).unwrap_err();
+        let error = open(
+            &settings(&["cxi"], &[]),
+            Limits::DEFAULT,
+            fake.library(),
+            &machine,
+            Anchor::Anywhere,
+            Some(4),
+        )
+        .unwrap_err();
         let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
         assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
     }

@@ -1,13 +1,14 @@
-//! How the processes of a small job find each other: over TCP, by one address that all are given.
+//! Bootstraps a small job: its processes find each other over TCP, by one address that all are
+//! given.
 //!
-//! Whoever can listen there first is rank 0, and the others join it: the same program, started
-//! several times with the same arguments, becomes a job. After that [`Rendezvous::allgather`] hands
-//! bytes around, such as a node's address and the handles of its memory. A launcher that brings its
-//! own such call (MPI, PMI) needs none of this.
+//! The first process to listen there is rank 0, and the others join it. So the same program,
+//! started several times with the same arguments, becomes a job. After that
+//! [`Rendezvous::allgather`] hands bytes around, such as a node's address and the handles of its
+//! memory. A launcher that brings its own such call (MPI, PMI) needs none of this.
 //!
-//! Setup only: it allocates and blocks, each call until its timeout at the latest. What comes in is
-//! checked for length before it is kept. A stranger who connects and says nothing holds up nobody.
-//! It is neither encrypted nor authenticated: use it inside a network whose hosts trust each other.
+//! Setup only: it allocates, and blocks each call until its timeout at the latest. Lengths are
+//! checked before anything is stored. A silent stranger delays no other process. It is neither
+//! encrypted nor authenticated: use it inside a network whose hosts trust each other.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -20,10 +21,10 @@ pub const CONTRIBUTION_MAX: usize = 64 << 10;
 /// Processes of one job, at most.
 pub const SIZE_MAX: usize = 1024;
 
-/// What a process says first; the size of the job follows.
+/// The first bytes of a process; the size of the job follows.
 const HELLO: [u8; 8] = *b"FPrendz1";
 
-/// Pause between two looks at sockets that are not ready.
+/// Interval at which sockets that are not ready are polled.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process's place in a job, and its connections.
@@ -57,7 +58,7 @@ impl Rendezvous {
                 return Ok(Rendezvous { rank: 0, size, peers, timeout });
             }
             match follow(&address, size, deadline) {
-                // Rank 0 of the job before may have been there still.
+                // Rank 0 of an earlier job may still have been listening.
                 Err(error) if error.kind() != ErrorKind::InvalidData && Instant::now() < deadline => {
                     sleep(PAUSE);
                 }
@@ -79,9 +80,9 @@ impl Rendezvous {
         self.size
     }
 
-    /// Hands this process's bytes to all, and returns everybody's, by rank. All processes call it
-    /// the same number of times. `meanwhile` runs while this one waits: a node makes progress
-    /// there.
+    /// Sends this process's bytes to all, and returns those of all processes, by rank. All
+    /// processes call it the same number of times. `meanwhile` runs while this one waits; make a
+    /// node's progress there.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`], or a process is gone: the job is over then, and later calls fail
@@ -127,7 +128,7 @@ impl Rendezvous {
         self.allgather_with(bytes.as_ref(), || {})
     }
 
-    /// In a job of two: hands bytes to the other process, and returns that one's.
+    /// In a job of two: exchanges bytes with the other process.
     ///
     /// # Errors
     /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is
@@ -154,8 +155,7 @@ fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
 
-/// Listens at the first of the addresses that is of this host. `None`: somebody does already, or
-/// none is.
+/// Listens at the first address of this host. `None`: it is in use, or none is of this host.
 fn listen(addresses: &[SocketAddr]) -> Option<TcpListener> {
     for address in addresses {
         match TcpListener::bind(address) {
@@ -168,7 +168,7 @@ fn listen(addresses: &[SocketAddr]) -> Option<TcpListener> {
     None
 }
 
-/// Waits for ranks 1 and up: whoever says hello, in that order.
+/// Waits for ranks 1 and up, numbered in the order of their hellos.
 fn lead(listener: &TcpListener, size: usize, deadline: Instant) -> io::Result<Vec<TcpStream>> {
     listener.set_nonblocking(true)?;
     let (mut joined, mut silent) = (vec![], Vec::<(TcpStream, Vec<u8>)>::new());
@@ -202,7 +202,7 @@ fn lead(listener: &TcpListener, size: usize, deadline: Instant) -> io::Result<Ve
     Ok(joined)
 }
 
-/// Reads on what a process says first. `None`: it does not belong here.
+/// Continues reading a process's hello. `None`: it is no process of this job.
 #[allow(clippy::type_complexity)]
 fn hello(
     mut stream: TcpStream,
@@ -223,7 +223,7 @@ fn hello(
     }
 }
 
-/// Joins whoever listens, and learns the own rank.
+/// Joins the listener, and receives this process's rank.
 fn follow(addresses: &[SocketAddr], size: usize, deadline: Instant) -> io::Result<(usize, TcpStream)> {
     let mut stream = Err(ErrorKind::AddrNotAvailable.into());
     for address in addresses {

@@ -1,6 +1,5 @@
-//! The memory of an engine, taken from the heap once. What is kept for the messages of a peer is
-//! not touched before it sends some: a peer that never did costs what its state takes, and no
-//! memory for its windows.
+//! The heap memory of an engine, allocated once. Memory for a peer's messages is not touched before
+//! it sends some: a silent peer costs its state, and no memory for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -14,7 +13,7 @@ use fishplate_core::error::AttachError;
 use fishplate_core::mem::Zeroable;
 use fishplate_core::rail::{Rail, Rails};
 
-/// How much of everything an engine has room for.
+/// The sizes of an engine's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Peers at once.
@@ -66,7 +65,7 @@ impl<const RAILS: usize> Storage<RAILS> {
         }
     }
 
-    /// An engine over these rails, in this memory. The one before it, if there was one, is gone.
+    /// Creates an engine over these rails, in this memory.
     ///
     /// # Errors
     /// As [`Engine::new`]; among them [`AttachError::Config`] if `config` needs more than `new` was
@@ -90,11 +89,12 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Messages that wait and are found at a cost that does not depend on their number: the memory for
-/// that is touched at once. Of more, a search passes over as many times more.
+/// Waiting messages that are found in constant time, with hash buckets that are touched at setup.
+/// Searches among more take proportionally longer.
 const HASHED: usize = 1 << 14;
 
-/// Slots of zeros, untouched. Asked for at their own alignment, the allocator would write them.
+/// Zeroed slots, untouched until used. Allocated as bytes, because for a larger alignment the
+/// allocator would write the zeros.
 struct Zeros<T> {
     bytes: Vec<u8>,
     count: usize,

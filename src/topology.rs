@@ -1,14 +1,14 @@
-//! Which NICs a process should use: what `/sys` tells of NICs, GPUs and the PCIe tree between them.
+//! Selects the NICs of a process, from what `/sys` reports of NICs, GPUs and the PCIe tree between
+//! them.
 //!
 //! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open.
 //! [`Machine::read`] takes the root of the tree as an argument, so that recorded trees serve as
-//! well as the machine itself. A file that is missing or makes no sense costs the knowledge that it
-//! would have given and no more.
+//! well as the machine itself. A missing or malformed file only loses its own information.
 //!
 //! - `pci` names devices and the bridges above them.
 //! - `scan` reads the tree.
-//! - `choose` deals NICs out over *all* GPUs of the machine, so that jobs that do not know of each
-//!   other do not meet on one NIC.
+//! - `choose` distributes NICs over *all* GPUs of the machine, so that independent jobs do not
+//!   share a NIC.
 //! - `pairing` joins the chosen rails of two ends.
 
 mod choose;
@@ -65,7 +65,7 @@ pub struct Gpu {
     pub vendor: u16,
 }
 
-/// How far two devices are from each other: the less, the better.
+/// The distance between two devices; less is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
     /// Below one PCIe bridge: traffic between them does not pass the processor.
@@ -74,7 +74,7 @@ pub enum Distance {
     RootComplex,
     /// At one NUMA node.
     Node,
-    /// Elsewhere, or nobody knows.
+    /// Farther apart, or unknown.
     System,
 }
 
@@ -90,14 +90,14 @@ impl Distance {
     }
 }
 
-/// What a machine has.
+/// The devices of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// NICs, in the order of their PCI addresses; then those without one, by name.
     pub nics: Vec<Nic>,
     /// GPUs, in the order of their PCI addresses.
     pub gpus: Vec<Gpu>,
-    /// What of the tree could not be used, and why.
+    /// The parts of the tree that could not be used, and why.
     pub notes: Vec<String>,
 }
 

@@ -57,6 +57,15 @@ fn tagged() {
 }
 
 #[test]
+fn overlap() {
+    let lines = job("overlap", 2, &[address()]);
+    assert_eq!(
+        lines,
+        ["rank 0: counted 15, 500000 bytes are here", "rank 1: before [0, 5, 10], and everything is sent"]
+    );
+}
+
+#[test]
 fn halo_with_one_to_five_processes() {
     for size in 1..=5 {
         let lines = job("halo", size, &[size.to_string(), address()]);
@@ -92,7 +101,9 @@ fn worker() {
 
 #[test]
 fn device() {
-    assert_eq!(output(start("device", &[])), ["524288 of 1048576 bytes came back"]);
+    let lines = job("device", 2, &[address()]);
+    let rank = |rank| format!("rank {rank}: 524288 of 1048576 bytes are the other's");
+    assert_eq!(lines, [rank(0), rank(1)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The unit tests of every package under AddressSanitizer or ThreadSanitizer, and the lifecycles
-# under the former: tests/sanitize.sh address|thread. Needs a nightly toolchain; std stays as
-# shipped, without instrumentation.
+# The unit tests of every package under AddressSanitizer or ThreadSanitizer, and under the former
+# the lifecycles and memory of devices behind NICs: tests/sanitize.sh address|thread. Needs a
+# nightly toolchain; std stays as shipped, without instrumentation.
 #
 # ThreadSanitizer does not understand fences. The eventcount's do not need it to: they order atomics
 # only. What it checks is that plain memory is handed over by an acquire and a release on the same
@@ -23,3 +23,7 @@ export RUSTFLAGS=$flags CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/sanitize-$1
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
 # UCX, loaded by one test to compare with, rewrites malloc and mmap: no sanitizer survives that.
 cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx
+if [ "$1" = address ]; then
+    # Its engines live as long as the process.
+    ASAN_OPTIONS=detect_leaks=0 cargo "+$toolchain" test --test fabric_fake --locked --target $host -- devices::
+fi

@@ -4,7 +4,7 @@
 //! Arrivals are what another engine posted, played from a [`Tape`] in order or not. Every count has
 //! its share of a bounded pass ([`Engine::progress`]) and of the acknowledgements in it.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros expect the crate's current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;

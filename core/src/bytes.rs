@@ -1,6 +1,5 @@
-//! Numbers in bytes: fields one after another, little-endian, with no padding between them. What
-//! travels between processes is written and read with these. Nothing here blocks, allocates or
-//! panics.
+//! Little-endian encoding without padding, for everything that travels between processes. Nothing
+//! here blocks, allocates or panics.
 //!
 //! ```
 //! use fishplate_core::bytes::{Put, Reader, Short};
@@ -14,11 +13,11 @@
 //! assert_eq!(fields.rest(), b"tail");
 //! ```
 
-/// The bytes end before the field does.
+/// The input is shorter than the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Short;
 
-/// Reads fields from the front of some bytes. A field that is cut short is not consumed.
+/// Reads fields from the front of a slice. A truncated field is not consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -34,7 +33,7 @@ impl<'a> Reader<'a> {
     /// The next `len` bytes.
     ///
     /// # Errors
-    /// [`Short`]: there are fewer. So with all that follow.
+    /// [`Short`]: fewer bytes are left. The same holds for all readers below.
     #[inline(always)]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Short> {
         let (taken, rest) = self.rest.split_at_checked(len).ok_or(Short)?;
@@ -74,15 +73,14 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// What was not read.
+    /// The unread bytes.
     #[inline(always)]
     pub const fn rest(self) -> &'a [u8] {
         self.rest
     }
 }
 
-/// Takes fields, one behind the other: a [`Writer`] where memory is fixed, or whatever grows, such
-/// as a `Vec<u8>`.
+/// Appends fields: to a [`Writer`] of fixed size, or to a growing collection such as `Vec<u8>`.
 pub trait Put {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]) -> &mut Self;
@@ -134,14 +132,14 @@ impl<'a> Writer<'a> {
         Writer { out, len: 0 }
     }
 
-    /// Bytes that all fields so far need. More than there are: the first field that did not fit,
-    /// and what came behind it, was left out.
+    /// Bytes that all fields so far need. If this exceeds the size, the first field that did not
+    /// fit and all later ones were dropped.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was put in.
+    /// Whether nothing was written.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -1,13 +1,12 @@
-//! What a thread holds that leaves its engine to a worker: a context, the other end of a [`Desk`].
+//! A context: a thread's handle to an engine that a worker drives; the other end of a [`Desk`].
 //!
-//! A thread that drives its engine itself needs none of this: it calls
-//! [`Engine`](crate::engine::Engine) and is done sooner, because nothing is handed over. A context
-//! is for threads beside one that owns the rails.
+//! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
+//! is faster. A context is for threads beside the one that owns the rails.
 //!
-//! A context is the verbs of an engine over a [`Queue`], with tickets in place of events.
-//! Submitting takes a slot of the queue's pool and writes one of its ring and, if the worker
-//! sleeps, wakes it; it never blocks or allocates. An answer stays in its slot until it is taken by
-//! ticket. Only the waits block, until their deadline at the latest.
+//! A context offers the verbs of an engine over a [`Queue`], with tickets in place of events.
+//! Submitting takes a slot of the queue's pool, writes to its ring, and wakes the worker if it
+//! sleeps; it never blocks or allocates. A reply stays in its slot until it is taken by ticket.
+//! Only the waits block, until their deadline.
 
 use crate::engine::command::{Command, Reply};
 use crate::engine::lane::Desk;
@@ -23,11 +22,11 @@ use crate::sync::host::Host;
 use crate::sync::pool::Id;
 use crate::sync::spin::{Counts, Policy};
 
-/// A request of a context whose answer was not taken yet. Another context refuses it.
+/// A request whose reply has not been taken. Other contexts reject it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     id: Id,
-    /// Which context's, among those whose memory is in use: the address of its lane.
+    /// Identifies the context: the address of its lane.
     of: usize,
 }
 
@@ -98,11 +97,11 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Amo { at, amo, fetch: true })
     }
 
-    /// [`Engine::send`](crate::engine::Engine::send). The bytes stay as they are until its answer.
+    /// [`Engine::send`](crate::engine::Engine::send). The bytes must not change until its reply.
     ///
-    /// One that finds no room, as where too many of its headers wait at the receiver, waits for it,
-    /// and with it all that was submitted after it here, receives and cancellations too. So post
-    /// receives first, or from another context.
+    /// A send without room, for example because too many headers wait at the receiver, blocks all
+    /// later commands of this context, receives and cancellations included. So post receives first,
+    /// or from another context.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn send(
         &mut self,
@@ -155,8 +154,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message that is claimed after the
-    /// deadline has passed is nobody's.
+    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message claimed after the deadline is
+    /// lost.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -201,9 +200,9 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Any command without an answer. Of one that the engine takes, [`quiet`](Self::quiet) says if
-    /// it failed later; one that the engine refuses, and one whose answer is all that it does, is
-    /// gone without a word.
+    /// Submits a command without a reply. [`quiet`](Self::quiet) reports whether an accepted
+    /// command failed later. Commands that the engine refuses are dropped silently, and so are
+    /// those that only produce a reply.
     ///
     /// # Errors
     /// [`OpError::Again`] when all commands are out.
@@ -211,13 +210,13 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.submit_raw(command, false).map(drop).map_err(|_| OpError::Again)
     }
 
-    /// Orders later writes to the peer after everything before:
-    /// [`Engine::fence`](crate::engine::Engine::fence), whose refusal is not told.
+    /// Orders later writes to the peer after all earlier operations:
+    /// [`Engine::fence`](crate::engine::Engine::fence), but a refusal is not reported.
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
         self.submit_silent(Command::Fence(peer))
     }
 
-    /// Completes: on return everything submitted before to this peer is applied there.
+    /// Waits until everything submitted to this peer is applied there.
     ///
     /// # Errors
     /// [`Engine::quiet`](crate::engine::Engine::quiet). After the deadline the worker still holds
@@ -244,7 +243,7 @@ impl<'m, H: Host> Context<'m, H> {
         self.value(ticket, deadline_ns)
     }
 
-    /// Takes the answer of a request, if it has come.
+    /// Takes the reply to a request, if it has arrived.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if it was taken before, or is another context's.
@@ -253,7 +252,7 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.take_reply(id).map_err(|_| OpError::StaleToken)
     }
 
-    /// Waits for the answer of a request, and takes it.
+    /// Waits for the reply to a request, and takes it.
     ///
     /// # Errors
     /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it
@@ -268,7 +267,7 @@ impl<'m, H: Host> Context<'m, H> {
         if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }
 
-    /// Submits a command whose answer is wanted. `Again`: all commands are out.
+    /// Submits a command that wants a reply. `Again`: all commands are in flight.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
         match self.queue.submit_raw(command, true) {
             Ok(Some(id)) => Ok(Ticket { id, of: self.queue.identity() }),
@@ -289,8 +288,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Waits for the answer to a request whose ticket no other caller holds,
-    /// and drops it at the deadline.
+    /// Waits for the reply to a request whose ticket no other caller holds, and drops the request
+    /// at the deadline.
     fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let waited = self.wait(ticket, deadline_ns);
         if waited.is_err() {
@@ -308,7 +307,7 @@ impl<'m, H: Host> Context<'m, H> {
     }
 }
 
-/// What an answer means that is not of the kind asked for.
+/// Maps a reply of an unexpected kind to an error.
 fn unexpected(reply: Reply) -> WaitError {
     match reply {
         Reply::Refused(error) => error.into(),

@@ -89,8 +89,7 @@ pub enum RailPolicy {
     Fixed,
     /// One after the other, from a start that differs per pair.
     RoundRobin,
-    /// The one that will have worked off what is outstanding on it first, as fast as rails were
-    /// seen to be; ties one after the other.
+    /// The rail expected to drain first, by its measured speed; ties round robin.
     LeastOutstanding,
 }
 
@@ -116,8 +115,8 @@ pub struct Config {
     /// The first sequence number of every stream, the same at both ends.
     /// Tests begin just before a wrap.
     pub first_sequence: u64,
-    /// Spreads the start of round robin over pairs, and is where an engine begins to count its
-    /// attachments: give each process its own, and another each time it starts.
+    /// Spreads the start of round robin over pairs, and seeds the epochs of attachments: use a
+    /// different value for each process and each start.
     pub seed: u64,
 }
 
@@ -161,7 +160,7 @@ pub struct Memory<'m, const RAILS: usize> {
     pub streams: &'m mut [Stream],
     /// Messages that arrived before their turn. Never read before it is written.
     pub parked: &'m mut [MaybeUninit<Parked>],
-    /// Which numbers have arrived. Zeros are not written again.
+    /// Which numbers have arrived. Zeroed memory is not written at setup.
     pub bitmap: &'m mut [u64],
     /// One per registered region.
     pub locals: &'m mut [LocalSlot<RAILS>],
@@ -171,7 +170,7 @@ pub struct Memory<'m, const RAILS: usize> {
     pub pending: &'m mut [PendingSlot],
 }
 
-/// Counters of an engine. Plain numbers of one owner.
+/// Counters of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Numbered writes and messages posted.
@@ -180,7 +179,7 @@ pub struct Stats {
     pub arrived: u64,
     /// Of these, how many came before an earlier one.
     pub arrivals_out_of_order: u64,
-    /// Numbers that had arrived before.
+    /// Arrivals of a number that had already arrived.
     pub duplicates: u64,
     /// Writes and messages of an earlier attachment of their peer, dropped.
     pub stale: u64,
@@ -192,17 +191,17 @@ pub struct Stats {
     pub refused: u64,
     /// Posts that ended with an error.
     pub failed: u64,
-    /// Rails that failed, each towards one peer, which lives on.
+    /// Rails that failed towards a peer that stayed connected.
     pub rails_failed: u64,
-    /// Numbers posted again on another rail, and replies sent again, since one has failed.
+    /// Numbers posted again on another rail, and replies sent again, after a rail failed.
     pub reposted: u64,
-    /// Of the replies, how many.
+    /// How many of these were replies.
     pub replied_again: u64,
     /// Passes.
     pub passes: u64,
 }
 
-/// What the steps of a pass share: everything but the rails.
+/// The state of an engine, without its rails.
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// The bits of a word that are its sequence.
@@ -216,7 +215,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub remotes: &'m mut [RemoteSlot<RAILS>],
     pub pending: Pending<'m>,
     pub due: Due,
-    /// Operations accepted and not ended, of all streams.
+    /// Operations in flight on all streams.
     pub open: u32,
     /// Failed peers, and streams with failed operations, that quiet has not reported yet.
     pub troubles: u32,
@@ -234,8 +233,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
     // The limits that hold for every peer: what keeps them needs no look at its own.
-    /// Longest write that every rail takes in one post, that is not cut to be spread over rails,
-    /// and that the tag of a silent operation's post can tell. In bytes.
+    /// Longest write, in bytes, that every rail takes in one post, that is not striped, and that
+    /// fits the tag of a silent post.
     pub single_max: u64,
     /// Payload up to which a put-signal to any peer is one message, in bytes.
     pub eager: u32,
@@ -303,7 +302,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
         pairings.fill(Pairing::ALIKE);
-        // What lies behind them may be another engine's of before, with peers that live.
+        // Entries beyond these may hold peers of an earlier engine.
         let streams = &mut streams[..each];
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
@@ -352,13 +351,12 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         })
     }
 
-    /// A rail, to look at it.
+    /// Returns a rail for inspection.
     pub fn rail(&self, rail: RailId) -> Option<&R> {
         self.rails.get(rail.0 as usize)
     }
 
-    /// What the owner of this engine may do with a rail: attach peers, and whatever else the rail
-    /// allows. Slow path.
+    /// Returns the setup operations of a rail, such as attaching peers. Slow path.
     ///
     /// It cannot take memory away from under the engine. This does not compile:
     ///

@@ -130,6 +130,8 @@ pub enum AttachError {
     UnknownRegion,
     /// The rail cannot serve such memory.
     Unsupported,
+    /// The peer has not said where it is: not in time, or not yet.
+    Unheard,
     /// The region is in use, by this; it must end first.
     InUse(Use),
     /// A configuration value out of range.
@@ -213,6 +215,9 @@ pub enum OpError {
     TagTooWide,
     /// The bytes are copied on the way, so that no completion tells when they have arrived.
     Unreported,
+    /// The thread that drives the engine for its program has panicked. Whether what was begun
+    /// before is done is not known, so its memory must not be reused.
+    Abandoned,
 }
 
 /// Why a wait ended without what it waited for.

@@ -1,8 +1,8 @@
 //! Fishplate's core: one-sided operations over several rails at once, in one order, without
 //! allocation, locks or an operating system. A fishplate is the bar that joins two rails.
 //!
-//! Put, get, put-signal, atomics, fence and quiet, over any implementation of [`rail::Rail`].
-//! Everything runs on the caller's thread and in the caller's memory.
+//! Provides put, get, put-signal, atomics, fence and quiet over any implementation of
+//! [`rail::Rail`]. Everything runs on the caller's thread and in the caller's memory.
 //!
 //! ```
 //! use core::ptr::NonNull;
@@ -45,37 +45,37 @@
 //!
 //! # The contract
 //!
-//! - **Order.** What a context sends to one peer has a place in that (context, peer) stream,
-//!   whatever rail it takes: every network write, signal and atomic. The receiver applies signals
-//!   and atomics in stream order, each only when every earlier write of the stream has landed.
-//!   Writes themselves land in any order. Different contexts are independent streams.
+//! - **Order.** Every network write, signal and atomic that a context sends to one peer has a place
+//!   in that (context, peer) stream, whatever rail it takes. The receiver applies signals and
+//!   atomics in stream order, each only when every earlier write of the stream has landed. Writes
+//!   themselves land in any order. Different contexts are independent streams.
 //! - **Fence** orders without waiting where the stream already does; it drains only what it must (a
 //!   write before a later write). **Quiet** completes: on return every earlier operation is applied
 //!   at its target. A quiet with nothing to do costs a few loads and no call into a rail.
 //! - **Completion** has three outcomes: done · failed and quiescent (the buffer may be reused,
 //!   nothing will land later) · failed, unknown. A stale or foreign token is an error, never
-//!   "done". Every wait takes a deadline, and when it expires says which peer, which rail, which
-//!   hole.
+//!   "done". Every wait takes a deadline. When it expires, the error names the peer, the rail and
+//!   the first missing number.
 //! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread
 //!   is started, no environment variable read, no signal handler set. The waits may sleep, through
 //!   the [`Host`](sync::host::Host) they are given.
 //! - **A rail is not a peer.** Where an engine has [failover](engine::Engine::attach_failover), and
 //!   rails that can [fence](rail::Rail::fence), every operation is done once and in order while one
 //!   rail leads to its peer, however many others fail, and only the last one costs the peer.
-//! - **A peer is not trusted.** Whatever arrives is copied out once, checked against what was
-//!   registered (region, bounds, width, sequence window) and refused with an error that names it.
-//!   No panic, no write outside a registered region.
-//! - **One attachment, one epoch.** What was sent in one attachment of a peer never counts in a
-//!   later one, however late it comes: it is dropped and counted ([`Stats::stale`](engine::Stats)).
-//!   A peer that attaches anew while this end does not is given up.
+//! - **A peer is not trusted.** Input from a peer is copied out once and checked: region, bounds,
+//!   width, sequence window. Invalid input is rejected with an error that names the violation. It
+//!   causes no panic and no write outside a registered region.
+//! - **One attachment, one epoch.** Traffic of one attachment of a peer never counts in a later
+//!   one: it is dropped and counted ([`Stats::stale`](engine::Stats)). A peer that attaches anew
+//!   while this end does not is given up.
 //! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the
 //!   caller gets [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured
 //!   number of items per queue at most.
 //!
 //! # Layers
 //!
-//! From the bottom up, each importing only those before it; [`bytes`], [`mem`], [`op`] and
-//! [`error`] are the words they share.
+//! From the bottom up; each layer imports only those before it. All share [`bytes`], [`mem`],
+//! [`op`] and [`error`].
 //!
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.

@@ -74,7 +74,7 @@ pub enum Cmp {
 }
 
 impl Cmp {
-    /// Whether `word` compares so with `value`.
+    /// Compares `word` with `value`.
     #[inline(always)]
     pub fn holds(self, word: u64, value: u64) -> bool {
         match self {
@@ -88,12 +88,12 @@ impl Cmp {
     }
 }
 
-/// A local operation in flight. A taken or foreign token is an error, never "done".
+/// A local operation in flight. A stale or foreign token is an error, never "done".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub(crate) u64);
 
 impl Token {
-    /// Names no operation: what silent ones are given.
+    /// Names no operation: the token of silent operations.
     pub const NONE: Token = Token(0);
 
     /// As a number, for languages without types.
@@ -107,7 +107,7 @@ impl Token {
     }
 }
 
-/// How an operation ended: done, failed and over, or failed and not known to be over.
+/// How an operation ended: done, failed and quiescent, or failed with unknown effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Applied at the target; the buffer may be reused.
@@ -121,9 +121,9 @@ pub enum Outcome {
 /// What made an operation fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A rail's completion said so.
+    /// A rail completed it with an error.
     Rail(RailId, CompleteError),
-    /// A rail refused a part of it for good.
+    /// A rail refused a part of it permanently.
     Post(RailId, PostError),
     /// The peer was given up.
     Peer(PeerError),
@@ -155,18 +155,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The end of one operation.
+/// The completion of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The operation.
     pub token: Token,
-    /// The word that was given with it.
+    /// The word that the caller gave with [`Notice::Report`](crate::engine::Notice).
     pub tag: u64,
     /// How it ended.
     pub outcome: Outcome,
     /// A fetching atomic's old value, or the length that a tagged receive took,
     /// in bytes; otherwise 0.
     pub value: u64,
-    /// Counts ends, of reported operations and of receives alike: the order in which they came.
+    /// Position among all completions, of operations and receives.
     pub order: u64,
 }

@@ -1,4 +1,4 @@
-//! Matched queues as PSM and PSM2 define them, on an [`Engine`]: what a C binding stands on.
+//! Matched queues as PSM and PSM2 define them, on an [`Engine`]: the basis of a C binding.
 //!
 //! Calls keep the names and the rules of `psm2_mq.h`; where that leaves something to chance
 //! (contents of a status after a cancel or a probe, a synchronous send to oneself that is tested
@@ -88,13 +88,13 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         self.engine
     }
 
-    /// One pass of the engine, and what it brought.
+    /// Makes one pass of the engine and collects completions.
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) {
         self.pass();
     }
 
-    /// Takes over what a pass brought, and uses the room that it made.
+    /// Collects completions of a pass, and issues deferred sends.
     fn after_pass(&mut self) {
         self.collect();
         self.send_deferred();
@@ -113,7 +113,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
-    /// Takes over what has ended in the engine, in the order of the ends.
+    /// Collects completions from the engine, in order.
     fn collect(&mut self) {
         let (mut send, mut receive) = (self.engine.next_completion(), self.engine.next_recv());
         loop {
@@ -137,7 +137,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 }
 
-/// What a selector of 64 bits does not compare: the third word neither.
+/// The `ignore` mask of a 64-bit selector, which never compares the third word.
 fn narrow(tagsel: u64) -> Tag {
     Tag { lo: !tagsel, hi: u32::MAX }
 }

@@ -1,18 +1,17 @@
 //! A queue of commands for an engine that another thread drives: the peer of a worker's [`Desk`].
 //!
-//! A queue is a pool of commands, a ring to the worker, a ring back, and the events that tell how
-//! commands ended. One thread uses it at a time; many queues feed one worker, each over its own
-//! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
-//! the worker sleeps and must be woken; only the waits block, until their deadline.
+//! A queue is a pool of commands, a ring to the worker, a ring back, and events that hold results.
+//! One thread uses it at a time; many queues feed one worker, each over its own rings. Creating and
+//! submitting a command takes no allocation, no lock and no system call, unless the worker sleeps
+//! and must be woken; only the waits block, until their deadline.
 //!
-//! Commands of one queue begin in the order of submission, and may end in any. A
-//! [`Command::Marker`] is done when everything before it is; [`Cmd::after`] has a command begin
-//! only once another, of any queue and any worker, has ended well.
+//! Commands of one queue start in submission order and may complete in any order. A
+//! [`Command::Marker`] completes when all earlier commands have. [`Cmd::after`] delays a command
+//! until another, of any queue and any worker, has succeeded.
 //!
-//! Commands never wait for each other in a circle. A command comes after those before it in its
-//! queue and after events, and there is an event only of what was submitted; what was submitted
-//! takes no more events. So each waits only for what was submitted earlier. Closing a circle does
-//! not compile:
+//! Dependencies cannot form a cycle. A command depends on earlier commands of its queue and on
+//! events. Only submitted commands have events, and a submitted command accepts no more
+//! dependencies. So each waits only for earlier submissions. A cycle does not compile:
 //!
 //! ```compile_fail,E0382
 //! # use fishplate_core::{queue::{Command, Queue}, sync::host::SpinHost};
@@ -25,12 +24,12 @@
 //! # }
 //! ```
 //!
-//! What commands *do* may still wait for ever: a receive that nothing matches, say, and a marker
-//! behind it. Waits end at their deadline, and [`Queue::held`] tells which command the worker is
-//! held up by, and why.
+//! A command itself can still wait for ever: a receive that nothing matches, for example, and a
+//! marker behind it. Waits end at their deadline, and [`Queue::held`] names the command that blocks
+//! the worker, and why.
 //!
-//! A queue may be dropped at any time. What it submitted is done all the same, events stay good,
-//! and the last of them lets go of the memory. Sharing a queue between threads does not compile:
+//! A queue may be dropped at any time. Its submitted commands still run, its events stay valid, and
+//! the last of them releases the memory. Sharing a queue between threads does not compile:
 //!
 //! ```compile_fail,E0277
 //! fn shared<T: Sync>() {}
@@ -72,8 +71,8 @@ pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     lane: Lane<'m>,
 }
 
-/// The memory of a queue, borrowed for as long as it, its worker's end or an event is there. All
-/// slices have the same length, a power of two: the commands there may be at once.
+/// The memory of a queue, borrowed while the queue, its worker's end or an event exists. All slices
+/// have the same length, a power of two: the most commands at once.
 pub struct Memory<'m> {
     /// The pool of commands: its header, and its slots.
     pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
@@ -81,9 +80,9 @@ pub struct Memory<'m> {
     pub submissions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
     /// The ring from the worker.
     pub completions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
-    /// What the worker keeps of commands that the engine has.
+    /// The worker's state of commands that are in the engine.
     pub flights: &'m mut [MaybeUninit<Flight<'m>>],
-    /// Where the two ends meet when they leave.
+    /// Where the two ends leave their rings when they are dropped.
     pub lane: &'m mut Lane<'m>,
 }
 
@@ -121,15 +120,15 @@ impl<const N: usize> Default for Room<'_, N> {
 /// Commands for a worker. `Send`, used by one thread at a time.
 pub struct Queue<'m, H: Host> {
     host: &'m H,
-    /// The worker's word, notified on submission, and this queue's own, parked on for events.
+    /// The worker's eventcount, notified on submission, and this queue's own, for waits on events.
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
     /// Commands submitted whose slots have not come back.
     pending: u64,
-    /// The worker was not told of all of them.
+    /// Some submissions have not been announced to the worker.
     untold: bool,
-    /// Some are out of whose ends the worker tells nobody.
+    /// Some commands are in flight whose completion the worker does not notify.
     silent: bool,
     idle: Idle,
 }
@@ -138,7 +137,7 @@ assert_impl_all!(Queue<'static, SpinHost>: Send);
 assert_not_impl_any!(Queue<'static, SpinHost>: Sync, Clone);
 assert_impl_all!(Event<'static>: Send, Sync);
 
-/// A command that was created and not submitted. Dropping it gives its slot back.
+/// A command that is created and not submitted. Dropping it releases its slot.
 #[must_use = "a command does nothing until it is submitted"]
 pub struct Cmd<'m> {
     lease: Lease<'m, Entry<'m>>,
@@ -151,13 +150,13 @@ impl fmt::Debug for Cmd<'_> {
 }
 
 impl<'m> Cmd<'m> {
-    /// What it will ask of the worker.
+    /// The command itself.
     pub fn command(&self) -> &Command {
         self.lease.command()
     }
 
-    /// Has it begin only after `event`, of this queue or another. If that does not end well, this
-    /// command ends as [`Reply::Dependency`].
+    /// Delays it until `event`, of this queue or another. If that command fails, this one ends as
+    /// [`Reply::Dependency`].
     ///
     /// # Errors
     /// [`CommandError::TooManyEvents`] beyond [`MAX_AFTER`](crate::engine::command::MAX_AFTER).
@@ -227,7 +226,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pool.create_with(|| command().map(|command| Entry::new(command, listeners)))
     }
 
-    /// Hands a command to the worker, and wakes it if it sleeps. The event tells how it ended.
+    /// Submits a command to the worker, and wakes it if it sleeps. The event receives the result.
     #[inline]
     pub fn submit(&mut self, command: Cmd<'m>) -> Event<'m> {
         let event = self.enqueue(command);
@@ -235,7 +234,7 @@ impl<'m, H: Host> Queue<'m, H> {
         event
     }
 
-    /// Hands a command to the worker without waking it: [`flush`](Self::flush) once after several.
+    /// Submits a command without waking the worker: call [`flush`](Self::flush) once after several.
     #[inline]
     pub fn enqueue(&mut self, command: Cmd<'m>) -> Event<'m> {
         let [ours, theirs] = command.lease.share_twice();
@@ -243,8 +242,7 @@ impl<'m, H: Host> Queue<'m, H> {
         Event(ours)
     }
 
-    /// Makes the worker look at new submissions: wakes it if it sleeps.
-    /// Does nothing if there are none.
+    /// Wakes the worker if it sleeps and there are new submissions.
     #[inline]
     pub fn flush(&mut self) {
         if !self.untold {
@@ -254,9 +252,9 @@ impl<'m, H: Host> Queue<'m, H> {
         self.idle.notify(self.host, self.channel.send);
     }
 
-    /// Takes a receive of this queue back, if nothing has matched. The receive ends too, once,
-    /// whatever this says. Behind a marker it waits with everything else, so a receive that may
-    /// have to be taken back has no marker behind it.
+    /// Cancels a receive of this queue that nothing has matched. The receive completes as well,
+    /// once, whatever the result here. A cancellation waits behind earlier markers like any
+    /// command, so put no marker behind a receive that you may cancel.
     ///
     /// # Errors
     /// [`CreateError::Full`] as for [`create`](Self::create); [`CreateError::Refused`] if the event
@@ -273,11 +271,11 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok(Event(ours))
     }
 
-    /// Waits until everything that was submitted has ended, well or not: receives too.
+    /// Waits until every submitted command, receives included, has completed or failed.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: something is still with the worker. If it is held up,
-    /// [`held`](Self::held) says by what.
+    /// [`WaitError::Deadline`]: a command is still in flight. If the worker is blocked,
+    /// [`held`](Self::held) says why.
     pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
         self.flush();
         self.wait_for(deadline_ns, |queue| {
@@ -293,10 +291,10 @@ impl<'m, H: Host> Queue<'m, H> {
         })
     }
 
-    /// Waits until a command has ended, of this queue or another.
+    /// Waits until a command of this queue or another has completed.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still with its worker.
+    /// [`WaitError::Deadline`]: it is still in flight.
     pub fn wait(&mut self, event: &Event<'m>, deadline_ns: u64) -> Result<Reply, WaitError> {
         self.flush();
         let own = self.pool.owns(&event.0);
@@ -319,8 +317,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.side.pending()
     }
 
-    /// What blocks the worker in this queue, as of its last turn:
-    /// the reason of a wait that timed out.
+    /// Returns what blocked the worker in this queue in its last turn: why a wait timed out.
     pub fn held(&self) -> Option<Held> {
         self.side.held()
     }
@@ -330,7 +327,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.idle.counts()
     }
 
-    /// What its pool did so far.
+    /// The pool's counters.
     pub fn pool_counts(&self) -> pool::Counts {
         self.pool.counts()
     }
@@ -350,7 +347,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Any command, with a number in place of its event if it is to be reported.
+    /// Submits any command. Returns a number instead of an event if it is to be reported.
     pub(crate) fn submit_raw(
         &mut self,
         command: Command,
@@ -371,7 +368,8 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok(Some(id))
     }
 
-    /// How the command with this number ended, if it has. Its slot is given back then.
+    /// Returns the result of the command with this number, if it has completed, and releases its
+    /// slot.
     pub(crate) fn take_reply(&mut self, id: Id) -> Result<Option<Reply>, StaleId> {
         self.collect();
         let entry = self.pool.redeem_if(id, Entry::reply)?;
@@ -381,7 +379,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }))
     }
 
-    /// Waits for the end of the command with this number, and gives its slot back.
+    /// Waits for the command with this number, and releases its slot.
     pub(crate) fn wait_reply(&mut self, id: Id, deadline_ns: u64) -> Result<Reply, WaitError> {
         let mut result = Ok(None);
         let waited = self.wait_for(deadline_ns, |queue| {
@@ -395,7 +393,7 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// The command with this number is detached: its slot is given back when it ends.
+    /// Detaches the command with this number: its slot is released when it completes.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
         // Stale: it was taken.
@@ -407,7 +405,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
 
-    /// Tells this queue from every other whose memory is in use.
+    /// Identifies this queue among all whose memory is in use.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref(self.side.lane) as usize
@@ -425,7 +423,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.side.push(Posted::new(entry, report));
     }
 
-    /// Takes back the slots of commands that have ended.
+    /// Releases the slots of completed commands.
     pub(crate) fn collect(&mut self) {
         while let Some(posted) = self.side.pop() {
             self.pending -= 1;
@@ -437,10 +435,10 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// The worker is gone: what it did not take ends here.
+    /// The worker is gone: abandons the commands that it did not take.
     #[cold]
     fn abandon(&mut self) {
-        // Its last words came before it left.
+        // The worker pushed its last completions before it left.
         while let Some(posted) = self.side.pop() {
             // SAFETY: just popped.
             self.pool.release_shared(unsafe { posted.open() });
@@ -459,7 +457,7 @@ impl<'m, H: Host> Queue<'m, H> {
 }
 
 impl<H: Host> Drop for Queue<'_, H> {
-    /// What was submitted is done all the same: the worker is told of it.
+    /// Submitted commands still run, so the worker is notified.
     fn drop(&mut self) {
         self.flush();
     }

@@ -2,32 +2,31 @@
 //!
 //! A [`Rail`] moves bytes and reports what happened; it knows nothing of streams, order or signals.
 //! The engine above owns its rails, drives each from one thread, and puts order on top.
+//! `core/examples/file_rail.rs` is a whole rail to begin from.
 //!
 //! # The contract of a rail
 //!
 //! 1. **Nothing on refusal.** A post that returns an error has changed nothing.
 //!    [`PostError::Again`] goes away by polling.
-//! 2. **One end per post.** A post that returned [`Posted::Pending`] yields exactly one
-//!    [`Sink::done`] with its context word, whatever happens to the peer; one that returned
-//!    [`Posted::Done`] yields none. Done without an error means that the local memory may be
-//!    reused, no more.
+//! 2. **One completion per post.** A post that returned [`Posted::Pending`] yields exactly one
+//!    [`Sink::done`] with its context word, whatever happens to the peer. One that returned
+//!    [`Posted::Done`] yields none. Success means only that the local memory may be reused.
 //! 3. **Data before its word.** [`Sink::landed`] is reported at the target only when all bytes of
 //!    that write are visible to the target's processor. Messages arrive whole.
-//! 4. **Once, in any order.** What is accepted arrives exactly once or the peer is reported down.
-//!    [`Caps::order`] says what keeps the order of the posts; the rest may overtake anything.
+//! 4. **Once, in any order.** An accepted post arrives exactly once, or the peer is reported down.
+//!    [`Caps::order`] says which posts keep their order; all others may be reordered.
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
 //!    a peer, except `register`, `import`, `detach` and `check_peers`, which are slow paths, and
 //!    `place` and `fetch`, which may wait for a device.
-//! 7. **Not trusted.** What arrives was checked against what was registered on this rail before
-//!    anything was written; a peer that breaks the protocol is reported by [`Sink::peer_down`] and
-//!    not heard again.
-//! 8. **Sleep.** A rail that can wake a sleeping owner hands out the eventcount that it rings by a
-//!    method of its own, as something that outlives the rail; waits take it as an argument.
-//! 9. **Receive buffers go back** before the next poll returns; the engine copies a message that it
-//!    keeps.
+//! 7. **Not trusted.** The target checks each access against the memory registered on this rail
+//!    before it writes anything. A peer that breaks the protocol is reported by [`Sink::peer_down`]
+//!    and ignored from then on.
+//! 8. **Sleep.** A rail that can wake a sleeping owner offers its eventcount by a method of its
+//!    own. The eventcount outlives the rail; waits take it as an argument.
+//! 9. **Receive buffers go back to the provider** before the next poll returns; the engine copies a
+//!    message that it keeps.
 
-pub mod either;
 pub mod faulty;
 pub mod loopback;
 mod rails;
@@ -43,11 +42,10 @@ use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted, copy_bytes};
 use crate::op::Amo;
 
-/// What a rail keeps of the order in which posts to one peer were made. Each keeps all that the one
-/// before it does.
+/// How much of the posting order to one peer a rail preserves. Each level includes the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// Nothing: anything may overtake anything.
+    /// No order at all.
     None,
     /// Messages and completion words are reported in the order posted. The bytes of a write may be
     /// in place before messages that were posted earlier are reported, as in memory that the origin
@@ -69,23 +67,23 @@ pub struct Caps {
     pub inject: usize,
     /// Bytes of remote completion data that a write carries: 4 or 8. The engine uses 4.
     pub data_bytes: u8,
-    /// What keeps the order in which it was posted to one peer.
+    /// Which posts to one peer keep their order.
     pub order: Order,
     /// Whether [`Rail::post_atomic`] is offered.
     pub native_atomics: bool,
     /// Posts that can be outstanding at once.
     pub depth: u32,
-    /// Whether attachments of a peer are kept apart at both ends: what was posted in one is never
-    /// reported in a later one. The engine believes it and adds no check of its own.
+    /// Whether both ends keep attachments of a peer apart: a post of one is never reported in a
+    /// later one. The engine relies on it and adds no check.
     pub fresh: bool,
 }
 
-/// Whether a post is already over.
+/// Whether a post has already completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// Local memory may be reused; no event will come.
+    /// Complete: the local memory may be reused, and [`Sink::done`] is not called.
     Done,
-    /// [`Sink::done`] will come.
+    /// [`Sink::done`] will report the completion.
     Pending,
 }
 
@@ -96,7 +94,7 @@ pub enum Fence {
     Fenced,
     /// Something may still land: call again after the next poll.
     Pending,
-    /// The rail has no way to tell. The peer is to be given up.
+    /// The rail cannot tell: give the peer up.
     Unknown,
 }
 
@@ -112,7 +110,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Whether any of the `len` bytes from `ptr` on are among these.
+    /// Whether this memory overlaps the `len` bytes at `ptr`.
     pub fn overlaps(&self, ptr: *const u8, len: usize) -> bool {
         let (start, other) = (self.ptr.as_ptr().addr(), ptr.addr());
         start < other.saturating_add(len) && other < start.saturating_add(self.len)
@@ -122,13 +120,13 @@ impl Local {
 /// A peer's memory that a post reads or fills: the key of its registration, and an offset into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// What [`Rail::register`] gave at the peer.
+    /// The key that [`Rail::register`] returned at the peer.
     pub key: RailKey,
     /// Bytes from the start of the region.
     pub offset: u64,
 }
 
-/// What registration gives: `key` travels to peers, `desc` stays.
+/// The key that registration returns, for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RailKey {
     /// Names the region to the rail at both ends.
@@ -139,9 +137,9 @@ pub struct RailKey {
 
 /// Where a rail reports. Methods only change state; none of them posts.
 pub trait Sink {
-    /// A pending post is over.
+    /// A pending post has completed.
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>);
-    /// As many pending posts with the same context word are over, all of them well.
+    /// Reports `count` successful completions that share one context word.
     #[inline]
     fn done_alike(&mut self, cx: u64, count: u32) {
         for _ in 0..count {
@@ -150,7 +148,8 @@ pub trait Sink {
     }
     /// A write with completion data from `peer` is complete and visible here.
     fn landed(&mut self, peer: Peer, data: u32);
-    /// A message. The bytes are valid during the call and may change: copy out once, then check.
+    /// A message has arrived. The bytes are valid during the call and may change: copy once, then
+    /// check.
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>);
     /// The peer has failed on this rail;
     /// each of its pending posts is or will be reported as failed.
@@ -160,36 +159,33 @@ pub trait Sink {
 /// One path to the fabric. See the contract in the module's documentation.
 ///
 /// # Safety
-/// The engine believes what a rail answers, and touches memory on its word:
+/// The engine relies on what a rail returns when it accesses memory:
 ///
 /// - A pointer that [`import`](Rail::import) returns is valid for reads and writes of `len` bytes,
 ///   and aligned to 8. It stays so until that import is [released](Rail::release), or its peer
 ///   [detached](Rail::detach).
-/// - A post that returned [`Posted::Done`] leaves its local memory alone from then on, and so does
-///   one that returned an error. A pending post leaves it alone once its [`Sink::done`] was
-///   reported, and that is reported once. An end reported with [`CompleteError::Unknown`] is the
-///   exception: the rail may touch the memory until it is dropped.
+/// - A post that returned [`Posted::Done`] or an error does not touch its local memory after it
+///   returns. A pending post does not touch it after its only [`Sink::done`]. Exception: after
+///   [`CompleteError::Unknown`] the rail may touch the memory until it is dropped.
 /// - Once [`deregister`](Rail::deregister) returns without an error, the rail touches that memory
-///   only for posts that [`touches`](Rail::touches) tells of. Once the rail is dropped, not even
-///   for those.
-/// - The bytes that a [`Sink`] is given are readable for as long as the call lasts.
+///   only for posts that [`touches`](Rail::touches) reports. A dropped rail touches no memory.
+/// - The bytes passed to a [`Sink`] are readable during the call.
 /// - [`caps`](Rail::caps) never changes. A write of up to [`Caps::inject`] bytes is done when the
 ///   post returns.
-/// - Nothing that is done through `&self`, or through a [`Setup`](Rail::Setup), undoes any of this:
-///   neither ends an import, forgets a peer, posts, polls, or puts another rail in this one's
-///   place.
+/// - Calls through `&self` or a [`Setup`](Rail::Setup) break none of these promises: they do not
+///   end an import, forget a peer, post, poll or replace the rail.
 pub unsafe trait Rail {
-    /// What the owner of an engine may do with one of its rails: attach peers, and whatever else
-    /// the rail allows while an engine drives it.
+    /// The operations that the owner of an engine may call on a rail, such as attaching peers,
+    /// while the engine drives it.
     type Setup<'a>
     where
         Self: 'a;
 
-    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may be worth a call.
-    /// No default: a rail around another one says what that says.
+    /// Whether [`copy_to`](Rail::copy_to) and [`copy_from`](Rail::copy_from) may copy. Without a
+    /// default, so that a wrapper forwards the value of its inner rail.
     const COPIES: bool;
 
-    /// Lends the rail to the owner of its engine. Slow path.
+    /// Borrows the rail for its engine's owner. Slow path.
     fn setup(&mut self) -> Self::Setup<'_>;
 
     /// What this rail can do.
@@ -198,18 +194,18 @@ pub unsafe trait Rail {
     /// Makes memory reachable to peers. Returns its key and the local descriptor. Slow path.
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
 
-    /// Takes memory back. What peers post to it from now on is refused where this end carries it
-    /// out; a peer that has the memory mapped, or has it copied by the kernel, asks nobody and must
-    /// be done with it before. Slow path.
+    /// Deregisters memory. Later posts of peers to it are refused where this end executes them. A
+    /// peer that has the memory mapped, or accesses it through the kernel, needs no consent: it
+    /// must have finished before. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Kept`]: the key is dead, but the provider still holds the memory, which must
-    /// never be given back.
+    /// [`AttachError::Kept`]: the key is invalid, but the provider still holds the memory, which
+    /// must never be freed.
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
-    /// Whether a post may still read or fill any of these bytes: one that is pending, or that ended
-    /// as [`CompleteError::Unknown`]. It may say so of more posts than those. Slow path: may look
-    /// at every post.
+    /// Whether a post may still read or write any of these bytes: a pending one, or one that
+    /// completed as [`CompleteError::Unknown`]. False positives are allowed. Slow path: may scan
+    /// all posts.
     fn touches(&self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this
@@ -217,33 +213,33 @@ pub unsafe trait Rail {
     /// bounded time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
-    /// As [`import`](Rail::import), but refuses what would have to be waited for: the engine
-    /// imports so what a peer names in a message. A rail whose `import` waits for a peer says
-    /// otherwise than this, and one that wraps another hands the call on.
+    /// Like [`import`](Rail::import), but fails instead of waiting for the peer. The engine uses it
+    /// for regions that a peer names in a message. Override it where `import` waits; a wrapper
+    /// forwards the call.
     fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.import(peer, key, len)
     }
 
-    /// Gives up what [`import`](Rail::import) or [`try_import`](Rail::try_import) prepared; a
-    /// mapped pointer dies here. Slow path.
+    /// Ends an [`import`](Rail::import) or [`try_import`](Rail::try_import): its mapped pointer
+    /// becomes invalid. Slow path.
     fn release(&mut self, peer: Peer, key: RailKey);
 
-    /// Forgets a peer. Its pending posts end as failed, mappings of it are unmapped, and nothing
-    /// but those ends is reported for it any more. Slow path.
+    /// Detaches a peer. Its pending posts fail and its memory is unmapped. From then on only the
+    /// completions of those posts are reported. Slow path.
     fn detach(&mut self, peer: Peer);
 
-    /// Cuts this rail and a peer off from each other, because the rail has failed or is taken out
-    /// of use. Slow path, which does not wait: the caller posts nothing more to the peer on this
-    /// rail, polls, and calls again while the answer is [`Fence::Pending`].
+    /// Cuts this rail and a peer off from each other, because the rail has failed or is disabled.
+    /// Slow path; does not wait. The caller posts nothing more to the peer on this rail, and polls
+    /// and calls again while the result is [`Fence::Pending`].
     ///
-    /// From [`Fence::Fenced`] on, until the peer is attached anew:
+    /// After [`Fence::Fenced`], until the peer is attached again:
     ///
-    /// - Nothing that the peer has posted on this rail, or posts later, lands in memory of this
-    ///   process, and nothing of it is reported. What was reported before is all that there is.
-    /// - No post to the peer on this rail touches local memory. Each pending one was reported as
-    ///   over, or is by a later poll.
+    /// - No post of the peer on this rail, earlier or later, lands in memory of this process or is
+    ///   reported.
+    /// - No post to the peer on this rail touches local memory. A later poll reports those that are
+    ///   still pending.
     ///
-    /// What was posted to the peer may still land there, until the rail is fenced at that end.
+    /// Posts to the peer may still land there until that end fences the rail too.
     #[cold]
     fn fence(&mut self, _peer: Peer) -> Fence {
         Fence::Unknown
@@ -262,8 +258,8 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// As [`post_write`](Rail::post_write) with a completion word, for a caller that has looked up
-    /// what it names: nothing of that is looked up or checked once more.
+    /// Like [`post_write`](Rail::post_write) with a completion word, without the checks that the
+    /// caller has already made.
     ///
     /// # Safety
     /// As [`post_write`](Rail::post_write). `peer` is attached, [`import`](Rail::import) of this
@@ -294,9 +290,9 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// Reads the payload of a two-sided message: as [`post_read`](Rail::post_read), but its sender
-    /// has offered it and drives its rail until it has gone. So a rail may have the sender bring
-    /// it, where that is quicker.
+    /// Reads the payload of a two-sided message. Unlike for [`post_read`](Rail::post_read), the
+    /// sender drives its rail until the payload is read, so a rail may have the sender write it
+    /// where that is faster.
     ///
     /// # Safety
     /// As for [`post_read`](Rail::post_read).
@@ -339,12 +335,12 @@ pub unsafe trait Rail {
     /// Reports at most `budget` events and returns how many.
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32;
 
-    /// Sends off whatever posts were held back to be sent together. Called before a pass ends.
+    /// Sends posts that were held back for batching. Called before a pass ends.
     #[inline(always)]
     fn flush(&mut self) {}
 
-    /// Copies into memory that was imported but not mapped, completely and at once, where the rail
-    /// can. `None`: it cannot, post a write.
+    /// Copies into memory that is imported but not mapped, and completes before it returns. `None`:
+    /// the rail cannot; post a write.
     ///
     /// # Safety
     /// `local` is readable.
@@ -372,8 +368,8 @@ pub unsafe trait Rail {
         None
     }
 
-    /// Puts bytes into registered memory of this process that the processor may not touch. Slow
-    /// path: may wait for the device, as long as one copy of so few bytes takes.
+    /// Writes into registered memory of this process that only a device may access. Slow path: may
+    /// wait for the device to copy.
     ///
     /// # Errors
     /// [`PostError::Again`] when no staging memory is free; otherwise the device's error.
@@ -389,7 +385,7 @@ pub unsafe trait Rail {
         Ok(())
     }
 
-    /// Gets bytes out of such memory. As [`place`](Rail::place), the other way.
+    /// Reads from such memory: the reverse of [`place`](Rail::place).
     ///
     /// # Safety
     /// `from` is registered with this rail, and readable by its owner.
@@ -406,6 +402,6 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 
-    /// Checks whether peers live, and reports those that do not. Slow path: may make a system call.
+    /// Checks whether peers are alive, and reports dead ones. Slow path: may make a system call.
     fn check_peers<S: Sink>(&mut self, _sink: &mut S) {}
 }

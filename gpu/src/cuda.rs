@@ -37,6 +37,7 @@ pub use memory::CudaMemory;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use cudarc::driver::sys;
@@ -77,6 +78,8 @@ pub struct CudaDevice {
     streams: Vec<sys::CUstream>,
     marks: Marks,
     owned: Vec<Held>,
+    /// Memory was left for good, and with it the context.
+    forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
     /// Devices of this process, and whether this one reaches them.
@@ -140,6 +143,7 @@ impl CudaDevice {
             streams: vec![],
             marks: Marks::default(),
             owned: vec![],
+            forsaken: false,
             opened: vec![],
             pinned: vec![],
             peers: driver.peers(device)?,
@@ -171,6 +175,9 @@ impl Drop for CudaDevice {
             self.end_streams();
             self.give_all_back();
         }
+        if self.forsaken {
+            return;
+        }
         // SAFETY: retained once, by `open`.
         unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
@@ -190,6 +197,12 @@ unsafe impl Device for CudaDevice {
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
         // SAFETY: handed on to our caller.
         unsafe { self.free_owned(base) }
+    }
+
+    fn forsake(&mut self, base: DevicePtr) {
+        let before = self.owned.len();
+        self.owned.retain(|owned| owned.base != base);
+        self.forsaken |= self.owned.len() < before;
     }
 
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
@@ -260,6 +273,10 @@ unsafe impl Device for CudaDevice {
     #[inline]
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError> {
         self.query(mark)
+    }
+
+    fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
+        self.dmabuf_of(ptr, len)
     }
 
     fn flush_remote_writes(&mut self) -> Result<(), DeviceError> {

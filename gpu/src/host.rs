@@ -246,6 +246,10 @@ unsafe impl Device for HostDevice {
         Ok(true)
     }
 
+    fn dmabuf(&mut self, _ptr: DevicePtr, _len: u64) -> Option<(OwnedFd, u64)> {
+        None
+    }
+
     fn flush_remote_writes(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! | module             | gives                                                                  |
 //! |--------------------|------------------------------------------------------------------------|
 //! | `host`             | [`HostDevice`]: memory of the processor as a device                    |
+//! | `any`              | [`AnyDevice`]: a device of a kind chosen when the program runs         |
 //! | [`fake`]           | a driver for tests                                                     |
 //! | `export`, `import` | [`Exports`], [`Imports`]: what peers may open, and what is open here   |
 //! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
@@ -44,9 +45,11 @@
 //! - **Close before free.** Freeing memory that a peer has mapped is undefined: an exporter revokes
 //!   first.
 
+mod any;
 mod board;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod direct;
 mod done;
 mod error;
 mod export;
@@ -77,12 +80,16 @@ use std::ptr::NonNull;
 use fishplate_core::sync::primitive;
 use fishplate_shm::extension::Descriptors;
 
+pub use any::AnyDevice;
+pub use direct::GpuDirect;
 pub use error::{AllocId, ExportError};
 pub use export::{ExportStats, Exports, MAX_EXPORTS, Registration};
 pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
-pub use rail::{GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, Refused};
+pub use rail::{
+    GpuAgreement, GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, Refused, is_device,
+};
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};
 
@@ -283,6 +290,11 @@ pub unsafe trait Device: Send {
     /// Nothing queued uses it, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
+    /// Leaves what [`alloc`](Device::alloc) gave allocated for good, also when the device is
+    /// dropped: a peer may have it open. Nothing where an importer keeps the memory alive itself.
+    /// Slow path.
+    fn forsake(&mut self, _base: DevicePtr) {}
+
     /// Returns the allocation of an address; of virtual memory, the physical segment.
     /// One or two driver calls.
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError>;
@@ -350,6 +362,10 @@ pub unsafe trait Device: Send {
     /// Whether all before the mark has ended and is visible to processors and devices; if so, or on
     /// an error, the mark is given back. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
+
+    /// A descriptor by which a NIC reaches these bytes, and where they begin in it; `None`: the
+    /// driver gives none. Slow path.
+    fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)>;
 
     /// Makes what other devices (a NIC) wrote into this one's memory visible to it. Nothing where
     /// [`DeviceCaps::must_flush`] is false.

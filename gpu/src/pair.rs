@@ -1,6 +1,6 @@
 //! What the two ends of a link have between them for device memory, beside the lanes: a segment
 //! each, with done words and bounce buffers, and whether both use it. Slow path: one exchange over
-//! the handshake socket, which waits until a deadline.
+//! the handshake socket, in steps that do not wait.
 //!
 //! Nobody infers anything from the silence of the other. Both say what they offer, under an *epoch*
 //! drawn for this link; then both say, echoing the other's epoch, what of it they have mapped and
@@ -135,6 +135,12 @@ pub(crate) struct Agreed {
 // SAFETY: boards are addresses in mappings that belong to no thread; segment and link keep them.
 unsafe impl Send for Agreed {}
 
+impl Agreed {
+    /// Nothing is between the two but the lanes.
+    pub(crate) const NOTHING: Agreed =
+        Agreed { layout: Layout { words: 0, slots: 0, chunk: 0 }, boards: None, done: false, relay: false };
+}
+
 const DONE: u32 = 1;
 const RELAY: u32 = 2;
 
@@ -185,77 +191,114 @@ pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Agrees with the peer, which must do the same. `want`: done words, bounce slots.
-pub(crate) fn agree(
-    link: &mut Link,
+/// An agreement under way. What it has mapped goes with the link, if that is dropped.
+#[derive(Debug)]
+pub(crate) struct Agreement {
     layout: Layout,
-    want: (bool, bool),
-    deadline: Instant,
-) -> Result<Agreed, HandshakeError> {
-    agree_over(link, layout, want, Segment::create, deadline)
+    ours: Option<Segment>,
+    /// What we offer, and the epoch that the peer must echo.
+    offer: Offer,
+    said: Option<Verdict>,
 }
 
-/// [`agree`], over segments made by `create`.
-fn agree_over(
-    link: &mut Link,
-    layout: Layout,
-    want: (bool, bool),
-    create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
-    deadline: Instant,
-) -> Result<Agreed, HandshakeError> {
-    // The peer speaks of device memory as soon as it has agreed.
-    prepare(link);
-    let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
-    let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
-    flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
-    // A segment that cannot be had is no reason to have no link.
-    let ours = if flags == 0 { None } else { create(layout.len()).ok() };
-    let flags = if ours.is_some() { flags } else { 0 };
-    if let Some(segment) = &ours {
-        link.line().announce(segment.clone());
-    }
-    let number = ours.as_ref().map_or(0, Segment::number);
-    let offer = Offer { flags, layout, number, epoch };
-    let theirs = Offer::decode(&link.exchange(&offer.encode(), deadline)?)?;
-
-    let both = if theirs.layout == layout { flags & theirs.flags } else { 0 };
-    let mapped = match both {
-        0 => None,
-        _ => link.line().import(theirs.number, 0, layout.len() as u64, deadline).ok(),
-    };
-    let usable = if mapped.is_some() { both } else { 0 };
-    let verdict = Offer { flags: usable, layout, number: theirs.number, epoch: theirs.epoch };
-    let answer = Offer::decode(&link.exchange(&verdict.encode(), deadline)?)?;
-    if (answer.epoch, answer.number) != (epoch, number) {
-        return Err(HandshakeError::BadPacket);
-    }
-    // Each end computes this from the same two verdicts.
-    let active = usable & answer.flags;
-    let boards = match (active, ours, mapped) {
-        (1.., Some(segment), Some(ptr)) => {
-            let mine = Board { ptr: segment.ptr(), layout };
-            Some((segment, mine, Board { ptr, layout }, theirs.number))
-        }
-        (_, ours, mapped) => {
-            if mapped.is_some() {
-                // SAFETY: imported above, and not used yet.
-                unsafe { link.line().release(theirs.number) };
-            }
-            if let Some(segment) = ours {
-                link.line().withdraw(segment.number());
-            }
-            None
-        }
-    };
-    Ok(Agreed { layout, boards, done: active & DONE != 0, relay: active & RELAY != 0 })
+/// What we have said about the peer's offer.
+#[derive(Debug)]
+struct Verdict {
+    usable: u32,
+    /// The peer's segment, and where it is mapped.
+    number: u32,
+    mapped: Option<NonNull<u8>>,
 }
 
-/// [`agree`] of an end whose segment is shorter than it says, so that the other cannot use it.
+// SAFETY: the address is in a mapping that belongs to no thread; the link keeps it.
+unsafe impl Send for Verdict {}
+
+impl Agreement {
+    /// Makes the first offer, with a segment made by `create`. `want`: done words, bounce slots.
+    pub(crate) fn begin(
+        link: &mut Link,
+        layout: Layout,
+        want: (bool, bool),
+        create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
+    ) -> Result<Agreement, HandshakeError> {
+        // The peer speaks of device memory as soon as it has agreed.
+        prepare(link);
+        let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
+        let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
+        flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
+        // A segment that cannot be had is no reason to have no link.
+        let ours = if flags == 0 { None } else { create(layout.len()).ok() };
+        let flags = if ours.is_some() { flags } else { 0 };
+        let number = ours.as_ref().map_or(0, Segment::number);
+        let mut line = link.line();
+        if let Some(segment) = &ours {
+            line.announce(segment.clone());
+        }
+        let offer = Offer { flags, layout, number, epoch };
+        line.send_blob(&offer.encode())?;
+        Ok(Agreement { layout, ours, offer, said: None })
+    }
+
+    /// Goes on as far as the peer has. `None`: it has to say more. Does not wait.
+    pub(crate) fn step(&mut self, link: &mut Link) -> Result<Option<Agreed>, HandshakeError> {
+        let layout = self.layout;
+        let Some(blob) = link.line().take_blob()? else { return Ok(None) };
+        let heard = Offer::decode(&blob)?;
+        let Some(Verdict { usable, number, mapped }) = self.said.take() else {
+            let both = if heard.layout == layout { self.offer.flags & heard.flags } else { 0 };
+            // Announced before it was offered: a peer that has not done so gets nothing mapped.
+            let mapped = match both {
+                0 => None,
+                _ => link.line().import(heard.number, 0, layout.len() as u64, Instant::now()).ok(),
+            };
+            let usable = if mapped.is_some() { both } else { 0 };
+            let verdict = Offer { flags: usable, layout, number: heard.number, epoch: heard.epoch };
+            link.line().send_blob(&verdict.encode())?;
+            self.said = Some(Verdict { usable, number: heard.number, mapped });
+            return self.step(link);
+        };
+        if (heard.epoch, heard.number) != (self.offer.epoch, self.offer.number) {
+            return Err(HandshakeError::BadPacket);
+        }
+        // Each end computes this from the same two verdicts.
+        let active = usable & heard.flags;
+        let boards = match (active, self.ours.take(), mapped) {
+            (1.., Some(segment), Some(ptr)) => {
+                let mine = Board { ptr: segment.ptr(), layout };
+                Some((segment, mine, Board { ptr, layout }, number))
+            }
+            (_, ours, mapped) => {
+                if mapped.is_some() {
+                    // SAFETY: imported above, and not used yet.
+                    unsafe { link.line().release(number) };
+                }
+                if let Some(segment) = ours {
+                    link.line().withdraw(segment.number());
+                }
+                None
+            }
+        };
+        Ok(Some(Agreed { layout, boards, done: active & DONE != 0, relay: active & RELAY != 0 }))
+    }
+
+    /// Goes on to the end. Waits for the peer until the deadline.
+    pub(crate) fn finish(mut self, link: &mut Link, deadline: Instant) -> Result<Agreed, HandshakeError> {
+        loop {
+            if let Some(agreed) = self.step(link)? {
+                return Ok(agreed);
+            }
+            link.line().rest(deadline)?;
+        }
+    }
+}
+
+/// An agreement of an end whose segment is shorter than it says, so that the other cannot use it.
 #[cfg(test)]
 pub(crate) fn agree_cut_short(
     link: &mut Link,
     layout: Layout,
     deadline: Instant,
 ) -> Result<Agreed, HandshakeError> {
-    agree_over(link, layout, (true, true), |len| Segment::create(len - PAGE), deadline)
+    let agreement = Agreement::begin(link, layout, (true, true), |len| Segment::create(len - PAGE))?;
+    agreement.finish(link, deadline)
 }

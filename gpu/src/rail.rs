@@ -41,11 +41,12 @@ use bell::Pace;
 use bounce::Relay;
 use memory::{Imported, Registered};
 use queue::{Ops, Streams};
-use stage::Stage;
+pub(crate) use stage::Stage;
 
 pub use bell::GpuBell;
 pub use config::GpuConfig;
-pub use link::{GpuLink, GpuProfile};
+pub use link::{GpuAgreement, GpuLink, GpuProfile};
+pub use memory::is_device;
 pub use setup::GpuSetup;
 
 /// How often what was done.
@@ -95,6 +96,8 @@ struct GpuPeer {
     /// Tells it from the one that had its place before.
     life: u32,
     own: bool,
+    /// It has a device, and is told of memory of ours.
+    device: bool,
     down: bool,
     imports: Vec<Imported>,
     /// The one that was used last.
@@ -136,6 +139,8 @@ pub struct GpuRail<D: Device, H: Host> {
     caps: Caps,
     locals: Box<[Registered]>,
     peers: Box<[Option<Box<GpuPeer>>]>,
+    /// What the device gave, and was not given back.
+    allocated: Vec<DevicePtr>,
     /// Peers with segments, in no order.
     active: Vec<Peer>,
     /// Where in `active` the next pass begins.
@@ -152,6 +157,8 @@ pub struct GpuRail<D: Device, H: Host> {
     /// Peers that were reported down in this pass.
     fallen: Vec<Peer>,
     lost: Option<i32>,
+    /// Something that the device was given has an unknown end: it may use its memory still.
+    unsure: bool,
     stage: Stage,
     pace: Arc<Pace>,
     /// Peers whose devices store words that ring nobody.
@@ -198,6 +205,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             device,
             caps,
             locals: (0..config.max_regions).map(|_| Registered::EMPTY).collect(),
+            allocated: Vec::new(),
             peers: (0..peers).map(|_| None).collect(),
             active: Vec::with_capacity(peers),
             first: 0,
@@ -209,6 +217,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             telling: VecDeque::with_capacity(ops),
             fallen: Vec::with_capacity(peers),
             lost: None,
+            unsure: false,
             stage,
             pace: Arc::new(Pace::new(config.longest_nap)),
             silent: 0,
@@ -248,7 +257,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Errors
     /// The device's.
     pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
-        self.sharing.driver().alloc(size)
+        let at = self.sharing.driver().alloc(size)?;
+        self.allocated.push(at);
+        Ok(at)
     }
 
     /// The device, to free its memory.
@@ -269,6 +280,22 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Some((alloc, _)) => self.sharing.revoke_and_wait(&mut self.inner, alloc, deadline),
             None => Ok(()),
         }
+    }
+
+    /// Gives memory of [`alloc`](Self::alloc) back, once no peer has it open any more: waits for
+    /// that until the deadline. May be called again. Slow path.
+    ///
+    /// # Errors
+    /// A peer has it open still, and it stays; or the device refuses.
+    ///
+    /// # Safety
+    /// `at` is what `alloc` returned. It is not registered, and nothing queued uses it.
+    pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
+        self.revoke(at, deadline)?;
+        // SAFETY: our caller's promise, and no peer has it open.
+        unsafe { self.sharing.driver().free(at) }.map_err(ExportError::Device)?;
+        self.allocated.retain(|&allocated| allocated != at);
+        Ok(())
     }
 
     /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline
@@ -306,7 +333,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Attaches a peer whose link was agreed on
     /// with this rail's [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
-        let GpuLink { link, agreed } = link;
+        let GpuLink { link, agreed, device } = link;
         self.inner.attach(peer, link)?;
         let layout = agreed.layout;
         let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
@@ -328,22 +355,25 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         if shared.is_some() {
             self.active.push(peer);
         }
-        self.enter(peer, shared, false);
-        self.publish_to(peer);
+        self.enter(peer, shared, false, device);
+        if device {
+            self.publish_to(peer);
+        }
         Ok(())
     }
 
     /// Makes this process its own peer. Slow path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.inner.attach_self(peer)?;
-        self.enter(peer, None, true);
+        self.enter(peer, None, true, true);
         Ok(())
     }
 
-    fn enter(&mut self, peer: Peer, shared: Option<Shared>, own: bool) {
+    fn enter(&mut self, peer: Peer, shared: Option<Shared>, own: bool, device: bool) {
         self.life = self.life.wrapping_add(1);
         let life = self.life;
-        let fresh = GpuPeer { life, own, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
+        let fresh =
+            GpuPeer { life, own, device, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
         self.peers[usize::from(peer.0)] = Some(Box::new(fresh));
         self.expect_silence();
     }
@@ -354,6 +384,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     fn shared(&mut self, peer: Peer) -> Option<&mut Shared> {
         self.peer(peer)?.shared.as_mut()
+    }
+
+    /// Whether the device may use memory beyond what is under way.
+    fn is_unsure(&self) -> bool {
+        self.unsure || self.stage.is_unsure()
     }
 
     /// Tells the bell what may come without ringing it: when peers come or go.
@@ -369,7 +404,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
 impl<D: Device, H: Host> Drop for GpuRail<D, H> {
     /// Detaches every peer: waits for the device, as long as the configuration allows for each.
+    /// Memory that a peer may have open, or the device may use, stays allocated.
     fn drop(&mut self) {
+        for at in std::mem::take(&mut self.allocated) {
+            if self.is_unsure() || self.revoke(at, Instant::now()).is_err() {
+                self.sharing.driver().forsake(at);
+            }
+        }
         for peer in 0..self.peers.len() as u16 {
             self.detach_peer(Peer(peer));
         }

@@ -140,6 +140,15 @@ impl<D: Device> Sharing<D> {
         &mut self.imports
     }
 
+    /// Closes what is open of a peer's memory, before the link to it ends: then the peer may free
+    /// it. What something is still queued to stays open.
+    pub(crate) fn part<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer) {
+        if let Some(gone) = links.line(peer).map(|line| line.incarnation()) {
+            self.imports.keep_only(|nonce| *nonce != gone);
+            self.imports.sweep(&mut self.device);
+        }
+    }
+
     /// What is published.
     pub fn publications(&self) -> &Publications {
         &self.publications

@@ -1,16 +1,16 @@
 //! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
-//! `process_vm_writev(2)`. One system call per gibibyte or so; nothing allocates. The call waits
-//! where the peer's pages are provided by another program (`userfaultfd`, FUSE): see
+//! `process_vm_writev(2)`. One system call per GiB or so; nothing allocates. The call blocks if
+//! another program (`userfaultfd`, FUSE) provides the peer's pages: see
 //! [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
 //!
-//! A process is named by its number here, which the kernel may give to another once it is gone:
-//! callers look at its pidfd and socket, now or just before.
+//! Processes are named by process ID, which the kernel may reuse after an exit. Callers check the
+//! pidfd and the socket at most shortly before.
 
 use std::ptr::NonNull;
 
 use crate::segment::errno;
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From this process into the peer's memory.
@@ -19,14 +19,14 @@ pub(crate) enum Way {
     Get,
 }
 
-/// Why a copy was not made, or not completely.
+/// Why a copy failed, entirely or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmaError {
-    /// The kernel does not do this between these two processes. Nothing was copied.
+    /// The kernel does not permit it between these two processes. Nothing was copied.
     Refused,
     /// The process is gone.
     Gone,
-    /// Some of the memory does not exist, or another error. A part may have been copied.
+    /// Some of the memory is not mapped, or another error. A part may have been copied.
     Failed(i32),
 }
 
@@ -70,7 +70,7 @@ pub(crate) unsafe fn copy(
     Ok(())
 }
 
-/// Reads a few bytes of a process, if that is possible.
+/// Reads `N` bytes of another process; `None` if that fails.
 pub(crate) fn read<const N: usize>(pid: i32, address: u64) -> Option<[u8; N]> {
     if pid <= 0 {
         return None;

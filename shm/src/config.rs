@@ -1,4 +1,4 @@
-//! Sizes and switches, fixed when a rail is made.
+//! Configuration of a rail, fixed when it is created.
 
 use std::time::Duration;
 
@@ -30,29 +30,27 @@ pub struct ShmConfig {
     pub max_message: usize,
     /// * Size of each pair's common segment, in bytes; a multiple of 4096, or 0 for none.
     pub common_len: usize,
-    /// Whether this process is registered for `membarrier(2)` of other processes, and its own
-    /// sleepers call it: what `LinuxHost::shared()` says by `sleeper_uses_membarrier`. Where either
-    /// end does not, the rail notifies with a full fence. So the host that it is given may leave
-    /// the fence out (`peer_uses_membarrier(true)`).
+    /// Whether this process is registered for `membarrier(2)` of other processes and its own
+    /// sleepers call it: the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`. If either
+    /// end does not, the rail notifies with a full fence. So the rail's host may omit that fence
+    /// (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// From this length on payloads of two-sided messages that lie in private memory are copied by
-    /// the kernel, whatever their sender does. Shorter ones come whichever way has been the quicker
-    /// one of late: by the kernel, or through the lane while the sender makes progress. In bytes;
-    /// 0: always by the kernel.
+    /// Payloads of two-sided messages from this length on are always copied by the kernel if they
+    /// lie in private memory. Shorter ones take the way that was recently faster: the kernel, or
+    /// the lane while the sender makes progress. In bytes; 0: always by the kernel.
     pub read_from: usize,
     /// Stages private memory through the lane even where the kernel could copy it directly.
     ///
-    /// Set this where peers are not trusted to be prompt. A copy by the kernel waits for whoever
-    /// provides the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a
-    /// file of FUSE, can hold such a copy, and so its caller, up.
+    /// Set this if peers may block you on purpose. A copy by the kernel waits for the provider of
+    /// the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a FUSE file,
+    /// can block the copy and its caller.
     pub force_staging: bool,
-    /// What this process is called by whoever it meets: see
-    /// [`Link::peer_id`](crate::Link::peer_id).
+    /// The identifier of this process for its peers: see [`Link::peer_id`](crate::Link::peer_id).
     pub id: u64,
     /// Whose processes may be peers.
     pub users: Users,
-    /// How long an import that the user asks for waits for its segment to be announced. One that a
-    /// message asks for never waits.
+    /// How long a user's import waits for the announcement of its segment. An import for a message
+    /// never waits.
     pub timeout: Duration,
 }
 

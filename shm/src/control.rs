@@ -1,9 +1,9 @@
-//! The socket after the handshake: blobs of the layer above, announcements of segments, packets of
-//! other packages (see [`extension`]), and the good-bye, all in one order. Slow path: allocates,
-//! makes system calls, and waits only where a deadline is given.
+//! The socket after the handshake. It carries blobs of the layer above, announcements of segments,
+//! packets of other packages (see [`extension`]) and the Bye, in one order. Slow path: allocates,
+//! makes system calls, and waits only in calls with a deadline.
 //!
-//! What arrives is bounded: so many segments, so many blobs that nobody has asked for yet. A peer
-//! that exceeds either breaks the protocol; a correct one is at most one blob ahead.
+//! The number of announced segments and of blobs not yet taken is bounded. A peer that exceeds
+//! either violates the protocol; a correct one is at most one blob ahead.
 
 mod extension;
 
@@ -25,10 +25,10 @@ use extension::Extensions;
 
 pub use extension::{Descriptors, Extension, Line};
 
-/// Blobs that wait here to be asked for.
+/// Most blobs that wait to be taken.
 const MAX_BLOBS: usize = 8;
 
-/// Packets taken in by one [`pump`](Control::pump); the rest stays in the socket.
+/// Packets that one [`pump`](Control::pump) receives; the rest stays in the socket.
 const PASS: usize = 64;
 
 /// A segment that the peer has announced.
@@ -43,31 +43,31 @@ struct Announced {
     withdrawn: bool,
 }
 
-/// Something that the peer is still to be told.
+/// A notice that waits to be sent to the peer.
 #[derive(Debug)]
 enum Notice {
     Announce(Segment),
     Withdraw(u32),
-    /// A packet of an extension, with the descriptors that go with it.
-    Extension(Vec<u8>, Option<Arc<dyn Descriptors>>),
+    /// A blob, or a packet of an extension with the descriptors that go with it.
+    Packet(Vec<u8>, Option<Arc<dyn Descriptors>>),
 }
 
-/// One end of the socket, and what came through it.
+/// One end of the socket, and the state received through it.
 #[derive(Debug)]
 pub(crate) struct Control {
     socket: Socket,
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
-    /// How many the peer may have announced and not withdrawn.
-    /// Those that we still use count no more: it cannot know of them.
+    /// Most segments that the peer may have announced and not withdrawn. Withdrawn segments that we
+    /// still use do not count, because the peer does not know of them.
     max_segments: usize,
     extensions: Extensions,
-    /// The peer's nonce: which life of which process this is.
+    /// The peer's nonce, which identifies this connection of its process.
     incarnation: Nonce,
     /// Whether the peer is this very process.
     home: bool,
-    /// Why nothing more will come.
+    /// Why the connection ended.
     ended: Option<PeerError>,
 }
 
@@ -90,52 +90,64 @@ impl Control {
         self.socket.fd()
     }
 
-    /// Whether something waits to be said.
+    /// Whether notices wait to be sent.
     pub(crate) fn has_notices(&self) -> bool {
         !self.notices.is_empty()
     }
 
-    /// Why nothing more will come, if so.
+    /// Why the connection ended, if it has.
     pub(crate) fn ended(&self) -> Option<PeerError> {
         self.ended
     }
 
     /// Sends a blob and waits for the peer's.
     pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
-        if blob.len() > MAX_BLOB {
-            return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
-        }
-        self.send_notices();
-        while self.has_notices() {
-            self.make_room(deadline)?;
-            self.send_notices();
-        }
-        let mut packet = Writer::new(Kind::Blob);
-        packet.extend(blob);
-        let packet = packet.finish();
+        self.send_blob(blob)?;
         loop {
-            match self.socket.try_send(&packet, &[]) {
-                Err(HandshakeError::System(libc::EAGAIN)) => self.make_room(deadline)?,
-                sent => break sent?,
-            }
-        }
-        self.take_in();
-        loop {
-            if let Some(blob) = self.blobs.pop_front() {
+            if let Some(blob) = self.take_blob()? {
                 return Ok(blob);
             }
-            self.wait(deadline)?;
+            self.rest(deadline)?;
         }
     }
 
-    /// Tells the peer of a segment, now or in a later [`pump`](Control::pump).
+    /// Sends a blob, now or in a later [`pump`](Control::pump).
+    pub(crate) fn send_blob(&mut self, blob: &[u8]) -> Result<(), HandshakeError> {
+        if blob.len() > MAX_BLOB {
+            return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
+        }
+        let mut packet = Writer::new(Kind::Blob);
+        packet.extend(blob);
+        self.notices.push_back(Notice::Packet(packet.finish(), None));
+        self.send_notices();
+        Ok(())
+    }
+
+    /// Takes the peer's next blob, if it has arrived. Does not wait.
+    pub(crate) fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
+        self.pump();
+        match self.blobs.pop_front() {
+            None if self.ended.is_some() => Err(HandshakeError::HungUp),
+            blob => Ok(blob),
+        }
+    }
+
+    /// Waits until a packet can be received, or a waiting one sent.
+    pub(crate) fn rest(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
+        match self.has_notices() {
+            true => self.make_room(deadline),
+            false => self.wait(deadline),
+        }
+    }
+
+    /// Announces a segment to the peer, now or in a later [`pump`](Control::pump).
     pub(crate) fn announce(&mut self, segment: Segment) {
         self.notices.push_back(Notice::Announce(segment));
         self.send_notices();
     }
 
-    /// Tells the peer that no region lies in that segment any more. If it is still to be told of
-    /// the segment, it is told nothing: a peer that does not read must not keep the memory alive.
+    /// Withdraws a segment in which no region lies any more. Drops an unsent announcement instead,
+    /// so that a peer that does not read cannot keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it =
             |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
@@ -153,15 +165,15 @@ impl Control {
             match self.socket.try_send(&packet, &fds) {
                 Ok(()) => {}
                 Err(HandshakeError::System(libc::EAGAIN)) => return,
-                // The connection is broken, which reading it will say.
+                // The connection is broken; the next read reports it.
                 Err(_) => return self.notices.clear(),
             }
             self.notices.pop_front();
         }
     }
 
-    /// Takes in what has arrived, a bounded number of packets, and sends what is still to be said,
-    /// without waiting. Returns whether nothing more is to come for now.
+    /// Receives a bounded number of packets and sends waiting notices, without blocking. Returns
+    /// whether the socket is drained.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
         self.take_in()
@@ -182,8 +194,8 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Waits for room in the socket, and takes in what arrives meanwhile:
-    /// the peer may be waiting for room too.
+    /// Waits for room in the socket, and receives meanwhile, because the peer may wait for room
+    /// too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -193,8 +205,8 @@ impl Control {
         Ok(())
     }
 
-    /// Takes in the next packet, waiting for it. Looks at the clock first:
-    /// a peer may send without end what is not waited for.
+    /// Waits for the next packet and receives it. Checks the deadline first, because a peer may
+    /// send unrelated packets without end.
     fn wait(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -218,13 +230,13 @@ impl Control {
 
     fn end(&mut self, error: HandshakeError) {
         self.ended = Some(match error {
-            // What a packet announced is not available here: not the peer's fault, and not the end.
+            // This process has no free descriptors: not the peer's fault, so the link continues.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
             }
             HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
-            // A process that leaves in good order says so first.
+            // A process that leaves in good order sends a Bye first.
             _ => PeerError::Died,
         });
     }
@@ -246,7 +258,7 @@ impl Control {
                 let fd = fds.next().ok_or(HandshakeError::BadPacket)?;
                 segment::verify(fd.as_fd(), len)?;
                 if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
-                    // The same memory again: a number is given once in the life of a process.
+                    // The same memory again: a process never reuses a segment number.
                     known.withdrawn = false;
                 } else if self.segments.iter().filter(|known| !known.withdrawn).count() == self.max_segments {
                     return Err(HandshakeError::BadPacket);
@@ -277,8 +289,8 @@ impl Control {
         self.segments.retain(|segment| !segment.withdrawn || segment.users > 0);
     }
 
-    /// Where `len` bytes at `offset` of the peer's segment are mapped here. Waits for the
-    /// announcement until the deadline. To be given back with [`release`](Control::release).
+    /// Maps `len` bytes at `offset` of the peer's segment. Waits for the announcement until the
+    /// deadline. Undo it with [`release`](Control::release).
     pub(crate) fn import(
         &mut self,
         number: u32,
@@ -293,8 +305,8 @@ impl Control {
         self.map(number, offset, len, Mapping::new)
     }
 
-    /// As [`import`](Control::import), if the segment has been announced. Waits for nobody, and
-    /// takes no longer for a longer segment.
+    /// Like [`import`](Control::import), if the segment has been announced. Does not wait, and its
+    /// time does not depend on the segment's size.
     pub(crate) fn try_import(
         &mut self,
         number: u32,
@@ -334,7 +346,7 @@ impl Control {
         Ok(ptr)
     }
 
-    /// Gives back one import of a segment; the last unmaps it.
+    /// Releases one import of a segment; the last unmaps it.
     pub(crate) fn release(&mut self, number: u32) {
         if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
             segment.users = segment.users.saturating_sub(1);
@@ -348,7 +360,8 @@ impl Control {
     }
 }
 
-/// Room for a packet of any length. Nobody keeps it: a rail has many peers, most of them silent.
+/// A buffer for a packet of any length. Allocated per call, because a rail has many peers and most
+/// are silent.
 fn packet_buffer() -> Vec<u8> {
     vec![0; MAX_PACKET]
 }
@@ -366,7 +379,7 @@ impl Notice {
                 packet.put(number.to_ne_bytes());
                 (packet.finish().into(), Vec::new())
             }
-            Notice::Extension(packet, fds) => {
+            Notice::Packet(packet, fds) => {
                 (packet.into(), fds.as_deref().map(Descriptors::descriptors).unwrap_or_default())
             }
         }
@@ -374,9 +387,9 @@ impl Notice {
 }
 
 impl Drop for Control {
-    /// Says good-bye, so that the peer can tell leaving from dying.
+    /// Sends a Bye, so that the peer can tell leaving from dying.
     fn drop(&mut self) {
-        // If there is no room, or nobody to hear it, the closing socket says enough.
+        // If this fails, the peer sees the socket close.
         let _ = self.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]);
     }
 }

@@ -21,7 +21,7 @@ const LEN: usize = PAGE;
 const_assert!(size_of::<EventCount>() <= LEN);
 const_assert!(align_of::<EventCount>() <= PAGE);
 
-/// Our own doorbell, or a peer's.
+/// The doorbell of this process, or of a peer.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     fd: OwnedFd,
@@ -31,7 +31,7 @@ pub(crate) struct Doorbell {
 assert_impl_all!(Doorbell: Send, Sync);
 
 impl Doorbell {
-    /// Makes one, on which nobody sleeps.
+    /// Creates a doorbell.
     pub(crate) fn create() -> Result<Self, SegmentError> {
         let fd = segment::create(LEN)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;
@@ -39,7 +39,7 @@ impl Doorbell {
         Ok(Doorbell { fd, page })
     }
 
-    /// Maps a peer's.
+    /// Maps a peer's doorbell.
     pub(crate) fn attach(fd: Foreign) -> Result<Self, SegmentError> {
         let fd = fd.into_memory(LEN as u64)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;

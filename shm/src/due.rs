@@ -1,4 +1,4 @@
-//! Peers that are to be rung, first come first served. Nothing here blocks or allocates, once made.
+//! A FIFO of peers to notify. After creation nothing blocks or allocates.
 
 use fishplate_core::mem::Peer;
 
@@ -11,7 +11,7 @@ pub(crate) struct Due {
 }
 
 impl Due {
-    /// With room for so many peers.
+    /// Creates a set with room for `peers`.
     pub(crate) fn new(peers: usize) -> Self {
         let words = peers.div_ceil(64);
         Due { list: Vec::with_capacity(64 * words), listed: vec![0; words].into_boxed_slice() }
@@ -39,7 +39,7 @@ impl Due {
         self.list.is_empty()
     }
 
-    /// Takes each out.
+    /// Drains the set.
     #[inline(always)]
     pub(crate) fn take_each(&mut self, mut each: impl FnMut(Peer)) {
         for peer in self.list.drain(..) {

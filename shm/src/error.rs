@@ -1,5 +1,4 @@
-//! What can go wrong, and what people read of it: what did not happen, and the remedy where there
-//! is one.
+//! Setup errors and their messages: what failed, and what to do.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
@@ -7,7 +6,7 @@ use std::io;
 
 use fishplate_core::error::AttachError;
 
-/// Why memory could not be made, attached or cut into regions. Nothing is mapped.
+/// Why memory could not be created, attached or split into regions. Nothing is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SegmentError {
@@ -30,8 +29,7 @@ pub enum SegmentError {
     Sparse,
     /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
     Foreign,
-    /// More than can be had within the limits of the machine and of the control groups of this
-    /// process.
+    /// More than the machine or the control groups of this process have left.
     Room {
         /// What was asked, in bytes.
         asked: u64,
@@ -61,15 +59,15 @@ impl From<SegmentError> for AttachError {
     }
 }
 
-/// Why two processes did not come together. Nothing is mapped, and no descriptor is left open.
+/// Why a handshake failed. Nothing is mapped, and no descriptor is left open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The time given has passed.
+    /// The deadline expired.
     Deadline,
     /// The peer closed the connection.
     HungUp,
-    /// Not a packet of this protocol, or not the one due, or with the wrong descriptors.
+    /// The packet is malformed, unexpected, or has the wrong descriptors.
     BadPacket,
     /// The peer speaks another version.
     Version {
@@ -87,7 +85,7 @@ pub enum HandshakeError {
         /// Ours.
         ours: u64,
     },
-    /// The peer did not send our nonce back: it answers to somebody else, or to an earlier run.
+    /// The peer echoed another nonce: it answers another process, or an earlier run.
     Nonce,
     /// The peer belongs to a user who is not admitted: the user's number.
     User(u32),
@@ -98,9 +96,9 @@ pub enum HandshakeError {
         /// The one that sent the last, likewise.
         ready: i32,
     },
-    /// Memory that the peer offered was not what it must be.
+    /// The peer offered invalid memory.
     Segment(SegmentError),
-    /// The path or name to listen on exists.
+    /// The path or name to listen on is in use.
     InUse,
     /// Not a path or name that fits a socket address.
     Address,
@@ -129,7 +127,7 @@ impl From<HandshakeError> for AttachError {
             HandshakeError::Version { theirs, ours } => AttachError::Version { theirs, ours },
             HandshakeError::Segment(error) => error.into(),
             HandshakeError::System(code) => AttachError::System(code),
-            HandshakeError::Deadline => AttachError::System(libc::ETIMEDOUT),
+            HandshakeError::Deadline => AttachError::Unheard,
             HandshakeError::HungUp | HandshakeError::UnknownPeer => AttachError::UnknownPeer,
             HandshakeError::Mismatch { what, .. } => AttachError::Config(what),
             _ => AttachError::BadHandle,

@@ -1,4 +1,4 @@
-//! For packages that build on this one, such as `fishplate-gpu`. Programs need none of it.
+//! API for packages that build on this one, such as `fishplate-gpu`. Programs do not need it.
 //!
 //! - Own packets over the sockets of links: [`Extension`], [`Line`], [`Writer`] and [`Reader`].
 //! - Descriptors from peers, which must be dropped without waiting: [`Foreign`], [`Batch`].

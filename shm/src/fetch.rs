@@ -1,25 +1,24 @@
-//! Which way the payload of a message comes that lies in its sender's private memory: the kernel
-//! copies it, or its sender puts it into the lane. Nothing here blocks, allocates or looks at a
-//! clock; what is measured is handed in.
+//! Chooses how a payload in its sender's private memory is transferred: the kernel copies it, or
+//! its sender puts it into the lane. Nothing here blocks, allocates or reads a clock; callers pass
+//! the times.
 //!
-//! Which way is quicker depends on what the two processors share: a payload of 1 MiB takes 66 us
-//! through the lane and 97 by the kernel where that is a core's caches, 150 and 90 where it is a
-//! cache behind them, 510 and 90 where it is none. Processes move, and other load counts too, so it
-//! is measured, by length and peer, while payloads come:
+//! Which way is faster depends on the caches that the two processors share. For 1 MiB, lane and
+//! kernel take 66 and 97 us with a shared core, 150 and 90 with a shared last-level cache, 510 and
+//! 90 with none. Processes move and other load varies, so both are measured per peer and length:
 //!
-//! - The way that was quicker is in use, and measured again every [`AGAIN`] payloads.
-//! - The other is *tried* from time to time, until it has been measured once: the seldomer, the
-//!   slower it was, so that trials cost some 3 % at most.
-//! - A copy of the kernel takes as long as its call. Through the lane several come at once, so
-//!   there the time in which any was on its way is divided by all that came in it.
-//! - A trial of the lane whose sender puts nothing into it is given up by the payloads that follow;
-//!   those already asked for wait.
+//! - The faster way is in use, and measured again every [`AGAIN`] payloads.
+//! - The other is *tried* from time to time, until it has been measured once: less often, the
+//!   slower it was, so that trials cost at most some 3 %.
+//! - A kernel copy takes as long as its call. The lane carries several payloads at once, so its
+//!   cost is the busy time divided by all bytes that arrived in it.
+//! - If the sender puts nothing into the lane, later payloads give the trial up; those already
+//!   requested wait.
 //!
-//! Times are in nanoseconds per KiB. A shorter one counts as much as what was known; a longer one
-//! an eighth, because this thread may have lost its processor meanwhile, and where it is much
-//! longer the next payload is measured as well.
+//! Costs are in nanoseconds per KiB. A lower sample has the weight of the average. A higher one has
+//! an eighth, because this thread may have been preempted. After a much higher one the next payload
+//! is measured as well.
 
-/// The ways.
+/// How a payload is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// `process_vm_readv(2)`.
@@ -37,29 +36,29 @@ impl By {
     }
 }
 
-/// Payloads from one measure of the way in use to the next.
+/// Payloads between two measurements of the way in use.
 const AGAIN: u32 = 32;
 
-/// Payloads through the lane that make a measure, if it does not run empty before.
+/// Payloads through the lane that make one measurement, unless it runs empty before.
 const ENOUGH: u32 = 16;
 
-/// How many times as slow as the other a way is taken to be, at most.
+/// Upper limit of the cost ratio of the two ways.
 const WORST: u64 = 8;
 
-/// How many times what was known one measure counts, at most.
+/// Upper limit of a sample, as a multiple of the average.
 const OUTLIER: u64 = 2;
 
 /// How long to wait for a trial of the lane while the kernel's speed is unknown, in ns per KiB.
 const SLOW: u64 = 1000;
 
-/// Payloads by the way in use for each of a trial: from the first trials, which measure memory that
-/// was never touched, to the later ones.
+/// Payloads by the way in use for each payload of a trial, from the first trials to later ones. The
+/// first are short because they measure untouched memory.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
-/// Lengths that are kept apart: below 16 KiB, below 32 KiB, and so on to 2 MiB and above.
+/// Size classes: below 16 KiB, below 32 KiB, and so on to 2 MiB and above.
 const CLASSES: usize = 9;
 
-/// What is measured through the lane.
+/// A measurement of the lane.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     began: u64,
@@ -67,10 +66,10 @@ struct Sample {
     count: u32,
 }
 
-/// What is known of payloads of one length.
+/// The measurements of one size class.
 #[derive(Clone, Copy, Debug)]
 struct Class {
-    /// Nanoseconds per KiB by the kernel and through the lane; 0: not known.
+    /// Nanoseconds per KiB by the kernel and through the lane; 0: unknown.
     cost: [u64; 2],
     by: By,
     /// Payloads until the other way is tried.
@@ -81,19 +80,19 @@ struct Class {
     tried: u32,
     /// Trials so far: the step of [`PATIENCE`].
     trials: u8,
-    /// Payloads on their way through the lane.
+    /// Payloads in flight through the lane.
     open: u32,
     sample: Option<Sample>,
 }
 
-/// What is known of one peer.
+/// The measurements of one peer.
 #[derive(Debug)]
 pub(crate) struct Fetches {
     classes: [Class; CLASSES],
 }
 
 impl Fetches {
-    /// Nothing is known; the first payload of each length tries the lane.
+    /// No measurements; the first payload of each class tries the lane.
     pub(crate) const fn new() -> Self {
         let class = Class {
             cost: [0; 2],
@@ -108,7 +107,7 @@ impl Fetches {
         Fetches { classes: [class; CLASSES] }
     }
 
-    /// How the next payload of `len` bytes is to come, and whether that is to be measured.
+    /// Chooses the way of the next payload of `len` bytes, and whether to measure it.
     pub(crate) fn choose(&mut self, len: usize, now: impl FnOnce() -> u64) -> (By, bool) {
         let class = self.class(len);
         if class.tried == 0 && class.left != 0 {
@@ -126,7 +125,7 @@ impl Fetches {
         (class.by.other(), true)
     }
 
-    /// The kernel has copied a payload, and if that was measured, in so many nanoseconds.
+    /// Records a kernel copy, and its time in nanoseconds if it was measured.
     pub(crate) fn copied(&mut self, len: usize, took: Option<u64>) {
         let class = self.class(len);
         class.took(By::Kernel);
@@ -135,7 +134,7 @@ impl Fetches {
         }
     }
 
-    /// A payload has been asked for through the lane; if that is to be measured, at this time.
+    /// Records a request through the lane, and its time if it is measured.
     pub(crate) fn asked(&mut self, len: usize, now: Option<u64>) {
         let class = self.class(len);
         class.took(By::Lane);
@@ -145,7 +144,7 @@ impl Fetches {
         }
     }
 
-    /// A payload that was asked for through the lane has come, or never will.
+    /// Records that a payload requested through the lane has arrived or failed.
     pub(crate) fn came(&mut self, len: usize, now: impl FnOnce() -> u64) {
         let class = self.class(len);
         class.open = class.open.saturating_sub(1);
@@ -166,7 +165,7 @@ impl Fetches {
 }
 
 impl Class {
-    /// A payload goes this way.
+    /// Counts a payload by this way.
     fn took(&mut self, by: By) {
         if by == self.by {
             self.left = self.left.saturating_sub(1);
@@ -192,13 +191,13 @@ impl Class {
         }
         let [kernel, lane] = self.cost;
         let quicker = if lane < kernel { By::Lane } else { By::Kernel };
-        // A way that is not known stays in use until it was measured.
+        // An unknown way stays in use until it is measured.
         if quicker != self.by && kernel != 0 && lane != 0 {
             (self.by, self.left, self.measure, self.tried) = (quicker, AGAIN, AGAIN, 0);
         }
     }
 
-    /// A trial is over: the longer it took, and the slower the way is, the later comes the next.
+    /// Ends a trial. The longer it took and the slower the way, the later the next trial.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);
@@ -206,7 +205,7 @@ impl Class {
         self.tried = 0;
     }
 
-    /// What a lane that brings nothing is taken to need.
+    /// The assumed cost of a lane that delivers nothing.
     fn worst(&self) -> u64 {
         match self.cost[By::Kernel as usize] {
             0 => SLOW,
@@ -214,7 +213,7 @@ impl Class {
         }
     }
 
-    /// How many times as slow as the quicker way the other one is, 1 to [`WORST`].
+    /// The cost ratio of the slower to the faster way, 1 to [`WORST`].
     fn ratio(&self) -> u32 {
         let [kernel, lane] = self.cost.map(|cost| cost.max(1));
         (kernel.max(lane) / kernel.min(lane)).min(WORST) as u32

@@ -1,18 +1,17 @@
-//! Descriptors that peers have sent, and what else takes its time to go. Slow path: allocates,
-//! makes system calls, waits for nobody.
+//! Descriptors received from peers, and other resources that are slow to release. Slow path:
+//! allocates and makes system calls, but does not block.
 //!
-//! Closing a descriptor can wait for whoever made the file: a TCP socket lingers as long as its
-//! maker said, a file of FUSE asks its server, a terminal drains. Nothing can be asked of a socket
-//! first either, since its maker may hold its lock. So of a descriptor from a peer only one
-//! question is asked before all others, which the kernel answers by itself: whether it is memory
-//! that can be sealed. Memory is closed where it is dropped, unless it is so much that freeing it
-//! takes long. Everything else is put aside, for a thread that may wait: see [`set_closer`].
+//! Closing a descriptor can block: a TCP socket lingers, a FUSE file asks its server, a terminal
+//! drains. Even a query can block, because a peer may hold the lock of a socket. So a peer's
+//! descriptor is first queried for seals, which the kernel answers without blocking. Sealable
+//! memory is closed when it is dropped, unless it is so large that freeing it takes long.
+//! Everything else is set aside for a thread that may block: see [`set_closer`].
 //!
-//! The kernel closes descriptors itself, in the thread that makes the call, where a packet is
-//! received without room for them, and where a socket is closed in whose queue they lie. So
-//! [`Socket`](crate::socket::Socket) always makes room for all that a packet can carry, and takes
-//! in what is left before it closes. What remains is a process that has run out of descriptors:
-//! there the kernel may wait.
+//! The kernel itself closes descriptors in the calling thread in two cases: a packet is received
+//! without room for them, or a socket is closed with them in its queue. So
+//! [`Socket`](crate::socket::Socket) always offers room for all that a packet can carry, and drains
+//! its queue before it closes. One case remains: in a process without free descriptors the kernel
+//! may block.
 
 mod list;
 
@@ -53,14 +52,14 @@ impl AsFd for Foreign {
 }
 
 impl Foreign {
-    /// The descriptor, if it is memory of that size which can be mapped without danger: see
+    /// Returns the descriptor if it is memory of this size that is safe to map: see
     /// [`segment::verify`].
     pub(crate) fn into_memory(self, expected: u64) -> Result<OwnedFd, SegmentError> {
         segment::verify(self.as_fd(), expected)?;
         Ok(self.into_any())
     }
 
-    /// The descriptor, whatever it is. Whoever drops it may wait.
+    /// Returns the descriptor, whatever it is. Dropping it may block.
     pub fn into_any(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken out once: `this` is not dropped.
@@ -81,15 +80,14 @@ impl Drop for Foreign {
 /// Closes a descriptor, or returns it if that may take long.
 fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
     match segment::memory_held(fd.as_fd()) {
-        // Without a closer it would never be freed; closing memory takes time, but waits for
-        // nobody.
+        // Without a closer it would never be freed. Closing memory takes time but does not block.
         Ok(held) if held <= CLOSED || closer().is_none() => None,
         _ => Some(fd),
     }
 }
 
-/// The descriptors of one packet. What nobody takes out is put aside together, which calls the
-/// closer once.
+/// The descriptors of one packet. Those that are not taken are set aside together, with one call of
+/// the closer.
 #[derive(Debug)]
 pub struct Batch(std::vec::IntoIter<Foreign>);
 
@@ -130,14 +128,14 @@ pub fn unmap(mapping: Mapping) {
     }
 }
 
-/// What is put aside.
+/// The resources that are set aside.
 static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
 /// The closer, a `fn()`, or null.
 static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Says who closes what is put aside. `closer` is called after something was, on the path of
-/// progress: it must not wait, but start or wake a thread that calls [`close_aside`].
+/// Sets the function that is called after a resource was set aside. It runs on the progress path:
+/// it must not block, but start or wake a thread that calls [`close_aside`].
 ///
 /// Without one, large memory of a peer is unmapped and freed on the path of progress, at 0.15 ms
 /// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
@@ -159,13 +157,12 @@ pub fn close_aside() {
     ASIDE.take().for_each(drop);
 }
 
-/// Whether something was put aside and not yet taken by [`close_aside`]. Stale as soon as it is
-/// told.
+/// Whether resources are set aside and not yet taken by [`close_aside`]. May be stale on return.
 pub fn has_aside() -> bool {
     !ASIDE.is_empty()
 }
 
-/// Puts something aside that may take long to drop.
+/// Sets aside a value that may take long to drop.
 #[cold]
 pub(crate) fn put_aside<T: Send + 'static>(thing: T) {
     ASIDE.add(Box::new(thing));

@@ -1,7 +1,7 @@
-//! How two processes meet: credentials, sizes, nonces and descriptors over one AF_UNIX SEQPACKET
-//! socket. Slow path: everything here may allocate and make system calls, and waits for the peer,
-//! but never past its deadline. `shake` has the steps of one handshake, [`meeting`](crate::meeting)
-//! goes through many at once.
+//! The handshake of two processes: exchanges credentials, sizes, nonces and descriptors over one
+//! AF_UNIX SEQPACKET socket. Slow path: allocates, makes system calls, and waits for the peer up to
+//! a deadline. `shake` has the steps of one handshake; [`meeting`](crate::meeting) drives many at
+//! once.
 //!
 //! | step  | both sides send | both sides check |
 //! |-------|---|---|
@@ -13,15 +13,14 @@
 //! Descriptors are those of the lane, the doorbell and, from the first end, the common segment.
 //! [`identity`](crate::identity) says how the Hello's process is proven.
 //!
-//! The end that listens makes its lane and the common segment once it has the other's Offer, so a
-//! stranger costs it no memory by saying Hello.
+//! The listening end creates its lane and the common segment only after the other's Offer, so a
+//! stranger's Hello costs it no memory.
 //!
-//! Nothing of a peer is used before it has echoed our nonce, which it can only know from this
-//! conversation: a segment of an earlier run, or of a peer that has been replaced, never passes.
-//! Nothing is *active* before Ready: both sides have then mapped and checked everything, so there
-//! is no state in which one side uses a channel that the other has given up. A side that fails
-//! closes its socket and drops whatever it was sent; the other sees [`HandshakeError::HungUp`], or
-//! its deadline.
+//! Nothing from a peer is used before it has echoed our nonce, which it can only know from this
+//! handshake. So segments of an earlier run, or of a replaced peer, are rejected. No channel is
+//! *active* before Ready, when both sides have mapped and checked everything. So neither side uses
+//! a channel that the other has given up. A side that fails closes its socket and drops what it
+//! received; the other gets [`HandshakeError::HungUp`] or reaches its deadline.
 
 mod listener;
 mod shake;
@@ -52,7 +51,7 @@ pub(crate) use shake::{Shake, hello_again};
 /// Longest pause before a listener that hung up is connected to again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Which end of a link this is. The two must differ.
+/// The role of an end of a link. The two ends have different roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The end that listens: it makes the common segment.
@@ -61,9 +60,8 @@ pub enum Role {
     Second,
 }
 
-/// What this process brings to every handshake: its sizes and its doorbell. From
-/// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread, while the rail works
-/// elsewhere.
+/// The sizes and the doorbell of this process, for handshakes. From
+/// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread while the rail is in use.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) config: Arc<ShmConfig>,
@@ -79,7 +77,8 @@ pub struct Link {
     pub(crate) pair: Pair,
     pub(crate) doorbell: Doorbell,
     pub(crate) common: Option<Mapping>,
-    /// Names the pair: both ends compute the same; another pair has it with a chance of 1 in 2^32.
+    /// Identifies the pair: both ends compute the same value. Two pairs collide with a probability
+    /// of 2^-32.
     pub(crate) pair_id: u32,
     /// Whether every sleeper and notifier of the two works with `membarrier`.
     pub(crate) light: bool,
@@ -93,14 +92,13 @@ assert_impl_all!(Profile: Send, Sync);
 assert_impl_all!(Link: Send);
 
 impl Listener {
-    /// Waits for the next handshake to complete, of peers that connect and of those that were
-    /// [dialled](Self::dial). A process that is silent, slow or invalid costs only its own
-    /// connection, and [`refused`](Self::refused) or [`failed`](Self::failed) names it. Handshakes
-    /// that are not over at the deadline go on in the next call with the same profile.
+    /// Waits for the next handshake to complete, with a peer that connects or that was
+    /// [dialled](Self::dial). A silent, slow or invalid process costs only its own connection, and
+    /// [`refused`](Self::refused) or [`failed`](Self::failed) names it. Handshakes that are
+    /// incomplete at the deadline continue in the next call with the same profile.
     ///
-    /// With a deadline that has passed it looks once and does not wait. One step asks the kernel
-    /// whether the peer's memory can be read, which an admitted peer can hold up unless
-    /// [`ShmConfig::force_staging`] is set.
+    /// With a past deadline it polls once and does not wait. One step reads the peer's memory to
+    /// test access; an admitted peer can block that unless [`ShmConfig::force_staging`] is set.
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));
@@ -110,9 +108,9 @@ impl Listener {
         met?.ok_or(HandshakeError::Deadline)
     }
 
-    /// Begins a handshake with the listener at an address, as [`connect`] does, and does not wait
-    /// for it: [`accept`](Self::accept) with the same profile goes on with it and returns its link.
-    /// It may take as long as the handshake of a peer that connects.
+    /// Starts a handshake with the listener at an address, like [`connect`], without waiting:
+    /// [`accept`](Self::accept) with the same profile continues it and returns its link. It has the
+    /// same time limit as the handshake of a peer that connects.
     ///
     /// # Errors
     /// [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nobody listens there, `EAGAIN` if
@@ -125,18 +123,18 @@ impl Listener {
         Ok(())
     }
 
-    /// Ends what was [dialled](Self::dial) at an address and is not met yet. It does not
-    /// [fail](Self::failed).
+    /// Cancels an incomplete handshake [dialled](Self::dial) at an address.
+    /// [`failed`](Self::failed) does not report it.
     pub fn hang_up(&self, address: impl AsRef<OsStr>) {
         self.lock_meetings().hang_up(address.as_ref());
     }
 
-    /// The dialled handshakes that failed since the last call: the address, and why.
+    /// The dialled handshakes that failed since the last call: address and reason.
     pub fn failed(&self) -> Vec<(OsString, HandshakeError)> {
         self.lock_meetings().failed()
     }
 
-    /// Who was refused since the last call, and why: at most the last eight.
+    /// The peers refused since the last call, and why: at most the last eight.
     pub fn refused(&self) -> Vec<(String, HandshakeError)> {
         self.lock_meetings().refused()
     }
@@ -173,9 +171,9 @@ impl Link {
         meet(Shake::new(Socket::new(socket), role, profile)?, deadline)
     }
 
-    /// Swaps opaque bytes with the peer, at most [`MAX_BLOB`](crate::MAX_BLOB): the n-th call here
-    /// gets what the n-th call there sent. After an error the two may not be in step any more: hang
-    /// up.
+    /// Exchanges opaque bytes with the peer, at most [`MAX_BLOB`](crate::MAX_BLOB): the n-th call
+    /// here receives what the n-th call there sent. After an error the two ends may be out of step:
+    /// hang up.
     pub fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.control.exchange(blob, deadline)
     }
@@ -185,8 +183,8 @@ impl Link {
         Line::new(&mut self.control, self.peer.pidfd.as_ref())
     }
 
-    /// First byte and size of the segment that the two have in common, if one was configured. It is
-    /// mapped until the peer is detached. Both write there: atomics and raw copies only.
+    /// First byte and size of the common segment, if one is configured. It is mapped until the peer
+    /// is detached. Both ends write it: use atomics and raw copies only.
     pub fn common(&self) -> Option<(NonNull<u8>, usize)> {
         self.common.as_ref().map(|mapping| (mapping.ptr(), mapping.len()))
     }
@@ -208,7 +206,7 @@ impl Link {
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 
-    /// Whether the peer has hung up, or died: nothing comes of attaching it. Does not wait.
+    /// Whether the peer has hung up or died, so that attaching it is useless. Does not wait.
     pub fn has_ended(&mut self) -> bool {
         self.control.pump();
         self.control.ended().is_some()
@@ -224,8 +222,7 @@ impl Link {
         self.peer.uid
     }
 
-    /// What the peer calls itself: its [`ShmConfig::id`]. It proves nothing, any peer that is
-    /// admitted can give any number.
+    /// The peer's [`ShmConfig::id`]. It proves nothing: an admitted peer can claim any number.
     pub fn peer_id(&self) -> u64 {
         self.peer_id
     }

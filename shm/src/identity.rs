@@ -1,13 +1,13 @@
-//! Which process is at the other end of a socket.
+//! Identifies the process at the other end of a socket.
 //!
-//! The kernel says it of each packet of the handshake: its sender's process and user
-//! (`SCM_CREDENTIALS`), and since Linux 6.5 a pidfd of that process (`SCM_PIDFD`). `SO_PEERCRED` is
-//! not enough: it names the process that connected, or that made a pair of sockets, and after a
-//! fork that can be this process itself.
+//! With each packet of the handshake the kernel passes the process and user of its sender
+//! (`SCM_CREDENTIALS`), and since Linux 6.5 a pidfd (`SCM_PIDFD`). `SO_PEERCRED` is not enough: it
+//! names the process that connected, or that made a pair of sockets, and after a fork that can be
+//! this process itself.
 //!
-//! A process number alone proves little, because the kernel gives it away again. It is *proven*
-//! here when a pidfd that was opened before the peer could know our nonce, or that came with the
-//! packet, is still alive after the last packet of the handshake:
+//! A process ID alone proves little, because the kernel reuses it. It is *proven* here if a pidfd
+//! that was opened before the peer could know our nonce, or that came with the packet, is still
+//! alive after the last packet of the handshake:
 //!
 //! | kernel     | pidfd                                             | proves the sender of  |
 //! |------------|---------------------------------------------------|-----------------------|
@@ -22,7 +22,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::error::HandshakeError;
 use crate::socket::{Sender, Socket};
 
-/// Who is at the other end.
+/// The identity of the peer.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     /// Its process, or 0 if it lives in a process namespace that we cannot see.
@@ -31,12 +31,12 @@ pub(crate) struct Credentials {
     pub(crate) uid: u32,
     /// Becomes readable when it dies, if the kernel gave one.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Whether `pidfd` is known to be of the process that speaks.
+    /// Whether `pidfd` provably belongs to the sender.
     proven: bool,
 }
 
 impl Credentials {
-    /// The process that connected. Asks the kernel to name the sender of each packet from now on.
+    /// Identifies the connected process, and enables credentials on all later packets.
     pub(crate) fn connected(socket: &Socket) -> Result<Self, HandshakeError> {
         let pidfds_come = socket.name_senders(true)?;
         let (pid, uid) = socket.connected_by()?;
@@ -44,7 +44,7 @@ impl Credentials {
         Ok(Credentials { pid, uid, pidfd, proven: false })
     }
 
-    /// The process that sent the Hello takes the place of the one that connected.
+    /// Replaces the connected process with the sender of the Hello.
     pub(crate) fn introduce(&mut self, sender: Sender) {
         let Sender { pid, uid, pidfd } = sender;
         let connected = self.pidfd.take().filter(|_| pid == self.pid);
@@ -52,7 +52,7 @@ impl Credentials {
         *self = Credentials { pid, uid, pidfd: pidfd.or(connected).or_else(|| open(pid)), proven };
     }
 
-    /// Whether the process that introduced itself still has its number, and is not this process.
+    /// Whether the peer's process is alive and is not this process.
     pub(crate) fn is_another(&self) -> bool {
         self.proven && self.pidfd.as_ref().is_some_and(is_alive) && !is_own(self.pid)
     }
@@ -75,7 +75,7 @@ fn is_alive(pidfd: &OwnedFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 0 }
 }
 
-/// Whether a number is that of this process, or of one of its threads.
+/// Whether an ID is that of this process or one of its threads.
 pub(crate) fn is_own(pid: i32) -> bool {
     // SAFETY: plain numbers; signal 0 only asks whether the thread exists.
     pid > 0 && unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), pid, 0) } == 0

@@ -4,9 +4,9 @@
 //!
 //! A record lies in 1 to n contiguous cells of 64 bytes. Its first cell begins with a *stamp*,
 //! derived from the record's absolute position, and the stamp is stored last: a consumer that waits
-//! for the next record looks at the very line that the record comes in, so a short record costs one
+//! for the next record polls the cache line that the record arrives in, so a short record costs one
 //! line transfer, where a ring with a shared tail costs two. The cells are mapped twice in a row,
-//! so a record that starts in the last cell simply goes on.
+//! so a record may wrap.
 //!
 //! | byte of the first cell | what |
 //! |---|---|
@@ -23,20 +23,18 @@
 //!
 //! # Claimed cells
 //!
-//! A line that the consumer has read has to be taken back from it before it can be written, and
-//! stores wait for that in the order of the program: a record that needs one such line, with a few
-//! dozen stores elsewhere before the next, waits a whole transfer, whether the line was prefetched
-//! for writing or not. Lines that are stored to in a row are asked for together (`bare-stream` in
-//! `benches/` shows both). So [`Producer::publish`], once for several short records, clears the
-//! stamps of the next free cells in one go, behind the record; those that follow find their lines,
-//! and clean cells behind them, in place.
+//! A line that the consumer has read must be invalidated there before the producer can write it,
+//! and stores retire in program order. So a record that needs one such line stalls for a whole
+//! transfer, even if the line was prefetched for writing. Adjacent stores to several lines overlap
+//! their transfers (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the
+//! stamps of several free cells behind a record at once. Later records find their lines, and clean
+//! cells behind them, in place.
 //!
-//! Behind a long record it claims as many cells as that took: the next, if it is as long, is copied
-//! to lines that are in place, which is what most of a copy waits for (`bare-lane`). In a stream it
-//! would wait for them here instead, and longer: `memmove` takes the lines of a long copy from the
-//! consumer without reading them, which a store does not. So it claims nothing there: where no
-//! record of the other lane has come since the last claim. Streams of 4 KiB are 1.5 to 2.5 times as
-//! fast for it, those of 8 KiB up to 3.4 times.
+//! Behind a long record it claims as many cells as that took, because a copy mostly waits for its
+//! lines (`bare-lane`). In a stream this wait would only move, and grow: `memmove` acquires the
+//! lines of a long copy without reading them, which a store does not. So a long record claims
+//! nothing if no record of the other lane has arrived since the last claim. This makes streams of 4
+//! KiB 1.5 to 2.5 times as fast, those of 8 KiB up to 3.4 times.
 //!
 //! # Edges
 //!
@@ -78,8 +76,8 @@ mod tests;
 pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, Watch, cells_for};
 use header::Header;
 
-/// The longest message that a lane always accepts once it has been emptied, in bytes, wherever in
-/// its first cell or with the second it begins.
+/// The longest message, in bytes, that an empty lane always accepts, at any position of its first
+/// byte.
 ///
 /// A consumer holds back up to a quarter of the lane before it frees it, and one cell stays unused.
 pub(crate) const fn max_message(cells: u32) -> usize {
@@ -100,7 +98,7 @@ pub(crate) struct LaneMemory {
 assert_impl_all!(LaneMemory: Send, Sync);
 
 impl LaneMemory {
-    /// Makes the segment of our outgoing lane.
+    /// Creates the segment of our outgoing lane.
     pub(crate) fn create(cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
         let fd = segment::create(CELLS + ring)?;
@@ -111,7 +109,7 @@ impl LaneMemory {
         Ok(memory)
     }
 
-    /// Maps the segment of our incoming lane, read-only, after checking everything about it.
+    /// Maps the segment of our incoming lane, read-only, after all checks.
     pub(crate) fn attach(fd: Foreign, cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
         let fd = fd.into_memory((CELLS + ring) as u64)?;

@@ -1,10 +1,9 @@
-//! Accepts connections and shakes hands with many peers at once, so that none makes another wait.
+//! Accepts connections and drives many handshakes at once, so that no peer delays another.
 //!
-//! Whoever can reach a listener can connect to it and then say nothing, or the wrong thing. A
-//! stranger costs only his own connection: every handshake goes on when its peer has said
-//! something, has a deadline of its own, and ends alone. At most [`MOST`] are open. One more ends
-//! the one that has got least far, the oldest of those. Those that this process [began
-//! itself](Meetings::dial) count apart, and nobody's connection ends them.
+//! A process that connects to a listener may stay silent or send invalid data. It costs only its
+//! own connection: each handshake advances when its peer sends, has its own deadline, and fails
+//! alone. At most [`MOST`] are open. One more evicts the least advanced, and of those the oldest.
+//! Handshakes that this process [dialled](Meetings::dial) are counted apart and never evicted.
 //!
 //! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the
 //! latest; nothing else waits.
@@ -23,13 +22,13 @@ pub const MOST: usize = 64;
 /// Connections accepted in one pass.
 const PASS: usize = 16;
 
-/// Refusals that are kept to be asked for; older ones are dropped.
+/// Refusals kept for the user; older ones are dropped.
 const REFUSALS: usize = 8;
 
-/// A handshake over a connected socket. It never waits: [`step`](Self::step) does what can be done
-/// now.
+/// A handshake over a connected socket. It never waits: [`step`](Self::step) advances as far as
+/// possible.
 pub trait HalfOpen: Sized {
-    /// What the handshake gives.
+    /// The result of the handshake.
     type Met;
     /// Why it failed.
     type Error: Copy;
@@ -50,10 +49,10 @@ pub trait HalfOpen: Sized {
     fn who(&self) -> String;
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug)]
 pub enum Step<H: HalfOpen> {
-    /// The peer has to go on.
+    /// It waits for the peer.
     Waits(H),
     /// The handshake is complete.
     Met(H::Met),
@@ -61,7 +60,7 @@ pub enum Step<H: HalfOpen> {
     Failed(H::Error),
 }
 
-/// Handshakes that are open, and the last that failed.
+/// The open handshakes, and the last failed ones.
 #[derive(Debug)]
 pub struct Meetings<H: HalfOpen> {
     open: Vec<Entry<H>>,
@@ -78,17 +77,17 @@ struct Entry<H> {
     deadline: Instant,
 }
 
-/// Whom a handshake is with.
+/// The peer of a handshake.
 #[derive(Debug)]
 enum Who {
-    /// One who connected, by name.
+    /// A process that connected, by name.
     Stranger(String),
-    /// Whoever listens at this address.
+    /// The listener at this address.
     Dialled(OsString),
 }
 
 impl<H: HalfOpen> Meetings<H> {
-    /// None yet. Each may take as long as `patience`.
+    /// No handshakes. Each may take as long as `patience`.
     pub fn new(patience: Duration) -> Self {
         Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
@@ -108,7 +107,7 @@ impl<H: HalfOpen> Meetings<H> {
         loop {
             let first = self.open.iter().map(|entry| entry.deadline).fold(deadline, Instant::min);
             let ready = self.poll(listener, first)?;
-            // From the end, since one that is over leaves its place to the last.
+            // From the end, because a finished one is swapped with the last.
             for at in (0..self.open.len()).rev().filter(|&at| ready[at]) {
                 if let Some(met) = self.step(at) {
                     return Ok(Some(met));
@@ -136,12 +135,12 @@ impl<H: HalfOpen> Meetings<H> {
         self.refused.drain(..).collect()
     }
 
-    /// Goes on with a handshake that this process began, with whoever listens at `address`.
+    /// Adds a handshake that this process began with the listener at `address`.
     pub fn dial(&mut self, address: &OsStr, handshake: H) {
         self.enter(handshake, Who::Dialled(address.into()), Instant::now());
     }
 
-    /// Ends what this process began with whoever listens at `address`, and tells nobody.
+    /// Cancels the dialled handshake with the listener at `address`, without a report.
     pub fn hang_up(&mut self, address: &OsStr) {
         self.open.retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
     }
@@ -151,8 +150,8 @@ impl<H: HalfOpen> Meetings<H> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Hangs up on every peer for whom `keep` does not hold. One that was dialled has
-    /// [failed](Self::failed), for it came too late.
+    /// Hangs up on every peer for which `keep` is false. A dialled one [fails](Self::failed) as
+    /// late.
     pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
         for entry in self.open.extract_if(.., |entry| !keep(&entry.handshake)) {
             if let Who::Dialled(address) = entry.who {
@@ -191,7 +190,7 @@ impl<H: HalfOpen> Meetings<H> {
         };
         let who = Who::Stranger(handshake.who());
         self.enter(handshake, who, now);
-        // What a proper peer says first is often here already.
+        // The first packet of a correct peer has often arrived already.
         self.step(self.open.len() - 1)
     }
 
@@ -199,12 +198,12 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.push(Entry { handshake, who, deadline: now + self.patience });
     }
 
-    /// Where those are that have connected.
+    /// The indexes of handshakes with peers that connected.
     fn strangers(&self) -> impl Iterator<Item = usize> {
         (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }
 
-    /// Goes on with one, which loses its place if that ends it.
+    /// Advances one handshake, and removes it if it ends.
     fn step(&mut self, at: usize) -> Option<H::Met> {
         let Entry { handshake, who, deadline } = self.open.swap_remove(at);
         match handshake.step() {
@@ -219,8 +218,8 @@ impl<H: HalfOpen> Meetings<H> {
         None
     }
 
-    /// Ends the handshake with a stranger that has got least far, the oldest of those. Whether
-    /// there was one.
+    /// Evicts the least advanced handshake with a stranger, and of those the oldest. Returns
+    /// whether there was one.
     fn evict(&mut self) -> bool {
         let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
         let worst = self.strangers().min_by_key(|&at| rank(&self.open[at]));
@@ -283,7 +282,7 @@ impl<H: HalfOpen> Meetings<H> {
     }
 }
 
-/// Goes through one handshake, waiting for the peer until the deadline.
+/// Completes one handshake, waiting for the peer until the deadline.
 ///
 /// # Errors
 /// What the handshake failed with, or [`HalfOpen::LATE`].

@@ -1,6 +1,5 @@
-//! What travels over the socket. Slow path: writing a packet allocates. Reading one checks magic,
-//! version, kind and length, in this order, before anything in it is believed; the body is taken by
-//! fields of fixed width.
+//! The packets of the socket. Slow path: writing one allocates. Reading one checks magic, version,
+//! kind and length, in this order, before anything else; the body is read in fields of fixed width.
 //!
 //! | bytes | field                                          |
 //! |-------|------------------------------------------------|
@@ -36,7 +35,7 @@ pub const MAX_BLOB: usize = 64 * 1024;
 /// Longest packet, in bytes.
 pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Who I am, and my sizes and nonce.
@@ -154,7 +153,7 @@ impl<'a> Reader<'a> {
         Ok((kind, head))
     }
 
-    /// As it does for an extension: its kind, and the body.
+    /// Checks the head of an extension's packet: returns its kind and body.
     ///
     /// # Errors
     /// Not a packet of this protocol, or not of an extension.
@@ -175,7 +174,7 @@ impl<'a> Reader<'a> {
         Ok(*field)
     }
 
-    /// All the rest.
+    /// The remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.rest
     }
@@ -183,7 +182,7 @@ impl<'a> Reader<'a> {
     /// Checks that nothing is left.
     ///
     /// # Errors
-    /// Something is.
+    /// Bytes are left.
     pub fn end(self) -> Result<(), HandshakeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(HandshakeError::BadPacket) }
     }

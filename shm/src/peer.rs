@@ -1,6 +1,5 @@
-//! One attached peer: its lanes, what is imported from it, what is under way, and what became of
-//! it. Consuming and sending neither allocate, block nor make a system call; taking it down and
-//! looking after it may.
+//! One attached peer: its lanes, imports, operations in flight, and state. Sending and receiving
+//! neither allocate, block nor make a system call; teardown and liveness checks may.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -21,7 +20,7 @@ use crate::regions::{Key, Kind, Regions};
 use crate::segment::{Mapping, errno};
 use crate::staged::{Staged, blame, within};
 
-/// What there is of another process, and not of ourselves.
+/// The state of a peer that is another process.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) control: Control,
@@ -31,12 +30,12 @@ pub(crate) struct Remote {
     pub(crate) common: Option<Mapping>,
     doorbell: Doorbell,
     light: bool,
-    /// Its number is taken to be its own until then: see [`lives`](Remote::lives).
+    /// Its process ID is trusted until then: see [`lives`](Remote::lives).
     known_until: u64,
 }
 
-/// For how long a process is taken for the one that it was, in nanoseconds. The kernel gives a
-/// number away again only after all others, which takes as many forks: tens of thousands as a rule.
+/// How long a process ID is trusted after a check, in nanoseconds. The kernel reuses an ID only
+/// after all others, usually tens of thousands of forks later.
 const KNOWN: u64 = 1_000_000;
 
 /// Memory of the peer that has been imported.
@@ -47,7 +46,7 @@ pub(crate) struct Import {
     pub(crate) len: u64,
     /// Where it is mapped, if it is.
     pub(crate) ptr: Option<NonNull<u8>>,
-    /// How often it was imported.
+    /// Number of imports of it.
     uses: u32,
 }
 
@@ -59,11 +58,11 @@ pub(crate) struct Attached {
     max_message: usize,
     /// Nothing may be posted: see [`refusal`](Attached::refusal).
     pub(crate) blocked: bool,
-    /// The pass has something for it to look at, and rings it at its end.
+    /// The pass has written to it, and notifies it at the end.
     pub(crate) due: bool,
     /// Every pass looks at it: see [`Roster`](crate::roster::Roster).
     pub(crate) hot: bool,
-    /// Something has come since peers last became cold.
+    /// A record has arrived since peers last became cold.
     pub(crate) heard: bool,
     /// By place in the key, as far as places were used; at most `max_imports`.
     imports: Vec<Option<Import>>,
@@ -74,7 +73,7 @@ pub(crate) struct Attached {
     pub(crate) fetches: Fetches,
     pub(crate) remote: Option<Remote>,
     down: Option<PeerError>,
-    /// Whether the sink has been told that it is down.
+    /// Whether `peer_down` has been reported.
     told: bool,
     /// Keeps mapped what the cursors point into.
     _lanes: Box<[LaneMemory]>,
@@ -84,7 +83,7 @@ pub(crate) struct Attached {
 // registered memory, or in memory that is lent until a post is done.
 unsafe impl Send for Attached {}
 
-/// Sizes of what one peer needs.
+/// Sizes of one peer's tables.
 pub(crate) struct Sizes {
     pub(crate) max_message: usize,
     pub(crate) max_regions: u16,
@@ -92,7 +91,7 @@ pub(crate) struct Sizes {
 }
 
 impl Attached {
-    /// Over a link, with both lanes at position `start`.
+    /// Attaches a link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, doorbell, common, pair_id, light, cma, .. } = link;
         // SAFETY: the new value keeps the pair beside the cursors;
@@ -112,7 +111,7 @@ impl Attached {
         Self::new(ends, Box::new([outgoing, incoming]), Some(remote), cma, sizes)
     }
 
-    /// To ourselves.
+    /// Attaches this process to itself.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
         // SAFETY: the new value keeps the lane beside the cursors;
@@ -189,7 +188,7 @@ impl Attached {
         self.imports.iter().flatten().find(|import| import.key == key)
     }
 
-    /// Hands records to the sink, at most `budget` of them. Returns how many there were.
+    /// Reports at most `budget` records to the sink. Returns their number.
     #[inline]
     pub(crate) fn consume<S: Sink>(
         &mut self,
@@ -235,7 +234,7 @@ impl Attached {
                     }
                 },
             };
-            // Whoever waits for room may sleep.
+            // A producer that waits for room may sleep.
             self.due |= self.input.advance(cells);
             self.out.answered();
             count += 1;
@@ -243,8 +242,7 @@ impl Attached {
         count
     }
 
-    /// Hands the sink a message that lies behind a gap in the next record.
-    /// Returns the record's cells.
+    /// Reports a message that lies behind a gap in the next record. Returns the record's cells.
     #[inline(always)]
     fn message<S: Sink>(&mut self, peer: Peer, len: usize, gap: usize, sink: &mut S) -> Option<u64> {
         if len > self.max_message || gap > GAP_MAX {
@@ -259,9 +257,9 @@ impl Attached {
         Some(cells_for(gap + len))
     }
 
-    /// What is seldom needed: reports the ends of a peer that is down, or sends on what waits for
-    /// room. Returns how many events it reported, or 1 where it could go on sending: nobody will
-    /// ring for that, so the owner must not go to sleep.
+    /// Rare work: reports the failed posts of a peer that is down, or sends what waits for room.
+    /// Returns the number of reported events, or 1 if it could send: nothing notifies the owner of
+    /// that, so it must not sleep.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -298,7 +296,7 @@ impl Attached {
         self.blocked || self.staged.owes()
     }
 
-    /// Whether there is nothing to do for it until something comes, and nothing is under way.
+    /// Whether nothing is in flight and nothing is to be done until a record arrives.
     pub(crate) fn rests(&self) -> bool {
         let quiet = if self.is_up() { !self.has_chores() } else { self.told };
         quiet && !self.staged.has_posts()
@@ -310,15 +308,14 @@ impl Attached {
         self.down.is_none()
     }
 
-    /// Gives the peer up: its lane is not touched again.
-    /// The sink learns of it from [`report`](Attached::report).
+    /// Fails the peer: its lane is not touched again. [`report`](Attached::report) tells the sink.
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);
         self.blocked = true;
     }
 
-    /// Tells the sink that the peer failed, then ends its posts; at most `budget` events.
+    /// Reports that the peer failed, then the end of its posts; at most `budget` events.
     pub(crate) fn report<S: Sink>(&mut self, peer: Peer, budget: u32, sink: &mut S) -> u32 {
         let Some(why) = self.down else { return 0 };
         let mut count = 0;
@@ -335,7 +332,7 @@ impl Attached {
         count
     }
 
-    /// Whether [`ring`](Attached::ring) does without a fence.
+    /// Whether [`ring`](Attached::ring) needs no fence.
     #[inline(always)]
     pub(crate) fn is_light(&self) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.light)
@@ -354,7 +351,7 @@ impl Attached {
         remote.doorbell.event().notify(host);
     }
 
-    /// Enters an import. `map` says where the memory is.
+    /// Records an import. `map` maps the memory.
     pub(crate) fn import(
         &mut self,
         key: RailKey,
@@ -393,14 +390,14 @@ impl Attached {
         Ok(ptr)
     }
 
-    /// Ends every import of a key of our own that names nothing any more.
+    /// Drops all imports of a deregistered key of our own.
     pub(crate) fn forget(&mut self, key: u64) {
         for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
             *place = None;
         }
     }
 
-    /// Gives up one import.
+    /// Releases one import.
     pub(crate) fn release(&mut self, key: u64) {
         let Some(place) = self.imports.iter_mut().find(|place| place.is_some_and(|import| import.key == key))
         else {
@@ -430,7 +427,7 @@ impl Import {
 }
 
 impl Remote {
-    /// Where a region is that the peer says lies in the common segment of this pair.
+    /// Resolves a region that the peer claims lies in the common segment of this pair.
     pub(crate) fn in_common(&self, pair: u32, base: u64, len: u64) -> Result<NonNull<u8>, AttachError> {
         let mapping = self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
         if !within(base, len, mapping.len() as u64) {
@@ -440,10 +437,10 @@ impl Remote {
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Whether the process still is the one that we met, and linked to us: as of [`KNOWN`] ago at
-    /// most. That is as good as now, since whoever asks can lose its processor for as long before
-    /// it acts on the answer; and that a process is gone whose number no other has, the kernel says
-    /// itself. A system call, of half a microsecond, each time that has passed.
+    /// Whether the process is still the one that we met, and linked to us. The answer is at most
+    /// [`KNOWN`] old, which is no weaker than a fresh one: the caller may be preempted as long
+    /// before it uses it. If the process has exited and its ID is not reused, the kernel itself
+    /// reports an error. Makes a system call of half a microsecond each time the answer expires.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;
@@ -466,7 +463,7 @@ impl Remote {
             // SAFETY: two structures, both ours; a negative descriptor is skipped.
             match unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) } {
                 0 => return true,
-                // A signal ends the call although it would not wait: it says nothing of the peer.
+                // Interrupted by a signal: no information about the peer.
                 -1 if errno() == libc::EINTR => {}
                 _ => return false,
             }

@@ -31,18 +31,18 @@ use crate::staged;
 /// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
 const MAX_RMA: usize = 1 << 30;
 
-/// From this length on the body of a message begins with a cell, in bytes. Between processors that
-/// share a cache 96 bytes arrive a third sooner so and 4 KiB a tenth, and twice as many messages of
-/// 96 bytes pass in a second. Shorter bodies come as soon behind the head.
+/// Bodies of this length or more begin at a cell boundary, in bytes. Between processors that share
+/// a cache this makes 96 bytes arrive a third sooner and 4 KiB a tenth, and doubles the rate of
+/// 96-byte messages. Shorter bodies gain nothing.
 const ALIGN_FROM: usize = CELL + 1;
 
-/// Waits no shorter than this are as long as waits can be: one that a clock can count.
+/// The longest wait: longer ones are cut to this, so that clocks do not overflow.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Peers that one [`check_peers`](Rail::check_peers) asks the kernel about.
 const CHECKED: usize = 32;
 
-/// Failed direct copies whose ends have not been reported; one more is refused.
+/// Most failed direct copies with unreported completions; one more is refused.
 const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
@@ -50,8 +50,8 @@ const MAX_ENDED: usize = 64;
 /// Posting a message, polling and notifying neither block, allocate, lock nor make a system call.
 /// Writes and reads of mapped memory are copies made by the caller's processor; those of private
 /// memory are made by the kernel, in two system calls, or go through the lane where it refuses.
-/// Payloads of two-sided messages that lie in private memory come whichever way has been the
-/// quicker one of late: [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
+/// Payloads of two-sided messages in private memory take the way that was recently faster:
+/// [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | memory of the peer                     | imported as     | written and read by           |
@@ -63,20 +63,19 @@ const MAX_ENDED: usize = 64;
 ///
 /// Everything posted to one peer is reported there in the order posted. Writes that the caller's
 /// processor or the kernel copies are in place at once, before messages posted earlier are reported
-/// ([`Order::Reports`]). What a post puts into a lane is visible at once; a peer that *sleeps* is
-/// woken by [`flush`](Rail::flush), or the next [`poll`](Rail::poll), at the latest. A peer that
-/// dies is seen by `check_peers`, which reports what it had still sent, then that it is down, then
-/// the end of every post to it. One call asks after 32 peers, the next after the next 32. Its
-/// memory stays mapped until it is detached, so pointers into it
-/// stay good until then.
+/// ([`Order::Reports`]). A post into a lane is visible at once; a peer that *sleeps* is woken at
+/// the latest by [`flush`](Rail::flush) or the next [`poll`](Rail::poll). `check_peers` detects a
+/// dead peer, and reports first what it had sent, then that it is down, then the completion of
+/// every post to it. One call checks 32 peers, the next the following 32. A dead peer's memory
+/// stays mapped until it is detached, so pointers into it stay valid until then.
 ///
-/// Memory that was [taken back](Rail::deregister) is refused to what comes through the lane, and to
-/// ourselves. A peer that has it mapped, or has the kernel copy, asks nobody: it must be done with
-/// it before. Likewise, what lies in the lane of a peer when that is [detached](Rail::detach) may
-/// still be carried out there, though its post has ended as failed.
+/// Accesses to [deregistered](Rail::deregister) memory through the lane are refused, and so are our
+/// own. A peer that has it mapped, or uses kernel copies, is not checked: it must be done with it
+/// before. Likewise, records in the lane of a peer that is [detached](Rail::detach) may still be
+/// executed there although their posts have failed.
 ///
-/// The host may leave out the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`):
-/// the rail knows from the handshake which peers need it, and runs it for those.
+/// The host may omit the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`): the
+/// rail knows from the handshake which peers need it, and executes it for those.
 #[derive(Debug)]
 pub struct ShmRail<H: Host> {
     host: H,
@@ -88,13 +87,13 @@ pub struct ShmRail<H: Host> {
     active: Vec<Peer>,
     /// Where in `active` the next [`check_peers`](Rail::check_peers) begins.
     checked: usize,
-    /// Those of them that passes look at.
+    /// The peers that passes poll.
     roster: Roster,
     /// Where among the hot peers the next pass begins.
     first: usize,
-    /// Peers to be rung by the next flush.
+    /// Peers that the next flush notifies.
     due: Due,
-    /// Ends still to be reported.
+    /// Completions to report.
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
@@ -104,7 +103,7 @@ assert_impl_all!(ShmRail<SpinHost>: Send);
 assert_not_impl_any!(ShmRail<SpinHost>: Sync, Clone);
 
 impl<H: Host> ShmRail<H> {
-    /// Makes a rail without peers.
+    /// Creates a rail without peers.
     pub fn new(host: H, config: ShmConfig) -> Result<Self, AttachError> {
         config.check()?;
         let doorbell = Arc::new(Doorbell::create()?);
@@ -136,12 +135,12 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// What this rail brings to a handshake. Clones may go to other threads.
+    /// The profile of this rail for handshakes. Clones may go to other threads.
     pub fn profile(&self) -> Profile {
         Profile { config: Arc::clone(&self.config), doorbell: Arc::clone(&self.doorbell) }
     }
 
-    /// What peers ring when something arrives here: the owner sleeps on it. It outlives the rail.
+    /// The eventcount that peers notify and the owner sleeps on. It outlives the rail.
     pub fn bell(&self) -> Bell {
         Bell::new(Arc::clone(&self.doorbell))
     }
@@ -151,7 +150,7 @@ impl<H: Host> ShmRail<H> {
         &self.host
     }
 
-    /// Takes a peer over from the handshake. The link must have been made with this rail's
+    /// Attaches a peer after its handshake. The link must come from a handshake with this rail's
     /// [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         self.attach_at(peer, link, 0)
@@ -186,13 +185,13 @@ impl<H: Host> ShmRail<H> {
         self.config.max_peers
     }
 
-    /// What there is of an attached peer that is another process, or another rail of this one.
+    /// The state of an attached peer that is another process, or another rail of this one.
     pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
         self.attached(peer)?.remote.as_mut()
     }
 
-    /// Makes this process its own peer:
-    /// no socket, a lane of its own, memory at its own addresses. Slow path.
+    /// Attaches this process to itself: no socket, one lane, memory at its own addresses. Slow
+    /// path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let sizes = self.sizes();
         let place = self.free_place(peer)?;
@@ -207,8 +206,8 @@ impl<H: Host> ShmRail<H> {
         self.roster.join(peer);
     }
 
-    /// Swaps opaque bytes with an attached peer,
-    /// in one sequence with those of [`Link::exchange`]. Slow path.
+    /// Exchanges opaque bytes with an attached peer, in one sequence with those of
+    /// [`Link::exchange`]. Slow path.
     pub fn exchange(
         &mut self,
         peer: Peer,
@@ -241,17 +240,17 @@ impl<H: Host> ShmRail<H> {
         find(&mut self.peers, peer)
     }
 
-    /// Rings a peer at the end of the pass.
+    /// Notifies a peer at the end of the pass.
     pub fn mark_due(&mut self, peer: Peer) {
         self.due.insert(peer);
     }
 
-    /// Whether a peer is attached and not given up.
+    /// Whether a peer is attached and has not failed.
     pub fn is_up(&self, peer: Peer) -> bool {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
     }
 
-    /// Gives a peer up. The next poll says so.
+    /// Fails a peer. The next poll reports it.
     #[cold]
     pub fn quarantine(&mut self, peer: Peer, why: PeerError) {
         if let Some(attached) = find(&mut self.peers, peer) {
@@ -260,7 +259,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// The memory registered here that a key of ours names, if that peer may name it.
+    /// The registered memory that one of our keys names, if this peer may use it.
     pub fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         self.regions.find(key, peer)
     }
@@ -287,7 +286,7 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// Rings the peers that are due. Out of line: most passes have none.
+    /// Notifies the peers that are due. Out of line: most passes have none.
     #[inline(never)]
     fn ring_due(&mut self) {
         self.due.take_each(|peer| {
@@ -297,7 +296,7 @@ impl<H: Host> ShmRail<H> {
         });
     }
 
-    /// Reports the ends that came up outside of a poll.
+    /// Reports completions that happened outside a poll.
     #[cold]
     fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -316,8 +315,8 @@ fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Rings a peer: at once if that is no more than a look at its doorbell, or else at the end of the
-/// pass, with one fence for all that was posted.
+/// Notifies a peer: at once if that takes only a load of its doorbell, otherwise at the end of the
+/// pass, with one fence for all posts.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
@@ -349,7 +348,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
-        // Whether the description agrees with the memory that it claims to lie in.
+        // Whether the region lies in the memory that its kind claims.
         let lies = |start: NonNull<u8>, size: usize, offset: u64| {
             staged::within(offset, len as u64, size as u64)
                 && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()
@@ -378,7 +377,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             Owner::Segment(segment) => {
                 let known = self.regions.segments();
                 let new = known.iter().all(|known| known.number() != segment.number());
-                // A peer that is told of more than it expects hangs up.
+                // A peer hangs up on more announcements than it expects.
                 if new && known.len() >= usize::from(self.config.max_segments) {
                     return Err(AttachError::Full);
                 }
@@ -398,7 +397,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        // Ourselves we need not ask to be done with it.
+        // Imports by this process itself can be dropped at once.
         for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
             attached.forget(key.key);
         }
@@ -443,7 +442,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         self.active.retain(|other| *other != peer);
         self.roster.leave(peer);
         self.due.remove(peer);
-        // What is about to be unmapped.
+        // Detaching unmaps the common segment.
         self.regions.remove_common(peer);
     }
 
@@ -603,14 +602,14 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let Some(remote) = &mut attached.remote else { continue };
             let [socket, pidfd] = [polls[0].revents, polls[1].revents];
-            // Also without news: announcements may wait for room in the socket.
+            // Even if nothing has arrived: announcements may wait for room in the socket.
             let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
-            // Its good-bye may lie behind what one pass takes in.
+            // Its Bye may be queued behind more packets than one pass receives.
             let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 self.roster.warm(attached, peer);
-                // It writes no more, so this ends: a lane holds so many records.
+                // It writes nothing more, so this empties the lane.
                 attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
             }

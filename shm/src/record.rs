@@ -1,4 +1,4 @@
-//! What the records of a lane say. Nothing here blocks or allocates.
+//! The records of a lane. Nothing here blocks or allocates.
 //!
 //! The low half of a record's header is its kind, the high half a value:
 //!
@@ -18,9 +18,9 @@ use std::ptr;
 
 use crate::lane::{CELL, PAYLOAD};
 
-/// Bytes for the sink's `message`, without a gap before them.
+/// A message for the sink, without a gap before it.
 pub(crate) const MESSAGE: u32 = 1;
-/// Where the length of the gap stands.
+/// Position of the gap's length in the kind.
 pub(crate) const GAP_SHIFT: u32 = 8;
 /// Longest gap: the message begins in the second cell.
 pub(crate) const GAP_MAX: usize = CELL - PAYLOAD;
@@ -35,12 +35,12 @@ pub(crate) const REPLY: u32 = 5;
 /// The end of a staged operation.
 pub(crate) const STATUS: u32 = 6;
 
-/// Staged operations that one end may have under way to the other.
+/// Most staged operations in flight in one direction.
 pub(crate) const STAGED: usize = 32;
 
 /// Flag of a write: this is its last chunk.
 pub(crate) const LAST: u64 = 1 << 32;
-/// Flag of a write: the completion word counts.
+/// Flag of a write: it has a completion word.
 pub(crate) const DATA: u64 = 1 << 33;
 
 /// Longest chunk of a staged operation, in bytes.
@@ -51,7 +51,7 @@ pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }
 
-/// How many cells a record takes that carries a chunk.
+/// Number of cells of a record with a chunk.
 #[inline]
 pub(crate) fn chunk_cells(len: usize) -> u64 {
     1 + len.div_ceil(CELL) as u64

@@ -1,5 +1,5 @@
-//! Memory registered here, and the keys that name it to peers. Slow path, except [`Regions::find`],
-//! which neither allocates nor blocks.
+//! Registered memory and its keys. Slow path, except [`Regions::find`], which neither allocates nor
+//! blocks.
 //!
 //! | bits of a key | what                                                          |
 //! |---------------|---------------------------------------------------------------|
@@ -8,9 +8,8 @@
 //! | 32..48        | slot in this table                                            |
 //! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
 //!
-//! The base that goes with a key counts from the start of the segment, or is an address where
-//! memory is private. Slots are given out in turn, so a key comes back only after 4096
-//! registrations in *each* slot.
+//! The base of a key counts from the start of the segment; for private memory it is an address.
+//! Slots are used in turn, so a key repeats only after 4096 registrations in *each* slot.
 
 use std::ptr::NonNull;
 
@@ -19,7 +18,7 @@ use fishplate_core::mem::Peer;
 
 use crate::segment::Segment;
 
-/// What memory a key names.
+/// The kind of memory of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Private,
@@ -29,7 +28,7 @@ pub(crate) enum Kind {
     Common(u32),
 }
 
-/// A key, taken apart.
+/// A decoded key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
@@ -50,7 +49,7 @@ impl Key {
         kind << 60 | u64::from(self.generation) << 48 | u64::from(self.slot) << 32 | u64::from(low)
     }
 
-    /// Takes a key apart that may come from anybody.
+    /// Decodes an untrusted key.
     pub(crate) fn decode(key: u64) -> Option<Self> {
         let low = key as u32;
         let kind = match key >> 60 {
@@ -63,7 +62,7 @@ impl Key {
     }
 }
 
-/// What keeps registered memory mapped.
+/// The owner that keeps registered memory mapped.
 #[derive(Debug)]
 pub(crate) enum Owner {
     /// The user.
@@ -102,7 +101,7 @@ impl Regions {
         Regions { slots: (0..max).map(|_| Slot::default()).collect(), next: 0 }
     }
 
-    /// Enters a region and returns its key.
+    /// Inserts a region and returns its key.
     pub(crate) fn insert(&mut self, ptr: NonNull<u8>, len: u64, owner: Owner) -> Result<u64, AttachError> {
         let n = self.slots.len();
         let free = (0..n).map(|i| (self.next + i) % n).find(|&i| self.slots[i].region.is_none());
@@ -119,7 +118,7 @@ impl Regions {
         Ok(Key { kind, generation: entry.generation, slot: slot as u16 }.encode())
     }
 
-    /// Where the region is that a key names, if `peer` may name it and it is still registered.
+    /// Finds the region of a key, if `peer` may use it and it is registered.
     pub(crate) fn find(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         let Key { kind, generation, slot } = Key::decode(key)?;
         let entry = self.slots.get(usize::from(slot))?;
@@ -133,14 +132,14 @@ impl Regions {
         meant.then_some((region.ptr, region.len))
     }
 
-    /// Takes the region out that a key names, and returns what kept it mapped.
+    /// Removes the region of a key, and returns its owner.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Owner> {
         let Key { generation, slot, .. } = Key::decode(key)?;
         let entry = self.slots.get_mut(usize::from(slot)).filter(|entry| entry.generation == generation)?;
         Some(entry.region.take()?.owner)
     }
 
-    /// Takes out every region in the common segment with `peer`.
+    /// Removes every region in the common segment with `peer`.
     pub(crate) fn remove_common(&mut self, peer: Peer) {
         for entry in &mut self.slots {
             if matches!(&entry.region, Some(Registered { owner: Owner::Peer(owner, _), .. }) if *owner == peer)

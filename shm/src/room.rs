@@ -1,28 +1,29 @@
-//! Whether there is room for memory before it is taken. Where a limit is passed the system sends a
-//! signal instead of an error: SIGXFSZ beyond the size that files may have, SIGKILL beyond what a
-//! control group or the machine has. Slow path: reads some small files.
+//! Checks for room before memory is allocated, because the kernel sends a signal instead of an
+//! error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a control group or the
+//! machine. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Below so many bytes the system's own reserve is room enough.
+/// Smaller allocations, in bytes, are not checked: the system's reserve suffices.
 const SMALL: usize = 1 << 20;
 
-/// Left for everybody else when the machine's or a group's memory is given out, in bytes.
+/// Memory of the machine or group that is left to others, in bytes.
 const RESERVE: u64 = 16 << 20;
 
-/// Checks that `len` bytes of memory can be had now, by the machine's memory and by the limits of
-/// the control groups of this process. Memory that others take afterwards is not foreseen.
+/// Checks that the machine, and the control groups of this process, have `len` bytes of memory left
+/// now. Later allocations of others may still use them up.
 ///
 /// # Errors
-/// [`SegmentError::Room`], with what can be had.
+/// [`SegmentError::Room`], with the bytes left.
 pub fn check_room(len: usize) -> Result<(), SegmentError> {
     check_within(len, Path::new("/"))
 }
 
-/// Checks that a file of `len` bytes, which shared memory counts as, can be made by this process.
+/// Checks that this process may create a file of `len` bytes, because shared memory counts as a
+/// file.
 ///
 /// # Errors
 /// [`SegmentError::FileSize`], with the limit.
@@ -47,14 +48,15 @@ fn check_within(len: usize, root: &Path) -> Result<(), SegmentError> {
     }
 }
 
-/// Bytes that can be had: the least of what the machine has and of what each control group still
-/// may take. What cannot be read limits nothing.
+/// Available bytes: the minimum over the machine and each control group. Unreadable files set no
+/// limit.
 fn available(root: &Path) -> u64 {
     let machine = meminfo(root).unwrap_or(u64::MAX);
     groups(root).iter().filter_map(|group| left_in(group)).fold(machine, u64::min)
 }
 
-/// What the machine can give without killing anybody: free or reclaimable memory, and swap.
+/// Memory that the machine can provide without killing a process: free or reclaimable memory, and
+/// swap.
 fn meminfo(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let kib = |name: &str| -> Option<u64> {
@@ -86,7 +88,7 @@ fn groups(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// What a group may still take, pages of files that it can drop included; `None` without a limit.
+/// Bytes that a group has left, with reclaimable file pages; `None` without a limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));

@@ -1,15 +1,15 @@
-//! Which peers a pass looks at: a pass costs no look at each peer that is silent. Nothing here
-//! blocks or allocates, once made.
+//! Selects the peers that a pass polls, so that silent peers cost almost nothing. After creation
+//! nothing here blocks or allocates.
 //!
 //! | peer | since                                                      | a pass looks at    |
 //! |------|------------------------------------------------------------|--------------------|
 //! | hot  | something came from it, or was posted to it through a lane | all of them        |
 //! | cold | [`LOOKS`] looks at hot peers found nothing of it           | a 64th, at least 4 |
 //!
-//! So a cold peer that begins to talk is found within 64 passes, and is hot from then on. Of up to
-//! four cold peers every pass looks at all. So does a pass whose owner has announced a sleep: what
-//! nobody has looked at cannot be slept through. If the owner is about to sleep and the word says
-//! awake, a peer has rung meanwhile and the sleep ends at once.
+//! So a cold peer that sends is found within 64 passes, and becomes hot. With up to four cold peers
+//! every pass polls all of them. So does a pass whose owner has announced a sleep, because it must
+//! not sleep through an unpolled record. If the owner is about to sleep and its word says awake, a
+//! peer has notified it meanwhile, and the sleep ends at once.
 
 use std::mem;
 
@@ -18,31 +18,31 @@ use fishplate_core::mem::Peer;
 use crate::lane::Watch;
 use crate::peer::Attached;
 
-/// Looks at hot peers after which those that were silent meanwhile are cold.
+/// Polls of hot peers after which those that were silent become cold.
 const LOOKS: u32 = 4096;
 
-/// Passes in which all cold peers are looked at.
+/// Passes within which all cold peers are polled.
 const ROUND: usize = 64;
 
-/// Cold peers that each pass looks at, at least.
+/// Fewest cold peers that each pass polls.
 const LEAST: usize = 4;
 
-/// Peers by place, as a rail keeps them.
+/// Peers by number, as a rail stores them.
 pub(crate) type Places = [Option<Box<Attached>>];
 
 /// The attached peers that may have something to report, hot and cold, in no order.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    /// Every pass looks at them.
+    /// Every pass polls them.
     pub(crate) hot: Vec<Peer>,
     cold: Vec<Cold>,
     /// Where in `cold` the next pass begins.
     next: usize,
-    /// Looks at hot peers since some may last have become cold.
+    /// Polls since the last check for peers that became cold.
     looks: u32,
 }
 
-/// A cold peer: what a look at it takes.
+/// A cold peer: what polling it needs.
 #[derive(Debug)]
 struct Cold {
     record: Watch,
@@ -50,17 +50,17 @@ struct Cold {
 }
 
 impl Roster {
-    /// With room for so many peers.
+    /// Creates a roster with room for `peers`.
     pub(crate) fn new(peers: usize) -> Self {
         Roster { hot: Vec::with_capacity(peers), cold: Vec::with_capacity(peers), next: 0, looks: 0 }
     }
 
-    /// Takes in a peer that was attached just now: [hot](Attached::hot).
+    /// Adds a new peer, as [hot](Attached::hot).
     pub(crate) fn join(&mut self, peer: Peer) {
         self.hot.push(peer);
     }
 
-    /// Forgets a peer. Its lane may be unmapped from here on.
+    /// Removes a peer. Its lane may be unmapped afterwards.
     pub(crate) fn leave(&mut self, peer: Peer) {
         self.hot.retain(|other| *other != peer);
         self.cold.retain(|other| other.peer != peer);
@@ -87,8 +87,8 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// Looks at the cold peers whose turn it is, or at `all`, and makes those hot that have sent
-    /// something.
+    /// Polls the cold peers whose turn it is, or `all`, and makes those hot that have sent a
+    /// record.
     #[inline]
     pub(crate) fn look(&mut self, places: &mut Places, all: bool) {
         let len = self.cold.len();
@@ -109,7 +109,7 @@ impl Roster {
         }
     }
 
-    /// The peer at `next` has sent something.
+    /// Makes the peer at `next` hot, because it has sent a record.
     #[cold]
     #[inline(never)]
     fn found(&mut self, places: &mut Places) {
@@ -120,7 +120,7 @@ impl Roster {
         }
     }
 
-    /// Counts a pass that has looked at all hot peers.
+    /// Counts a pass that has polled all hot peers.
     #[inline(always)]
     pub(crate) fn count(&mut self, places: &mut Places) {
         self.looks += self.hot.len() as u32;
@@ -129,7 +129,7 @@ impl Roster {
         }
     }
 
-    /// Makes the peers cold that had nothing to report since the last time, and have nothing to do.
+    /// Makes those peers cold that were silent since the last call and have no work.
     #[cold]
     #[inline(never)]
     fn cool(&mut self, places: &mut Places) {

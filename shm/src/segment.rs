@@ -1,14 +1,13 @@
 //! Sealed anonymous memory that processes can share. Slow path only: every call here is made at
 //! setup, may allocate, and makes system calls; none waits for anybody.
 //!
-//! A segment is a memfd: it has no name, so nothing is left behind by a process that is killed, and
-//! nobody can open what was not handed to him. Its pages are allocated when it is made, so that
+//! A segment is a memfd. It has no name, so a killed process leaves nothing behind, and only
+//! processes that receive the descriptor can open it. Its pages are allocated at creation, so that
 //! lack of memory is an error here and not a signal later. Its size is sealed, so that no peer can
-//! cut a mapping short and have the next access end in SIGBUS. Whoever attaches checks all three
-//! before the first access: sealed against shrinking and growing, the size that was agreed, every
-//! page present. Only ordinary anonymous files are taken (tmpfs): of one with huge pages, a hole
-//! that its owner makes later ends an access in SIGBUS, where a hole of ordinary pages reads as
-//! zeros.
+//! truncate it and cause SIGBUS. An attaching process checks three things before the first access:
+//! the seals, the agreed size, and that every page is present. Only ordinary anonymous files
+//! (tmpfs) are accepted: a hole punched later into huge pages causes SIGBUS, while a hole in
+//! ordinary pages reads as zeros.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -25,10 +24,10 @@ pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Seals that fix the size for good and forbid to change the seals.
+/// Seals that fix the size and the seals themselves.
 const FIXED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// What a mapping allows.
+/// The accesses that a mapping allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Loads only; a store faults.

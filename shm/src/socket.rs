@@ -1,7 +1,7 @@
-//! AF_UNIX SEQPACKET sockets: packets that keep their borders, in order, with descriptors attached.
-//! Slow path only. Every wait has a deadline; no call blocks otherwise, nor does dropping a socket.
-//! Descriptors that arrive are [owned](Foreign) from the first moment and close on drop, whatever
-//! is wrong with the packet they came with; all are close-on-exec.
+//! AF_UNIX SEQPACKET sockets: ordered packets with descriptors attached. Slow path only. Every wait
+//! has a deadline; no other call blocks, nor does dropping a socket. Received descriptors are
+//! [owned](Foreign) at once and closed on drop, even if their packet is invalid; all are
+//! close-on-exec.
 
 use std::ffi::OsStr;
 use std::mem::{self, ManuallyDrop};
@@ -46,14 +46,14 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     unsafe { Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))) }
 }
 
-/// Who sent a packet, as the kernel says where it was [asked](Socket::name_senders).
+/// The sender of a packet, from the kernel, once [enabled](Socket::name_senders).
 #[derive(Debug)]
 pub(crate) struct Sender {
     /// Its process, or 0: in a process namespace that we cannot see, or not known.
     pub(crate) pid: i32,
-    /// The user that it has named, who is one of its own.
+    /// The user ID that it claimed; the kernel checks that it has it.
     pub(crate) uid: u32,
-    /// The process, where the kernel gives one.
+    /// A pidfd of the process, if the kernel provides one.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
@@ -67,7 +67,7 @@ impl Sender {
     }
 }
 
-/// What has arrived.
+/// A received packet.
 #[derive(Debug)]
 pub(crate) struct Packet {
     /// Its length, in bytes.
@@ -106,8 +106,7 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Has the kernel say who sent each packet that is received from now on, or no longer. Whether
-    /// pidfds come too.
+    /// Turns the senders of received packets on or off. Returns whether pidfds are included.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -181,15 +180,14 @@ impl Socket {
             match errno() {
                 libc::EINTR => {}
                 libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN => return Err(HandshakeError::HungUp),
-                // Too many descriptors under way: they leave as soon as the peer reads.
+                // Too many descriptors in flight; retry once the peer has received some.
                 libc::ETOOMANYREFS => return Err(HandshakeError::System(libc::EAGAIN)),
                 code => return Err(HandshakeError::System(code)),
             }
         }
     }
 
-    /// Sends one packet at once, or fails with `EAGAIN`. The receiver learns who sent it, whenever
-    /// it asks.
+    /// Sends one packet with our credentials at once, or fails with `EAGAIN`.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         // SAFETY: calls without arguments, which cannot fail.
         let sender =
@@ -202,22 +200,22 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet if there is one. `None`: there is none. With `EMFILE` a packet has come,
-    /// and is lost, since this process may open no more descriptors.
+    /// Receives one packet, if there is one. `EMFILE`: a packet was lost because this process has
+    /// no free descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
         let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
         if flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
-        // There was room for all that a packet can have: it is this process that cannot take more.
+        // The buffer holds all that a packet can carry, so this process is out of descriptors.
         if flags & libc::MSG_CTRUNC != 0 {
             return Err(HandshakeError::System(libc::EMFILE));
         }
-        // Nobody sends empty packets: this is the end.
+        // Empty packets are never sent: this is the end of the connection.
         if packet.len == 0 { Err(HandshakeError::HungUp) } else { Ok(Some(packet)) }
     }
 
-    /// Receives what there is, and the kernel's flags for it.
+    /// Receives one packet and the kernel's flags for it.
     fn recv_now(&self, into: &mut [u8]) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -253,12 +251,12 @@ impl Socket {
     }
 }
 
-/// Packets that are taken in before a socket closes; usually the kernel lets fewer wait.
+/// Most packets that are drained before a socket closes; the kernel usually queues fewer.
 const LAST: usize = 64;
 
 impl Drop for Socket {
-    /// Takes in what has come, so that no descriptor in it is closed by the kernel while this
-    /// thread waits.
+    /// Drains the socket, so that the kernel does not close descriptors in this thread, which may
+    /// block.
     fn drop(&mut self) {
         // SAFETY: a call on our descriptor. Nothing more comes from here on.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
@@ -351,7 +349,7 @@ impl Control {
 
 /// Waits for an event, a hang-up or the deadline.
 fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
-    // The clock first: a peer may make events without end that are not waited for.
+    // Check the deadline first, because a peer may cause unrelated events without end.
     if Instant::now() >= deadline {
         return Err(HandshakeError::Deadline);
     }

@@ -1,6 +1,6 @@
-//! Staged operations: writes and reads of memory that is not mapped, carried through the lane in
-//! chunks, because the kernel does not copy between the two processes, or more slowly. Nothing here
-//! blocks or allocates.
+//! Staged operations: writes and reads of unmapped memory, sent through the lane in chunks, because
+//! the kernel does not permit copies between the two processes or is slower. Nothing here blocks or
+//! allocates.
 //!
 //! | end    | write                                      | read                               |
 //! |--------|--------------------------------------------|------------------------------------|
@@ -8,13 +8,13 @@
 //! | target | checks and copies chunks; owes a status    | owes replies, sent with room       |
 //! | origin | the status ends it                         | the last reply or an error ends it |
 //!
-//! What is owed is kept in a table with one place per number, so a target never needs room in its
-//! own lane in order to empty the other: two ends that write to each other through full lanes
-//! cannot block each other.
+//! Owed records are kept in a table with one entry per number, so a target never needs room in its
+//! own lane to drain the other. So two ends that write to each other through full lanes cannot
+//! deadlock.
 //!
-//! A region that is not registered, or no longer, ends the operation with `EFAULT`: it may have
-//! been taken back while the record was under way. A range outside of a region that *is* registered
-//! breaks the protocol: a correct origin checks it before it posts.
+//! An unregistered region ends the operation with `EFAULT`, because it may have been deregistered
+//! while the record was in flight. A range outside a registered region is a violation, because a
+//! correct origin checks it before it posts.
 
 use std::ptr::NonNull;
 
@@ -27,10 +27,10 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Chunks of a write that are sent in one pass: as many as a lane of the usual size holds.
+/// Most chunks of a write in one pass: as many as a lane of the default size holds.
 const CHUNKS: u32 = 16;
 
-/// Records that are sent in reply in one pass.
+/// Most reply records in one pass.
 const REPLIES: u32 = 8;
 
 /// A staged operation that was begun here.
@@ -43,7 +43,8 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether it is a payload's read, whose end [`Fetches`](crate::fetch::Fetches) must see.
+    /// Whether it reads a message's payload, whose completion [`Fetches`](crate::fetch::Fetches)
+    /// records.
     pub(crate) fetch: bool,
     /// Bytes sent, or received, so far.
     pub(crate) done: usize,
@@ -73,11 +74,11 @@ pub(crate) struct Staged {
     posted: [Option<Posted>; STAGED],
     owed: [Option<Owed>; STAGED],
     owed_count: u32,
-    /// Where in `owed` the next record is looked for.
+    /// Where the next search of `owed` begins.
     turn: usize,
     /// The write whose last chunk has not been sent.
     sending: Option<u8>,
-    /// What became of the write that is arriving: 0, or why it fails.
+    /// The result of the arriving write so far: 0, or its error code.
     arriving: i32,
     chunk: usize,
 }
@@ -95,7 +96,7 @@ impl Staged {
         }
     }
 
-    /// Whether a write is only partly sent, so that nothing else may be.
+    /// Whether a write is partly sent, which blocks all other posts.
     pub(crate) fn sending(&self) -> bool {
         self.sending.is_some()
     }
@@ -110,7 +111,7 @@ impl Staged {
         self.posted.iter().flatten().any(|op| memory.overlaps(op.ptr.as_ptr(), op.len))
     }
 
-    /// Whether the peer waits for something of ours.
+    /// Whether a record is owed to the peer.
     #[inline(always)]
     pub(crate) fn owes(&self) -> bool {
         self.owed_count != 0
@@ -136,16 +137,15 @@ impl Staged {
                 out.reserve(chunk_cells(op.len.min(self.chunk)))?;
                 self.posted[id] = Some(op);
                 self.sending = Some(id as u8);
-                // The operation is accepted from here on:
-                // the next pass finds any failure, and ends it.
+                // The operation is accepted: if this fails, the next pass ends it.
                 let _ = self.send(out);
             }
         }
         Ok(())
     }
 
-    /// Sends chunks of the write that is only partly sent, while there is room, as many as one pass
-    /// sends. Full is no error here. Returns whether some are left for which there may be room.
+    /// Sends up to [`CHUNKS`] chunks of the partly sent write, while there is room. A full lane is
+    /// no error. Returns whether more can be sent.
     pub(crate) fn send(&mut self, out: &mut Producer) -> Result<bool, Refused> {
         let Some(id) = self.sending else { return Ok(false) };
         let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(false) };
@@ -180,10 +180,9 @@ impl Staged {
         Ok(true)
     }
 
-    /// Sends what is owed, while there is room, as many records as one pass sends, and one of each
-    /// operation in turn: the peer takes a number again as soon as it is free, and must not hold up
-    /// another by that. Full is no error here. Returns whether something is left for which there
-    /// may be room.
+    /// Sends up to [`REPLIES`] owed records, while there is room, one of each operation in turn.
+    /// The peer reuses a number as soon as it is free, and must not starve others by that. A full
+    /// lane is no error. Returns whether more can be sent.
     pub(crate) fn serve(
         &mut self,
         out: &mut Producer,
@@ -196,7 +195,7 @@ impl Staged {
             let Some((id, owed)) = owed else { return Ok(false) };
             match self.serve_one(out, id, owed, peer, regions) {
                 Ok(rest) => self.owed[id] = rest,
-                // It keeps its turn.
+                // `turn` does not advance, so this operation is the next.
                 Err(Refused::Full) => return Ok(false),
                 Err(corrupt) => return Err(corrupt),
             }
@@ -226,7 +225,7 @@ impl Staged {
             }
             Owed::Read { key, offset, len, sent } => (key, offset, len, sent),
         };
-        // Looked up for each chunk: the region may be taken back at any time.
+        // Looked up for each chunk, because the region may be deregistered at any time.
         let Some((base, size)) = regions.find(key, peer) else {
             return Ok(Some(Owed::Status(libc::EFAULT)));
         };
@@ -250,7 +249,7 @@ impl Staged {
     }
 
     fn owe(&mut self, id: usize, owed: Owed) -> Result<(), Violation> {
-        // The peer has not seen the end of the operation that has this number.
+        // A violation: the operation with this number is still open.
         if self.owed[id].is_some() {
             return Err(Violation::Sequence);
         }
@@ -259,8 +258,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record that is neither a message nor a landed write. Returns how many cells it
-    /// has, and how long the payload is whose read it ends, if it does.
+    /// Handles a record of a staged operation. Returns its number of cells, and the length of the
+    /// payload if it completes a payload's read.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,
@@ -322,8 +321,8 @@ impl Staged {
                 let Some(op) = self.posted[id].as_mut().filter(|op| op.way == Way::Get) else {
                     return Err(Violation::Reply);
                 };
-                // Chunks come in order and complete:
-                // only the last may be short, and only if all is empty, empty.
+                // Chunks arrive in order and at full length. Only the last may be shorter, and only
+                // an empty operation has an empty one.
                 if at != op.done as u64 || len != (op.len - op.done).min(self.chunk) {
                     return Err(Violation::Length);
                 }
@@ -346,8 +345,8 @@ impl Staged {
                 let [id, ..] = words;
                 let id = number(id)?;
                 let op = self.posted[id].as_ref().ok_or(Violation::Reply)?;
-                // A read succeeds only with its last reply;
-                // a write has no end before its last chunk is sent.
+                // A read succeeds only with its last reply; a write cannot complete before its last
+                // chunk is sent.
                 if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
                     return Err(Violation::Reply);
                 }
@@ -366,7 +365,7 @@ impl Staged {
         if len > self.chunk || cells > input.most() { Err(Violation::Length) } else { Ok(cells) }
     }
 
-    /// Takes out one operation that was begun here: the peer is gone, and it with it.
+    /// Removes one operation that was begun here, because the peer has failed.
     pub(crate) fn abandon(&mut self) -> Option<u64> {
         self.sending = None;
         self.posted.iter_mut().find_map(Option::take).map(|op| op.cx)
@@ -386,7 +385,7 @@ pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// What a refusal of our own lane means for the peer.
+/// The peer error that a refusal of our own lane implies.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

@@ -191,9 +191,15 @@ impl Wire {
     }
 }
 
-/// A look at a [`Wire`] from elsewhere.
+/// A look at a [`Wire`] from elsewhere, or at another stream whose end says that a process is gone.
 #[derive(Debug)]
 pub struct Lifeline(OwnedFd);
+
+impl From<OwnedFd> for Lifeline {
+    fn from(stream: OwnedFd) -> Self {
+        Lifeline(stream)
+    }
+}
 
 impl Lifeline {
     /// Whether the other side, so its process, still has the connection open,

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! "FPna", version u16, id u64, host u64, window u32, contexts u16,
-//! eager u32, credits u32, headers u32, rails u8,
+//! eager u32, credits u32, headers u32, gpu u8, rails u8,
 //! then for each rail: mbit u32, provider u32, fabric u32, max_message u32, len u16, address
 //! ```
 //! `provider` and `fabric` are hashes of libfabric's names.
@@ -28,7 +28,7 @@ use crate::topology::FabricEnd;
 pub const ADDRESS_MAX: usize = 1024;
 
 /// The layout that this version writes and reads.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"FPna";
 
@@ -55,12 +55,14 @@ pub(super) struct Address {
     pub eager: u32,
     pub credits: u32,
     pub headers: u32,
+    /// Its rail to peers of its host carries memory of a device.
+    pub gpu: bool,
     pub rails: Vec<RailAddress>,
 }
 
 impl Address {
     /// The address of a new node of this process.
-    pub fn new(config: &Config, matching: &MatchConfig, rails: Vec<RailAddress>) -> Address {
+    pub fn new(config: &Config, matching: &MatchConfig, gpu: bool, rails: Vec<RailAddress>) -> Address {
         Address {
             id: random(),
             host: this_host(),
@@ -69,6 +71,7 @@ impl Address {
             eager: matching.eager,
             credits: matching.credits,
             headers: matching.headers,
+            gpu,
             rails,
         }
     }
@@ -79,7 +82,7 @@ impl Address {
         out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.host);
         out.put_u32(self.window).put_u16(self.contexts);
         out.put_u32(self.eager).put_u32(self.credits).put_u32(self.headers);
-        out.put_u8(self.rails.len() as u8);
+        out.put_u8(self.gpu.into()).put_u8(self.rails.len() as u8);
         for RailAddress { end, max_message, address } in &self.rails {
             out.put_u32(end.mbit).put_u32(end.provider).put_u32(end.fabric).put_u32(*max_message);
             out.put_u16(address.len() as u16).put(address);
@@ -108,6 +111,7 @@ impl Address {
             eager: fields.u32()?,
             credits: fields.u32()?,
             headers: fields.u32()?,
+            gpu: fields.u8()? != 0,
             rails: vec![],
         };
         let rails = fields.u8()?;
@@ -164,7 +168,7 @@ mod tests {
     fn address(rails: usize) -> Address {
         let end = FabricEnd { provider: 1, fabric: 9, mbit: 1000 };
         let rail = RailAddress { end, max_message: 4096, address: vec![7; 32] };
-        Address::new(&Config::DEFAULT, &MatchConfig::DEFAULT, vec![rail; rails])
+        Address::new(&Config::DEFAULT, &MatchConfig::DEFAULT, rails % 2 == 1, vec![rail; rails])
     }
 
     #[test]

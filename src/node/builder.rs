@@ -1,24 +1,30 @@
 //! Opening a node: settings, then rails, then the engine. Slow path: allocates, loads libraries,
 //! and takes what time the providers take.
 
+use std::fmt;
 use std::time::Duration;
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::mem::RailId;
-use fishplate_core::rail::{Rail, Rails, either::Either};
+use fishplate_core::rail::{Rail, Rails};
 use fishplate_core::sync::spin::Policy;
+#[cfg(feature = "cuda")]
+use fishplate_gpu::cuda::{CudaConfig, CudaDevice};
+use fishplate_gpu::{AnyDevice, DeviceError, GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Listener, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::Library;
 
 use super::address::{Address, RailAddress, hash, socket};
-use super::home::{Home, NodeRail, Sizes};
-use super::{Node, OpenError};
+use super::home::{Home, NodeBell, Sizes};
+use super::rail::NodeRail;
+use super::{Node, OpenError, RailInfo};
 use crate::config::{RAILS_LIMIT, Settings};
 use crate::rails::{self, OpenRail, RailsError};
 use crate::storage::Limits;
 use crate::topology::{Anchor, FabricEnd, Machine};
+use crate::worker::Options;
 
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +35,45 @@ pub enum Fabric {
     IfThere,
     /// At least one; without it the node does not open.
     Required,
+    /// This many, at most [`Settings::max_rails`] and 15; otherwise the node does not open.
+    Exactly(usize),
     /// None: the node reaches peers of this host only.
     Off,
+}
+
+/// The device of a node, whose memory peers on its host reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Gpu {
+    /// Memory of the processor stands in for a device: for tests, and machines without one.
+    StandIn,
+    /// The NVIDIA GPU of this number, as this process counts them. The driver is looked for when
+    /// the node is opened.
+    #[cfg(feature = "cuda")]
+    Cuda(u32),
+}
+
+impl Gpu {
+    fn open(self) -> Result<AnyDevice, DeviceError> {
+        match self {
+            Gpu::StandIn => Ok(AnyDevice::Host(HostDevice::new())),
+            #[cfg(feature = "cuda")]
+            Gpu::Cuda(ordinal) => {
+                let opened = CudaDevice::open(ordinal, CudaConfig::default())?;
+                Ok(AnyDevice::Cuda(Box::new(opened)))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Gpu::StandIn => f.write_str("stand-in"),
+            #[cfg(feature = "cuda")]
+            Gpu::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
 }
 
 /// Longest sleep without network rails, in nanoseconds: early in a wait, and later.
@@ -38,6 +81,17 @@ const PARKS_NS: [u64; 2] = [10_000_000, 10_000_000];
 
 /// Longest sleep with network rails, which must be polled.
 const NAPS_NS: [u64; 2] = [100_000, 1_000_000];
+
+/// How a node waits, early in a wait and later.
+pub(super) fn parks(policy: Policy, network: bool) -> [Policy; 2] {
+    let longest = if network { NAPS_NS } else { PARKS_NS };
+    let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
+    let later = match policy.parks {
+        true => Policy { park_ns: policy.park_ns.min(longest[1]), ..Policy::EFFICIENT },
+        false => policy,
+    };
+    [early, later]
+}
 
 /// Settings of a [`Node`] that is yet to be opened. Every setting has a default.
 #[derive(Clone, Debug)]
@@ -48,7 +102,9 @@ pub struct Builder {
     matching: Option<MatchConfig>,
     fabric: Fabric,
     library: Option<Library>,
+    gpu: Option<Gpu>,
     policy: Policy,
+    pub(super) worker: Option<Options>,
     pub(super) connect_timeout: Duration,
     pub(super) patience: Duration,
     pub(super) local: bool,
@@ -63,7 +119,9 @@ impl Default for Builder {
             matching: None,
             fabric: Fabric::default(),
             library: None,
+            gpu: None,
             policy: Policy::BALANCED,
+            worker: None,
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
@@ -109,9 +167,31 @@ impl Builder {
         self
     }
 
+    /// The device whose memory peers on this host may reach: those that were opened with a device
+    /// too, of any kind. Memory of a device does not travel over libfabric. Default: none.
+    ///
+    /// Each such peer costs 2 MiB of shared memory at either end, through which passes what the
+    /// devices cannot copy themselves.
+    pub fn gpu(mut self, gpu: Gpu) -> Self {
+        self.gpu = Some(gpu);
+        self
+    }
+
     /// How long a wait spins before it sleeps. Default: [`Policy::BALANCED`].
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Starts a thread that makes progress whenever the program is outside of the node's calls:
+    /// peers are met and answered, and what was begun goes on, while the program computes. It spins
+    /// and parks as the options say, and ends with the node.
+    ///
+    /// Inside of its calls the program drives the node itself, so all of them do and say the same
+    /// as without a worker. Each takes a lock, which costs about 25 ns and may wait for the end of
+    /// one pass. Default: no such thread.
+    pub fn worker(mut self, options: Options) -> Self {
+        self.worker = Some(options);
         self
     }
 
@@ -134,20 +214,17 @@ impl Builder {
         self
     }
 
-    /// Opens the node.
-    ///
-    /// # Errors
-    /// [`OpenError`] says what could not be opened, and why.
-    pub fn open(self) -> Result<Node, OpenError> {
+    /// Opens a node without a worker, in a box: it is large. The bell is what its peers ring.
+    pub(super) fn open_here(self) -> Result<(Box<Node>, NodeBell), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
         let mut opened = self.fabric_rails()?;
-        for (open, id) in opened.iter_mut().zip(1..) {
-            // The first rail is shared memory.
-            open.rail.id = RailId(id);
-        }
-        let mut addresses = vec![];
-        for OpenRail { rail, provider, fabric, mbit, .. } in &opened {
+        let (mut infos, mut addresses) = (vec![], vec![]);
+        // The first rail is shared memory.
+        for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
+            open.rail.id = id;
+            infos.push(RailInfo::of(open, id));
+            let OpenRail { rail, provider, fabric, mbit, .. } = open;
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
             addresses.push(RailAddress {
                 end: FabricEnd {
@@ -161,48 +238,56 @@ impl Builder {
         }
         let streams = usize::from(self.limits.peers) * usize::from(config.contexts);
         let matching = self.matching.unwrap_or(MatchConfig::for_streams(streams));
-        let own = Address::new(&config, &matching, addresses);
+        let own = Address::new(&config, &matching, self.gpu.is_some(), addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
         let config = Config { seed: own.id, ..config };
 
-        let shm = ShmRail::new(
-            // The rail itself fences towards peers that sleep without membarrier.
-            LinuxHost::shared().peer_uses_membarrier(true),
-            ShmConfig {
-                id: own.id,
-                max_peers: self.limits.peers,
-                max_regions: self.limits.locals.max(self.limits.remotes),
-                max_segments: self.limits.locals,
-                membarrier: host.sleeper_uses_membarrier(),
-                ..ShmConfig::default()
-            },
-        )?;
+        // The rail itself fences towards peers that sleep without membarrier.
+        let machine = LinuxHost::shared().peer_uses_membarrier(true);
+        let max_regions = self.limits.locals.max(self.limits.remotes);
+        let shm = ShmConfig {
+            id: own.id,
+            max_peers: self.limits.peers,
+            max_regions,
+            max_segments: self.limits.locals,
+            membarrier: host.sleeper_uses_membarrier(),
+            ..ShmConfig::default()
+        };
+        let (local, profile, agrees, bell) = match self.gpu {
+            None => {
+                let rail = ShmRail::new(machine, shm)?;
+                let (profile, bell) = (rail.profile(), NodeBell::Local(rail.bell()));
+                (NodeRail::Local(rail), profile, None, bell)
+            }
+            Some(gpu) => {
+                let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
+                let config = GpuConfig { max_regions, ..GpuConfig::default() };
+                let rail = Box::new(GpuRail::new(device, machine, shm, config)?);
+                let (agrees, bell) = (rail.profile(), NodeBell::Gpu(rail.bell()));
+                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), bell)
+            }
+        };
         let listener = Listener::bind(socket(own.id)).map_err(OpenError::Listen)?;
-        let (profile, bell) = (shm.profile(), shm.bell());
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let network = !opened.is_empty();
-        let all = std::iter::once(Either::A(shm)).chain(opened.into_iter().map(|open| Either::B(open.rail)));
+        let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
             // There is room: `fabric_rails` opens one less than the limit.
             drop(rails.push(rail));
         }
-        let parks = if network { NAPS_NS } else { PARKS_NS };
-        let early = Policy { park_ns: self.policy.park_ns.min(parks[0]), ..self.policy };
-        let later = match self.policy.parks {
-            true => Policy { park_ns: self.policy.park_ns.min(parks[1]), ..Policy::EFFICIENT },
-            false => self.policy,
-        };
         let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
-        let home = Home::new(sizes, rails, host, bell, [early, later])?;
+        let home = Home::new(sizes, rails, host, bell.clone(), parks(self.policy, network))?;
         crate::close_in_background();
-        Ok(Node::new(home, own, address, listener, profile, self))
+        Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), bell))
     }
 
     /// The libfabric rails that were asked for.
     fn fabric_rails(&self) -> Result<Vec<OpenRail>, OpenError> {
-        if self.fabric == Fabric::Off {
-            return Ok(vec![]);
-        }
+        let count = match self.fabric {
+            Fabric::Off => return Ok(vec![]),
+            Fabric::Exactly(count) => Some(count),
+            Fabric::IfThere | Fabric::Required => None,
+        };
         let named = !self.settings.providers.is_empty() || !self.settings.interfaces.is_empty();
         let optional = self.fabric == Fabric::IfThere && !named;
         let library = match self.library {
@@ -215,7 +300,7 @@ impl Builder {
             let machine = Machine::here().unwrap_or_default();
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
-            rails::open_all(&settings, self.limits, library, &machine, Anchor::Anywhere)
+            rails::open(&settings, self.limits, library, &machine, Anchor::Anywhere, count)
         });
         match opened {
             Err(RailsError::Load(_) | RailsError::Provider(_)) if optional => Ok(vec![]),
@@ -236,7 +321,7 @@ mod tests {
         let node = Node::builder().library(provider.library()).settings(settings).open().unwrap();
         let guards: Vec<_> = (1..)
             .map_while(|id| match node.home.engine.rail(RailId(id)) {
-                Some(Either::B(guard)) => Some((guard.id, RailId(id))),
+                Some(NodeRail::Fabric(guard)) => Some((guard.id, RailId(id))),
                 _ => None,
             })
             .collect();

@@ -6,23 +6,25 @@
 //! [`Node::connected`], which the first use of a peer calls.
 
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use fishplate_core::engine::Joint;
 use fishplate_core::engine::protocol::MatchLimits;
-use fishplate_core::error::{AttachError, PeerError};
+use fishplate_core::error::PeerError;
 use fishplate_core::mem::{PeerId, RailId};
-use fishplate_core::rail::either::Either;
 use fishplate_core::sync::host::Host;
+use fishplate_gpu::GpuLink;
 use fishplate_shm::{HandshakeError, Link};
 
 use super::address::{Address, socket};
 use super::home::Home;
-use super::{Error, MEETING_PASSES, MEETING_PAUSE, Node};
+use super::rail::NodeSetup;
+use super::{Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
-/// The rail of shared memory.
-const LOCAL: RailId = RailId(0);
+/// The rail to peers of this host.
+pub(super) const LOCAL: RailId = RailId(0);
 
 /// Time between two attempts to reach a peer that does not listen yet: at first, and at last. In
 /// between it is an eighth of the time since the peer was named.
@@ -36,6 +38,8 @@ const ONCE: usize = 32;
 pub struct Reach {
     /// Shared memory does. `false` also while a peer of this host is still to be met.
     pub shared_memory: bool,
+    /// Memory of devices is reached too.
+    pub gpu: bool,
     /// How many libfabric rails do.
     pub fabric: usize,
 }
@@ -45,9 +49,13 @@ pub(super) struct Contact {
     pub peer: PeerId,
     /// Of its address.
     id: u64,
+    /// Both have a device.
+    gpu: bool,
     /// What it takes of tagged messages.
     limits: MatchLimits,
     stage: Stage,
+    /// Libfabric rails that lead to it.
+    pub pairs: Vec<RailPair>,
     /// When the program named it.
     named: Instant,
 }
@@ -57,6 +65,11 @@ impl Contact {
     fn later(&self, now: Instant) -> Stage {
         let age = now.saturating_duration_since(self.named);
         Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
+    }
+
+    /// To be met from the start, by the node with the number `ours`.
+    fn again(&self, ours: u64, now: Instant) -> Stage {
+        if ours < self.id { self.later(now) } else { Stage::Waits }
     }
 }
 
@@ -68,6 +81,8 @@ enum Stage {
     Dialled,
     /// It dials us.
     Waits,
+    /// It is here, and agrees with us on what concerns devices.
+    Agrees,
     /// It is attached, by these rails.
     Joined(Reach),
     /// It was met, and could not be attached.
@@ -75,10 +90,12 @@ enum Stage {
 }
 
 impl Stage {
-    const LOCAL: Stage = Stage::Joined(Reach { shared_memory: true, fabric: 0 });
+    fn local(gpu: bool) -> Stage {
+        Stage::Joined(Reach { shared_memory: true, gpu, fabric: 0 })
+    }
 
     fn is_meeting(self) -> bool {
-        matches!(self, Stage::Dials(_) | Stage::Dialled | Stage::Waits)
+        matches!(self, Stage::Dials(_) | Stage::Dialled | Stage::Waits | Stage::Agrees)
     }
 }
 
@@ -93,6 +110,7 @@ impl Node {
     /// # Errors
     /// What is wrong with the address, or that no rail joins the two nodes.
     pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
+        behind!(self, |node| node.connect(address));
         let address = Address::decode(address.as_ref())?;
         let known = self.contacts.iter().find(|contact| contact.id == address.id);
         if let Some(known) = known {
@@ -107,15 +125,16 @@ impl Node {
         let peers = self.builder.limits.peers;
         let reserved = self.home.engine.reserve_peer();
         let peer = reserved.map_err(|error| Error::of(error, "peers", peers))?;
+        let gpu = self.agrees.is_some() && address.gpu;
         let joined = match address.host == self.address.host && self.builder.local {
-            true => self.begin_local(peer, &address),
+            true => self.begin_local(peer, &address, gpu).map(|stage| (stage, vec![])),
             false => self.join_fabric(peer, &address),
         };
         match joined {
-            Ok(stage) => {
+            Ok((stage, pairs)) => {
                 let (limits, named) = (limits(&address), Instant::now());
                 self.turn = self.contacts.len();
-                self.contacts.push(Contact { peer, id: address.id, limits, stage, named });
+                self.contacts.push(Contact { peer, id: address.id, gpu, limits, stage, pairs, named });
                 self.meeting |= stage.is_meeting();
                 self.meet();
                 Ok(peer)
@@ -132,7 +151,9 @@ impl Node {
     /// # Errors
     /// It is not known, or was given up before.
     pub fn disconnect(&mut self, peer: PeerId) -> Result<(), Error> {
+        behind!(self, |node| node.disconnect(peer));
         self.home.engine.remove_peer(peer)?;
+        self.agreements.retain(|(agrees, _)| *agrees != peer);
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
             // A second link beside this one could be the one that the other end takes.
             self.listener.hang_up(socket(self.contacts.swap_remove(at).id));
@@ -146,6 +167,7 @@ impl Node {
     /// # Errors
     /// It is not known, or was given up; or it was met and could not be attached.
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
+        behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
         match self.contacts.iter().find(|contact| contact.peer == peer) {
             Some(Contact { stage: Stage::Failed(error), .. }) => Err(*error),
@@ -159,10 +181,10 @@ impl Node {
     /// # Errors
     /// It is not known, or was given up.
     pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
-        match self.contacts.iter().find(|contact| contact.peer == peer) {
-            Some(Contact { stage: Stage::Joined(reach), .. }) => Ok(*reach),
-            Some(_) => Ok(Reach::default()),
-            None => Err(AttachError::UnknownPeer.into()),
+        behind!(self, |node| node.reach(peer));
+        match self.contact(peer)?.stage {
+            Stage::Joined(reach) => Ok(reach),
+            _ => Ok(Reach::default()),
         }
     }
 
@@ -211,6 +233,7 @@ impl Node {
         }
         let now = Instant::now();
         self.accept(now);
+        self.agree(now);
         for (address, why) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
                 contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.id))
@@ -254,10 +277,11 @@ impl Node {
         let waiting = |contact: &&mut Contact| contact.id == id && contact.stage.is_meeting();
         match self.contacts.iter_mut().find(waiting) {
             Some(contact) => {
-                contact.stage = match attach_local(&mut self.home, contact.peer, link, contact.limits) {
-                    Ok(()) => Stage::LOCAL,
-                    Err(error) => Stage::Failed(error),
-                };
+                let (peer, gpu, limits) = (contact.peer, contact.gpu, contact.limits);
+                let stage = self.take_link(peer, gpu, limits, link).unwrap_or_else(Stage::Failed);
+                if let Some(contact) = self.contacts.iter_mut().find(|contact| contact.peer == peer) {
+                    contact.stage = stage;
+                }
             }
             // It dialled before we were told of it. The last link counts, and there are no more
             // than there can be peers.
@@ -270,52 +294,107 @@ impl Node {
         }
     }
 
-    fn begin_local(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
-        if address.id == self.address.id {
-            if let Some(Either::A(mut shm)) = self.home.engine.rail_mut(LOCAL) {
-                shm.attach_self(peer.peer())?;
+    /// Attaches a peer of this host, or begins to agree with it on what concerns devices.
+    fn take_link(
+        &mut self,
+        peer: PeerId,
+        gpu: bool,
+        limits: MatchLimits,
+        link: Link,
+    ) -> Result<Stage, Error> {
+        // The newer link counts.
+        self.agreements.retain(|(agrees, _)| *agrees != peer);
+        let Some(profile) = self.agrees.as_ref().filter(|_| gpu) else {
+            if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
+                rail.attach(peer.peer(), link)?;
             }
-            self.home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits(address)))?;
-            return Ok(Stage::LOCAL);
+            join_local(&mut self.home, peer, limits)?;
+            return Ok(Stage::local(false));
+        };
+        // A peer that has gone meanwhile is met again.
+        if let Ok(agreement) = profile.begin(link) {
+            self.agreements.push((peer, agreement));
+        }
+        Ok(Stage::Agrees)
+    }
+
+    /// Goes on with the agreements under way.
+    fn agree(&mut self, now: Instant) {
+        for contact in self.contacts.iter_mut().filter(|contact| contact.stage == Stage::Agrees) {
+            let Some(at) = self.agreements.iter().position(|(peer, _)| *peer == contact.peer) else {
+                contact.stage = contact.again(self.address.id, now);
+                continue;
+            };
+            let (peer, agreement) = self.agreements.swap_remove(at);
+            contact.stage = match agreement.step() {
+                Ok(ControlFlow::Continue(agreement)) => {
+                    self.agreements.push((peer, agreement));
+                    continue;
+                }
+                Ok(ControlFlow::Break(link)) => {
+                    match attach_gpu(&mut self.home, peer, link, contact.limits) {
+                        Ok(()) => Stage::local(true),
+                        Err(error) => Stage::Failed(error),
+                    }
+                }
+                Err(why) if is_final(why) => Stage::Failed(Error::Handshake(why)),
+                Err(_) => contact.again(self.address.id, now),
+            };
+        }
+    }
+
+    fn begin_local(&mut self, peer: PeerId, address: &Address, gpu: bool) -> Result<Stage, Error> {
+        if address.id == self.address.id {
+            if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
+                rail.attach_self(peer.peer())?;
+            }
+            join_local(&mut self.home, peer, limits(address))?;
+            return Ok(Stage::local(gpu));
         }
         // It may have given up the link that is here, and dialled again.
         self.accept(Instant::now());
         self.early.retain_mut(|link| !link.has_ended());
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
             let link = self.early.swap_remove(at);
-            attach_local(&mut self.home, peer, link, limits(address))?;
-            return Ok(Stage::LOCAL);
+            return self.take_link(peer, gpu, limits(address), link);
         }
         Ok(if self.address.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
     }
 
     /// Attaches the libfabric rails that join the two nodes.
-    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<Stage, Error> {
+    fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<(Stage, Vec<RailPair>), Error> {
         let ends =
             |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
-        let mut joints = vec![];
+        let (mut joints, mut pairs) = (vec![], vec![]);
         for (ours, theirs) in joined(&ends(&self.address), &ends(address), self.address.id, address.id) {
             let rail = &address.rails[theirs];
             // The first rail of either end is shared memory.
-            if let Some(Either::B(mut guard)) = self.home.engine.rail_mut(RailId(ours as u8 + 1)) {
+            let [ours, theirs] = [ours, theirs].map(|rail| RailId(rail as u8 + 1));
+            if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
                 guard.inner_mut().attach(peer.peer(), &rail.address)?;
                 guard.watch(peer.peer(), None);
             }
-            joints.push(joint(ours + 1, theirs + 1, rail.max_message as usize));
+            joints.push(joint(ours, theirs, rail.max_message as usize));
+            pairs.push(RailPair { ours, theirs, their_mbit: rail.end.mbit });
         }
         if joints.is_empty() {
             return Err(Error::NoRail);
         }
+        pairs.sort_unstable_by_key(|pair| pair.ours.0);
         self.home.engine.join_peer(peer, &joints, Some(limits(address)))?;
-        Ok(Stage::Joined(Reach { shared_memory: false, fabric: joints.len() }))
+        Ok((Stage::Joined(Reach { shared_memory: false, gpu: false, fabric: joints.len() }), pairs))
     }
 }
 
-fn attach_local(home: &mut Home, peer: PeerId, link: Link, limits: MatchLimits) -> Result<(), Error> {
-    if let Some(Either::A(mut shm)) = home.engine.rail_mut(LOCAL) {
-        shm.attach(peer.peer(), link)?;
+fn attach_gpu(home: &mut Home, peer: PeerId, link: GpuLink, limits: MatchLimits) -> Result<(), Error> {
+    if let Some(NodeSetup::Gpu(mut gpu)) = home.engine.rail_mut(LOCAL) {
+        gpu.attach(peer.peer(), link)?;
     }
-    Ok(home.engine.join_peer(peer, &[joint(0, 0, usize::MAX)], Some(limits))?)
+    join_local(home, peer, limits)
+}
+
+fn join_local(home: &mut Home, peer: PeerId, limits: MatchLimits) -> Result<(), Error> {
+    Ok(home.engine.join_peer(peer, &[joint(LOCAL, LOCAL, usize::MAX)], Some(limits))?)
 }
 
 /// Whether a handshake fails again, however often the two try.
@@ -324,8 +403,8 @@ fn is_final(why: HandshakeError) -> bool {
     matches!(why, Version { .. } | Mismatch { .. } | User(_) | Process { .. } | Segment(_))
 }
 
-fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
-    Joint { ours: RailId(ours as u8), theirs: theirs as u8, max_message }
+fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
+    Joint { ours, theirs: theirs.0, max_message }
 }
 
 /// What the peer takes of tagged messages.

@@ -5,8 +5,11 @@ use std::fmt;
 use fishplate_core::error::{AttachError, OpError, Unfinished, WaitError};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::Outcome;
+use fishplate_gpu::DeviceError;
 use fishplate_shm::HandshakeError;
+use fishplate_sys::Errno;
 
+use super::Gpu;
 use crate::config::BadSetting;
 use crate::rails::RailsError;
 
@@ -20,10 +23,14 @@ pub enum OpenError {
     Rails(RailsError),
     /// A rail's own address is too long, or its provider does not tell it.
     RailAddress,
+    /// The device that was asked for cannot be opened.
+    Gpu(Gpu, DeviceError),
     /// Shared memory or the engine cannot be set up.
     Attach(AttachError),
     /// The socket for peers of this host cannot be opened.
     Listen(HandshakeError),
+    /// The thread of [`Builder::worker`](super::Builder::worker) cannot be started, or not pinned.
+    Worker(Errno),
 }
 
 impl fmt::Display for OpenError {
@@ -32,8 +39,10 @@ impl fmt::Display for OpenError {
             OpenError::Setting(error) => write!(f, "cannot open a node: {error}"),
             OpenError::Rails(error) => write!(f, "cannot open the libfabric rails: {error}"),
             OpenError::RailAddress => f.write_str("a libfabric rail does not tell an address that fits"),
+            OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
             OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
             OpenError::Listen(error) => write!(f, "cannot listen for peers of this host: {error}"),
+            OpenError::Worker(error) => write!(f, "cannot start the node's worker: {error}"),
         }
     }
 }
@@ -81,6 +90,16 @@ pub enum Error {
         /// Its value.
         value: u32,
     },
+    /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
+    NoGpu,
+    /// Memory of a device that this node and the peer do not both reach: nodes of one host do that
+    /// were opened with [`Builder::gpu`](super::Builder::gpu). Libfabric carries none.
+    NoGpuRail(PeerId),
+    /// The device refuses.
+    Device(DeviceError),
+    /// The deadline expired and this many peers still have memory of this node's device open. They
+    /// close it in their waits.
+    StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
     /// An operation was refused.
@@ -116,6 +135,14 @@ impl fmt::Display for Error {
             Error::Full { limit, value } => {
                 write!(f, "no room for another: `Limits::{limit}` is {value}; raise it in `Builder::limits`")
             }
+            Error::NoGpu => f.write_str("the node was opened without a GPU: ask for one by `Builder::gpu`"),
+            Error::NoGpuRail(peer) => write!(
+                f,
+                "no GPU rail joins this node and peer {}: open both on one host, with `Builder::gpu`",
+                peer.peer().0
+            ),
+            Error::Device(error) => error.fmt(f),
+            Error::StillOpen(peers) => write!(f, "{peers} peers still have memory of the device open"),
             Error::Attach(error) => error.fmt(f),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
@@ -140,6 +167,12 @@ impl Error {
             AttachError::Full => Error::Full { limit, value: value.into() },
             error => Error::Attach(error),
         }
+    }
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        Error::Device(error)
     }
 }
 

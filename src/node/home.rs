@@ -6,32 +6,59 @@ use std::ptr::{NonNull, addr_of, addr_of_mut};
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Engine, Waiter};
 use fishplate_core::error::AttachError;
-use fishplate_core::rail::{Rails, either::Either};
-use fishplate_core::sync::event::EventCount;
+use fishplate_core::rail::Rails;
+use fishplate_core::sync::event::{EventCount, Park};
+use fishplate_core::sync::host::{Host, Woken};
 use fishplate_core::sync::spin::Policy;
-use fishplate_shm::{Bell, ShmRail};
+use fishplate_gpu::GpuBell;
+use fishplate_shm::Bell;
 use fishplate_sys::LinuxHost;
-use fishplate_sys::fabric::FabricRail;
 
+use super::rail::NodeRail;
 use crate::config::RAILS_LIMIT;
-use crate::guard::Guard;
 use crate::storage::{Limits, MatchStorage, Storage};
-
-/// A rail of a node: shared memory, or libfabric.
-pub(super) type NodeRail = Either<ShmRail<LinuxHost>, Guard<FabricRail>>;
 
 /// The engine of a node.
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 
 /// How a node waits.
-pub(super) type NodeWaiter = Waiter<'static, LinuxHost, EventCount>;
+pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeBell>;
+
+/// What a node sleeps on: the bell of its first rail.
+#[derive(Clone)]
+pub(super) enum NodeBell {
+    Local(Bell),
+    Gpu(GpuBell),
+}
+
+impl NodeBell {
+    /// What peers ring, and how long the next sleep on it lasts at most.
+    pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
+        match self {
+            NodeBell::Local(bell) => (bell, timeout_ns),
+            NodeBell::Gpu(bell) => bell.next_sleep(timeout_ns),
+        }
+    }
+}
+
+impl Park for NodeBell {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        let (bell, timeout_ns) = self.next_sleep(timeout_ns);
+        bell.park(host, timeout_ns, work)
+    }
+}
 
 /// What the engine and the waiters borrow.
 struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
     host: LinuxHost,
-    bell: Bell,
+    bell: NodeBell,
 }
 
 /// Sizes of a node.
@@ -62,7 +89,7 @@ static_assertions::assert_impl_all!(Parts: Send);
 unsafe impl Send for Home {}
 
 impl Home {
-    /// Builds the engine over `rails`. `bell` is what the shared-memory rail rings.
+    /// Builds the engine over `rails`. `bell` is that of the first.
     ///
     /// # Errors
     /// As [`Engine::new`] and [`Engine::attach_matching`].
@@ -70,7 +97,7 @@ impl Home {
         sizes: Sizes,
         rails: Rails<NodeRail, RAILS_LIMIT>,
         host: LinuxHost,
-        bell: Bell,
+        bell: NodeBell,
         [policy, later]: [Policy; 2],
     ) -> Result<Home, AttachError> {
         let Sizes { config, matching, limits, receives } = sizes;
@@ -96,8 +123,8 @@ impl Home {
         };
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(matching, memory)?;
-        let waiter = Waiter::new(host, &**bell, policy);
-        let sleeper = Waiter::new(host, &**bell, later).napping();
+        let waiter = Waiter::new(host, bell, policy);
+        let sleeper = Waiter::new(host, bell, later).napping();
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {

@@ -12,13 +12,13 @@ use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes};
 use fishplate_shm::Segment;
 
-use super::{Error, Node};
+use super::{Error, Node, behind};
 
 /// Registered memory of a node. A name: it stays valid until it is [freed](Node::free).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub(super) id: LocalId,
-    len: usize,
+    pub(super) len: usize,
 }
 
 /// A range of registered memory.
@@ -92,6 +92,7 @@ impl Node {
     /// # Errors
     /// There is no memory; or [`Error::Full`]: long messages from and into slices take regions too.
     pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
+        behind!(self, |node| node.alloc(len));
         let segment = Segment::create(len).map_err(AttachError::from)?;
         // SAFETY: the segment is kept in `segments` until the region is deregistered, or for ever
         // where a provider keeps it. The node lends no reference into it.
@@ -118,9 +119,18 @@ impl Node {
         Ok(Memory { id: self.registered(region)?, len })
     }
 
-    fn registered(&mut self, region: Region) -> Result<LocalId, Error> {
-        let locals = self.builder.limits.locals;
-        self.home.engine.register(region).map_err(|error| Error::of(error, "locals", locals))
+    pub(super) fn registered(&mut self, region: Region) -> Result<LocalId, Error> {
+        behind!(self, |node| node.registered(region));
+        loop {
+            match self.home.engine.register(region) {
+                // Copies that are kept for messages give way.
+                Err(AttachError::Full) if self.drop_kept_copy() => {}
+                registered => {
+                    let locals = self.builder.limits.locals;
+                    return registered.map_err(|error| Error::of(error, "locals", locals));
+                }
+            }
+        }
     }
 
     /// Takes memory back. Slow path.
@@ -130,16 +140,19 @@ impl Node {
     /// [`AttachError::Kept`]: a provider still holds it; memory of [`register`](Self::register)
     /// must then never be reused.
     pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
+        behind!(self, |node| node.free(memory));
         let freed = self.home.engine.deregister(memory.id);
         let at = self.segments.iter().position(|(id, _)| *id == memory.id);
         match freed {
             Err(AttachError::InUse(_) | AttachError::UnknownRegion) => {}
             Err(AttachError::Kept(_)) => {
+                self.forget_on_device(memory.id, true);
                 if let Some(at) = at {
                     std::mem::forget(self.segments.swap_remove(at));
                 }
             }
             _ => {
+                self.forget_on_device(memory.id, false);
                 if let Some(at) = at {
                     self.segments.swap_remove(at);
                 }
@@ -153,6 +166,7 @@ impl Node {
     /// # Errors
     /// The memory was freed.
     pub fn handle(&self, memory: Memory) -> Result<Vec<u8>, Error> {
+        behind!(self, |node| node.handle(memory));
         let mut bytes = [0; HANDLE_MAX];
         let len = self.home.engine.export(memory.id, &mut bytes)?;
         Ok(bytes[..len].to_vec())
@@ -163,12 +177,18 @@ impl Node {
     /// Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; what is wrong with the handle; or [`Error::Full`].
+    /// [`Error::NotConnected`]; what is wrong with the handle; [`Error::NoGpuRail`]: it is a
+    /// device's that cannot be reached; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
+        behind!(self, |node| node.import(peer, handle));
         self.connected(peer)?;
         let remotes = self.builder.limits.remotes;
         let imported = self.home.engine.import(peer, handle.as_ref());
-        Ok(Remote { id: imported.map_err(|error| Error::of(error, "remotes", remotes))? })
+        let refused = |error| match error {
+            AttachError::Unsupported => Error::NoGpuRail(peer),
+            error => Error::of(error, "remotes", remotes),
+        };
+        Ok(Remote { id: imported.map_err(refused)? })
     }
 
     /// Gives imported memory up. Slow path.
@@ -176,6 +196,7 @@ impl Node {
     /// # Errors
     /// Operations in flight still use it, or it was released before.
     pub fn release(&mut self, memory: Remote) -> Result<(), Error> {
+        behind!(self, |node| node.release(memory));
         Ok(self.home.engine.release(memory.id)?)
     }
 
@@ -184,7 +205,10 @@ impl Node {
     /// # Errors
     /// The range does not lie in its region, or that was freed.
     pub fn write(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
-        let place = self.home.engine.local_ptr(at, bytes.len())?;
+        let place = match self.home.engine.local_ptr(at, bytes.len()) {
+            Ok(place) => place,
+            Err(error) => return self.else_behind(error, |node| node.write(at, bytes)),
+        };
         // SAFETY: `place` is valid for as many bytes, which are not a Rust reference anywhere.
         unsafe { copy_bytes(bytes.as_ptr(), place.as_ptr(), bytes.len()) };
         Ok(())
@@ -195,7 +219,10 @@ impl Node {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn read(&self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
-        let place = self.home.engine.local_ptr(at, into.len())?;
+        let place = match self.home.engine.local_ptr(at, into.len()) {
+            Ok(place) => place,
+            Err(error) => return self.else_behind(error, |node| node.read(at, into)),
+        };
         // SAFETY: as in `write`; `into` is the caller's alone.
         unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -207,8 +234,11 @@ impl Node {
     /// # Errors
     /// As [`write`](Self::write), or the place is misaligned.
     pub fn load(&self, at: LocalAddr) -> Result<u64, Error> {
-        // Acquire: pairs with the release store of whoever applies a signal.
-        Ok(self.word(at)?.load(Ordering::Acquire))
+        match self.word(at) {
+            // Acquire: pairs with the release store of whoever applies a signal.
+            Ok(word) => Ok(word.load(Ordering::Acquire)),
+            Err(error) => self.else_behind(error, |node| node.load(at)),
+        }
     }
 
     /// Stores the 64-bit word at a multiple of 8 bytes, with release ordering.
@@ -216,9 +246,14 @@ impl Node {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn store(&mut self, at: LocalAddr, value: u64) -> Result<(), Error> {
-        // Release: pairs with the acquire load of a peer that maps this memory.
-        self.word(at)?.store(value, Ordering::Release);
-        Ok(())
+        match self.word(at) {
+            Ok(word) => {
+                // Release: pairs with the acquire load of a peer that maps this memory.
+                word.store(value, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => self.else_behind(error, |node| node.store(at, value)),
+        }
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use fishplate_core::op::{Completion, Outcome, Token};
 
 use super::memory::{Memory, Slice};
 use super::operations::{CONTEXT, Room, Source, issue};
-use super::{Error, Node};
+use super::{Driver, Error, Node, behind};
 
 /// Free copies that are kept for the next message, and the longest of them in bytes.
 const KEPT: usize = 16;
@@ -74,6 +74,7 @@ impl Node {
         notice: Notice,
         error: OpError,
     ) -> Result<Issued, Error> {
+        behind!(self, |node| node.send(to, tag, from, notice));
         match (error, from) {
             (OpError::UnknownPeer, _) if self.is_met(to) == Some(false) => {
                 self.connected(to)?;
@@ -116,6 +117,8 @@ impl Node {
         into: &mut [u8],
         timeout: Duration,
     ) -> Result<Envelope, Error> {
+        let tag = tag.into();
+        behind!(self, |node| node.recv(source, tag, ignore, into, timeout));
         let copy = self.copy_of(into.len())?;
         let request = match self.post_recv(source, tag, ignore, copy.slice(..into.len()), 0) {
             Ok(request) => request,
@@ -171,6 +174,9 @@ impl Node {
         let posted =
             issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word));
         match posted {
+            Err(OpError::UnknownPeer) if matches!(self.driver, Driver::Worker(_)) => {
+                self.else_behind(OpError::UnknownPeer, |node| node.post_recv(source, tag, ignore, into, word))
+            }
             Err(OpError::UnknownPeer) if source.and_then(|peer| self.is_met(peer)) == Some(false) => {
                 source.map_or(Ok(()), |peer| self.connected(peer))?;
                 Ok(issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word))?)
@@ -195,11 +201,17 @@ impl Node {
     /// It was taken before, or never given.
     #[doc(alias = "MPI_Test")]
     pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, Error> {
-        Ok(self.home.engine.test_recv(request)?)
+        match self.home.engine.test_recv(request) {
+            Ok(status) => Ok(status),
+            Err(error) => self.else_behind(error, |node| node.test_recv(request)),
+        }
     }
 
     /// The next receive that has ended and was not taken. Makes no progress.
     pub fn next_recv(&mut self) -> Option<Status> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(Node::next_recv).ok()?;
+        }
         loop {
             let status = self.home.engine.next_recv()?;
             match self.own.receives.iter().position(|(request, _)| *request == status.request) {
@@ -218,6 +230,7 @@ impl Node {
     /// It has ended and was taken, or was never given.
     #[doc(alias = "MPI_Cancel")]
     pub fn cancel(&mut self, request: Request) -> Result<Cancelled, Error> {
+        behind!(self, |node| node.cancel(request));
         Ok(self.home.engine.cancel(request)?)
     }
 
@@ -233,7 +246,9 @@ impl Node {
         tag: impl Into<Tag>,
         ignore: Tag,
     ) -> Result<Option<Envelope>, Error> {
-        let found = self.home.engine.probe(source, tag.into(), ignore);
+        let tag = tag.into();
+        behind!(self, |node| node.probe(source, tag, ignore));
+        let found = self.home.engine.probe(source, tag, ignore);
         self.probed(source, found)
     }
 
@@ -248,7 +263,9 @@ impl Node {
         tag: impl Into<Tag>,
         ignore: Tag,
     ) -> Result<Option<Claimed>, Error> {
-        let found = self.home.engine.mprobe(source, tag.into(), ignore);
+        let tag = tag.into();
+        behind!(self, |node| node.mprobe(source, tag, ignore));
+        let found = self.home.engine.mprobe(source, tag, ignore);
         self.probed(source, found)
     }
 
@@ -274,11 +291,15 @@ impl Node {
     /// As there.
     #[doc(alias = "MPI_Imrecv")]
     pub fn post_mrecv(&mut self, message: Claimed, into: Slice, word: u64) -> Result<Request, Error> {
+        behind!(self, |node| node.post_mrecv(message, into, word));
         Ok(self.home.engine.mrecv(message, Some((into.at, into.len)), word)?)
     }
 
     /// Longest payload that travels in its message to this peer, in bytes. 0 until it is connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.eager_max(peer)).unwrap_or(0);
+        }
         self.home.engine.eager_max(peer)
     }
 
@@ -297,10 +318,7 @@ impl Node {
                 Err(Error::Full { .. }) => {}
                 memory => return memory,
             }
-            // Those that are kept are too short.
-            if let Some(shorter) = self.own.free.pop() {
-                self.drop_copy(shorter);
-            } else if self.own.operations.is_empty() || !self.waits_for(&mut room) {
+            if self.own.operations.is_empty() || !self.waits_for(&mut room) {
                 return Err(Error::Full { limit: "locals", value: self.builder.limits.locals.into() });
             }
         }
@@ -312,6 +330,13 @@ impl Node {
             true => self.own.free.push(copy),
             false => self.drop_copy(copy),
         }
+    }
+
+    /// Frees a copy that is kept for a message to come. Whether there was one.
+    pub(super) fn drop_kept_copy(&mut self) -> bool {
+        self.reap();
+        let kept = self.own.free.pop();
+        kept.map(|copy| self.drop_copy(copy)).is_some()
     }
 
     /// Frees a copy that no message will use again. Should a provider keep it, it stays with the

@@ -18,7 +18,7 @@ use fishplate_core::sync::host::Host;
 
 use super::home::{NodeEngine, NodeWaiter};
 use super::memory::Slice;
-use super::{Error, Node};
+use super::{Driver, Error, Node, behind};
 
 /// The context of a node's operations.
 pub(super) const CONTEXT: ContextId = ContextId(0);
@@ -39,7 +39,7 @@ macro_rules! issue {
 pub(super) use issue;
 
 /// How long a wait is early, in nanoseconds.
-const EARLY: u64 = 50_000_000;
+pub(super) const EARLY: u64 = 50_000_000;
 
 /// Time between two looks of a call that waits for room whether peers live, in nanoseconds.
 const LOOK: u64 = 10_000_000;
@@ -206,6 +206,7 @@ impl Node {
     /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
     /// [`Error::Failed`]: it has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
+        behind!(self, |node| node.fetch(at, amo, timeout));
         match issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))? {
             Issued::Done { value } => Ok(value),
             Issued::Pending(token) => self.finish(token, timeout).map(|end| end.value),
@@ -262,6 +263,7 @@ impl Node {
     /// Nothing is in flight to a peer that is still to be met.
     #[cold]
     pub(super) fn unmet(&mut self, peer: PeerId) -> Result<(), OpError> {
+        behind!(self, |node| node.fence(peer));
         match self.is_met(peer) {
             Some(false) => {
                 self.meet_now_and_then();
@@ -277,6 +279,7 @@ impl Node {
     /// As there, of the first peer with one.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
+        behind!(self, |node| node.quiet_all(timeout));
         self.wait_with(timeout, |engine, waiter, until| engine.quiet_all(CONTEXT, waiter, until))
     }
 
@@ -296,7 +299,7 @@ impl Node {
         from: Option<PeerId>,
         timeout: Duration,
     ) -> Result<u64, Error> {
-        let word = self.word(at)?;
+        let Ok(word) = self.word(at) else { return self.wait_later(at, cmp, value, from, timeout) };
         for _ in 0..LOOKS {
             // Acquire: pairs with the release store of whoever applies the signal.
             let now = word.load(Ordering::Acquire);
@@ -329,11 +332,17 @@ impl Node {
     /// # Errors
     /// The token was taken before, or never given.
     pub fn test(&mut self, token: Token) -> Result<Option<Completion>, OpError> {
-        self.home.engine.test(token)
+        match self.home.engine.test(token) {
+            Ok(end) => Ok(end),
+            Err(error) => self.else_behind(error, |node| node.test(token)),
+        }
     }
 
     /// The next completion that was not taken, in the order of completion. Makes no progress.
     pub fn next_completion(&mut self) -> Option<Completion> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(Node::next_completion).ok()?;
+        }
         loop {
             let end = self.home.engine.next_completion()?;
             if !self.reap_operation(&end) {
@@ -366,6 +375,10 @@ impl Node {
         mut error: OpError,
         mut issue: impl FnMut(&mut NodeEngine) -> Result<T, OpError>,
     ) -> Result<T, OpError> {
+        behind!(self, |node| match issue(&mut node.home.engine) {
+            Ok(issued) => Ok(issued),
+            Err(error) => node.issue_later(error, issue),
+        });
         let mut room = Room { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         while error == OpError::Again {
             self.reap();
@@ -405,7 +418,22 @@ impl Node {
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
         // What is there already is had without a look at the clock.
-        let mut result = wait(&mut self.home.engine, &mut self.home.waiter, 0);
+        match wait(&mut self.home.engine, &mut self.home.waiter, 0) {
+            Ok(found) => Ok(found),
+            Err(error) => self.wait_longer(error, timeout, wait),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_longer<T>(
+        &mut self,
+        error: WaitError,
+        timeout: Duration,
+        mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
+    ) -> Result<T, Error> {
+        behind!(self, |node| node.wait_with(timeout, wait));
+        let mut result = Err(error);
         if !matches!(result, Err(WaitError::Deadline(_))) {
             return Ok(result?);
         }
@@ -416,6 +444,12 @@ impl Node {
             }
             return Ok(result?);
         }
+        let seat = match &self.driver {
+            Driver::Turns(seat) => Some(seat.clone()),
+            _ => None,
+        };
+        // The worker sleeps elsewhere as long as this lives.
+        let _taken = seat.as_ref().map(|seat| seat.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);
         let mut until = 0;

@@ -4,6 +4,7 @@
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::Peer;
+use fishplate_sys::fabric::raw::FI_HMEM;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
 use fishplate_testing::fabric::{Fake, Persona};
 
@@ -32,7 +33,8 @@ pub fn join<const RAILS: usize>(
 ) -> Vec<fleet::Node<FabricRail, RAILS>> {
     let open = |node: u16, rail: usize| {
         let interface = persona.interfaces[rail % persona.interfaces.len()];
-        let ask = Ask { interface: Some(interface), ..Ask::new(name) };
+        let devices = persona.caps & FI_HMEM != 0;
+        let ask = Ask { interface: Some(interface), devices, ..Ask::new(name) };
         let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
         FabricRail::open(&offer, config(seed << 16 | (rail as u64) << 8 | u64::from(node)))
             .expect("a rail on it")

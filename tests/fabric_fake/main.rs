@@ -5,6 +5,7 @@
 mod behaviour;
 #[path = "../../core/tests/conformance/mod.rs"]
 mod conformance;
+mod devices;
 mod edges;
 mod engines;
 mod failures;

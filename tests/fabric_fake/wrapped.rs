@@ -9,7 +9,6 @@ use fishplate::guard::Guard;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{Amo, AmoOp};
-use fishplate_core::rail::either::Either;
 use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_shm::{ShmConfig, socket_pair};
 
@@ -220,8 +219,6 @@ fn every_call_and_every_report_goes_through() {
     let bare = run(&everything);
     assert_eq!(bare.1.len(), 23, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
-    assert_eq!(run(&|rail| everything(Either::<_, Recorder>::A(rail))), bare);
-    assert_eq!(run(&|rail| everything(Either::<Recorder, _>::B(rail))), bare);
 }
 
 /// A fixture with a guard around each rail.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{AttachError, OpError, WaitError};
-use fishplate::node::{Error, Fabric, Memory, Remote};
+use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
 use fishplate::{Limits, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
@@ -55,8 +55,10 @@ impl Life {
         let limits = Limits { operations: 16, locals: 8, remotes: 2, peers: 2 };
         let builder = match &self.fake {
             Some(provider) => fake(provider, [&["cxi0"][..], &["cxi1", "cxi2"]][rank]),
-            None => Node::builder().fabric(Fabric::Off),
+            None => super::builder().fabric(Fabric::Off),
         };
+        // Those that both have a device have more to agree on.
+        let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
         let mut node = builder.limits(limits).patience(Duration::ZERO).open().unwrap();
         if self.random.below(2) == 0 {
             _ = node.connect(self.silent.address());
@@ -257,7 +259,7 @@ fn eventually<T>(ends: &mut [End; 2], mut attempt: impl FnMut(&mut [End; 2]) -> 
 
 fn live(seed: u64, fake: Option<Fake>) -> u32 {
     println!("life: seed {seed}, over {}", if fake.is_some() { "a provider" } else { "shared memory" });
-    let silent = Node::builder().fabric(Fabric::Off).open().unwrap();
+    let silent = super::builder().fabric(Fabric::Off).open().unwrap();
     let mut life = Life { random: Random(seed), fake, silent, word: seed << 20, lost_in_flight: 0 };
     let mut alone = [life.open(0), life.open(1)];
     for _ in 0..1 + life.random.below(3) {

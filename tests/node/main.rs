@@ -1,9 +1,12 @@
-//! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself.
+//! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself. Without a
+//! worker; `tests/node_worker.rs` is the same with one.
 
 mod edges;
+mod gpu;
 mod lives;
 mod meeting;
 mod misuse;
+mod rails;
 mod verbs;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,22 +15,34 @@ use std::time::Duration;
 
 use fishplate::config::Settings;
 use fishplate::node::{Builder, Fabric};
+use fishplate::worker::Options;
 use fishplate::{Node, PeerId};
 use fishplate_testing::fabric::Fake;
 
+/// Whether nodes have workers.
+const WORKER: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"node_worker");
+
+/// Settings of any node here.
+pub(crate) fn builder() -> Builder {
+    match WORKER {
+        true => Node::builder().worker(Options::default()),
+        false => Node::builder(),
+    }
+}
+
 /// Longest wait of a test.
-const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// How two nodes of a test reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     SharedMemory,
     /// This many rails of libfabric's tcp, at either end.
     Tcp(usize, usize),
 }
 
 /// All ways that this machine has.
-fn ways() -> Vec<Way> {
+pub(crate) fn ways() -> Vec<Way> {
     let tcp = tcp(1).open();
     if let Err(error) = &tcp {
         println!("SKIPPED nodes over tcp: {error}");
@@ -39,38 +54,38 @@ fn ways() -> Vec<Way> {
 fn tcp(rails: usize) -> Builder {
     let settings =
         Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into(); rails], ..Settings::DEFAULT };
-    Node::builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
+    builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
 }
 
 /// Over these interfaces of a provider inside the process.
 fn fake(provider: &Fake, interfaces: &[&str]) -> Builder {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
     let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
-    Node::builder().library(provider.library()).settings(settings).shared_memory(false)
+    builder().library(provider.library()).settings(settings).shared_memory(false)
 }
 
 impl Way {
     fn builder(self, second: bool) -> Builder {
         match self {
-            Way::SharedMemory => Node::builder().fabric(Fabric::Off),
+            Way::SharedMemory => builder().fabric(Fabric::Off),
             Way::Tcp(first, other) => tcp(if second { other } else { first }),
         }
     }
 }
 
 /// What a process of a test has.
-struct Side {
-    node: Node,
-    peer: PeerId,
+pub(crate) struct Side {
+    pub(crate) node: Node,
+    pub(crate) peer: PeerId,
     /// 0 or 1.
-    rank: usize,
-    send: Sender<Vec<u8>>,
-    receive: Receiver<Vec<u8>>,
+    pub(crate) rank: usize,
+    pub(crate) send: Sender<Vec<u8>>,
+    pub(crate) receive: Receiver<Vec<u8>>,
 }
 
 impl Side {
     /// Swaps bytes with the other side. Makes progress meanwhile.
-    fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
+    pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.send.send(bytes.to_vec()).expect("the other side is gone");
         loop {
             match self.receive.try_recv() {
@@ -83,7 +98,7 @@ impl Side {
 }
 
 /// Runs both sides of a program, each in a thread of its own.
-fn two(way: Way, change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
+pub(crate) fn two(way: Way, change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
     let (to_first, from_second) = channel();
     let (to_second, from_first) = channel();
     let ends = [(to_second, from_second), (to_first, from_first)];

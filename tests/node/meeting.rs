@@ -9,7 +9,7 @@ use fishplate::{Cmp, Limits, Node, Notice, PeerId, Signal};
 use super::SOON;
 
 fn open(limits: Limits) -> Node {
-    Node::builder().fabric(Fabric::Off).limits(limits).open().unwrap()
+    super::builder().fabric(Fabric::Off).limits(limits).open().unwrap()
 }
 
 /// Two nodes: the first dials the second.

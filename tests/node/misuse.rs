@@ -9,11 +9,11 @@ use fishplate::shm::{HandshakeError, Listener, ShmConfig, ShmRail};
 use fishplate::sys::LinuxHost;
 use fishplate::{Cmp, Limits, Node, Notice, Signal};
 
-use super::{SOON, Side, Way, two};
+use super::{SOON, Side, WORKER, Way, two};
 use fishplate::config::Settings;
 
 fn alone() -> Node {
-    Node::builder().fabric(Fabric::Off).connect_timeout(Duration::from_millis(50)).open().unwrap()
+    super::builder().fabric(Fabric::Off).connect_timeout(Duration::from_millis(50)).open().unwrap()
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn addresses_that_are_none_are_refused() {
         assert_eq!(node.connect(bad), Err(Error::BadAddress));
     }
     let settings = Settings { window: 64, ..Settings::DEFAULT };
-    let other = Node::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
+    let other = super::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
     let differs = Error::Differs { what: "window", theirs: 64, ours: 128 };
     assert_eq!(node.connect(other.address()), Err(differs));
     // Another host, and no rail leads there.
@@ -88,7 +88,7 @@ fn a_peer_that_refuses_for_good_is_named_at_once_and_not_dialled_again() {
 #[test]
 fn a_table_that_is_full_names_its_limit() {
     let limits = Limits { peers: 1, locals: 2, remotes: 1, ..Limits::DEFAULT };
-    let mut node = Node::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
+    let mut node = super::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     let mut other = own.clone();
@@ -149,6 +149,8 @@ fn a_node_that_closes_is_never_taken_for_dead_and_its_last_words_arrive() {
                     let handle = side.node.handle(memory).unwrap();
                     let handle = side.exchange(&handle);
                     let there = side.node.import(side.peer, handle).unwrap();
+                    // The first to leave takes its memory along.
+                    side.exchange(&[]);
                     if side.rank == first {
                         // Without a quiet, and the last word right before the end.
                         for _ in 0..10 {
@@ -194,8 +196,10 @@ fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not
                     // The other side has ended its exchange, and makes no progress.
                     receive.recv().unwrap();
                     let closed = node.close(Duration::from_millis(100));
+                    // A worker answers, whatever its program does.
                     assert!(
-                        matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
+                        WORKER && closed.is_ok()
+                            || matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
                         "{way:?}: {closed:?}"
                     );
                     send.send(vec![]).unwrap();
@@ -227,11 +231,12 @@ fn a_node_can_be_dropped_with_everything_in_flight() {
                 let there = side.node.import(side.peer, handle).unwrap();
                 for tag in 0..2000 {
                     let sent = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
-                    if sent.is_err() {
-                        assert_eq!(sent, Err(OpError::Again.into()));
-                        break;
-                    }
-                    side.node.put(memory.slice(..), there.at(0), Notice::Silent).unwrap();
+                    let put = side.node.put(memory.slice(..), there.at(0), Notice::Silent);
+                    let Err(refusal) = sent.and(put.map_err(Error::Op)) else { continue };
+                    // A worker hears that the other side is gone.
+                    let gone = WORKER && matches!(refusal, Error::Op(OpError::PeerFailed(_)));
+                    assert!(gone || refusal == OpError::Again.into(), "{refusal}");
+                    break;
                 }
                 side.node.post_recv(None, 7, Tag::ALL, memory.slice(..), 0).unwrap();
                 if side.rank != drop_first {

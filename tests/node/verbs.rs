@@ -204,7 +204,7 @@ fn a_wait_sleeps() {
 
 #[test]
 fn a_node_reaches_itself() {
-    let mut node = fishplate::Node::builder().fabric(fishplate::node::Fabric::Off).open().unwrap();
+    let mut node = super::builder().fabric(fishplate::node::Fabric::Off).open().unwrap();
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     assert_eq!(node.connect(&own).unwrap(), me, "known already");

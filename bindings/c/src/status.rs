@@ -93,6 +93,7 @@ fn of_attach(error: AttachError) -> c_int {
         AttachError::Kept(_) => libc::EADDRINUSE,
         AttachError::Version { .. } => libc::EPROTO,
         AttachError::Unsupported => libc::ENOTSUP,
+        AttachError::Unheard => libc::ETIMEDOUT,
         AttachError::System(code) if code > 0 => code,
         _ => libc::EINVAL,
     }

@@ -2,32 +2,31 @@
 //!
 //! # The exchange
 //!
-//! Either end begins, or both at once. An end that closes refuses new operations to the peer as
-//! [`PeerError::Closed`]. What it has accepted goes on. It sends a Bye on each of its streams once
+//! Either end begins, or both at once. A closing end refuses new operations to the peer as
+//! [`PeerError::Closed`]; accepted ones continue. It sends a Bye on each of its streams once
 //!
 //! - every operation of its own to the peer has ended: it is applied there, and no post of it is
 //!   outstanding;
 //! - every receive that has matched a message of the peer has ended. From then on it reads no
 //!   payload of the peer and answers no send.
 //!
-//! An end that hears a Bye closes as well, in its passes, so its own Byes are the answer. A peer is
-//! [`PeerError::Closed`] once all Byes are here and the rails have reported ours as sent, and some
-//! passes later, since not every rail reports that. A Bye carries the cursor and the credits of its
-//! stream, so no acknowledgement is lost with its sender.
+//! An end that receives a Bye closes as well, in its passes, and answers with its own Byes. A peer
+//! is [`PeerError::Closed`] once all its Byes have arrived and the rails have completed ours, and
+//! some passes later, since not every rail reports that. A Bye carries the cursor and the credits
+//! of its stream, so no acknowledgement is lost.
 //!
 //! # What is in flight when a Bye arrives
 //!
-//! The end that said it still makes progress until it is answered, and the answer comes only when
-//! nothing is in flight towards it. So writes, signals, atomics, reads and messages end as usual.
-//! One thing can no longer happen: a send that waits for a receive to match. It fails with
-//! `Closed`, after the Fins that the peer has sent, which a Bye may overtake, are here. The Bye
-//! says how many these are.
+//! The sender of a Bye makes progress until it is answered, and the answer is sent only when
+//! nothing is in flight towards it. So writes, signals, atomics, reads and messages complete as
+//! usual. Only a send that waits for a matching receive fails, with `Closed`. It fails once all
+//! Fins of the peer have arrived, because a Bye may overtake them; the Bye says how many there are.
 //!
 //! # What arrives twice, late, or from nobody
 //!
-//! A rail delivers once or reports the peer as down, so a Bye is sent once. A repeated one changes
-//! nothing. One of an earlier attachment is dropped and counted like any message. Once a Bye is
-//! here, whatever a rail reports of the peer counts as `Closed`.
+//! A rail delivers once or reports the peer as down, so a Bye is sent once. A duplicate changes
+//! nothing. A Bye of an earlier attachment is dropped and counted like any message. After a Bye,
+//! any failure that a rail reports for the peer counts as `Closed`.
 
 use crate::error::{AttachError, Missing, OpError, PeerError, Unfinished, Violation};
 use crate::mem::{Peer, PeerId, Untrusted};
@@ -45,8 +44,8 @@ use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
 use super::{Engine, State};
 
-/// Passes that an end makes after it is done. Of a message that a rail copies nobody says when it
-/// has left, and a provider may move it only while it is polled.
+/// Passes that an end makes after it is done. Rails do not report when a copied message has left,
+/// and a provider may send it only while it is polled.
 const LINGER: u16 = 1024;
 
 /// Bytes of a Bye.
@@ -57,19 +56,19 @@ const LEN: usize = 28;
 pub(crate) struct Parting {
     /// Our Byes may go out.
     due: bool,
-    /// Contexts whose Byes went out: those below this.
+    /// Byes of contexts below this were sent.
     sent: u16,
     /// Passes made since nothing was missing.
     lingered: u16,
-    /// Contexts whose Byes are here, by bit.
+    /// Contexts whose Byes have arrived, one bit each.
     heard: [u64; 4],
 }
 
 impl Parting {
-    /// Nobody has said anything.
+    /// Neither end has begun to close.
     pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
-    /// What went out may have been lost with a rail.
+    /// Sends all Byes again, because a failed rail may have lost them.
     pub(super) fn say_again(&mut self) {
         self.sent = 0;
     }
@@ -91,7 +90,7 @@ pub(crate) struct Bye {
     pub word: u32,
     /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
-    /// Credits of the reverse stream that came back.
+    /// Credits of the reverse stream that are returned.
     pub freed: u32,
     /// The number after the last of this stream.
     pub end: Seq,
@@ -192,7 +191,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         left.ok_or(()).or_else(|()| self.state.unfinished())
     }
 
-    /// Goes on with the closing of a stream's peer. `false`: the stream is not to be served.
+    /// Continues closing a stream's peer. `false`: do not serve the stream.
     #[cold]
     pub(super) fn close_step(&mut self, stream: u32) -> bool {
         let peer = self.state.streams[stream as usize].peer;
@@ -207,11 +206,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
-                // Nothing announces the end of the last operation.
+                // The end of the last operation makes nothing due, so stay due.
                 self.state.due.push(self.state.streams, first);
                 return true;
             }
-            // What was written directly is visible before the peer can hear of it.
+            // Direct writes become visible before the Bye.
             self.settle();
             self.state.pairings[peer as usize].parting.due = true;
         }
@@ -256,7 +255,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             end: s.next,
             fins: account.map_or(0, |account| account.fins_sent),
         };
-        // Counted by the stream: the end of this post is waited for.
+        // The stream counts this post, because closing waits for its completion.
         let owner = Owner::Stream(stream, s.generation & GENERATION_MASK);
         let nothing = Untrusted::from_slice(&[]);
         match self.post_bytes(stream, peer, &bye.encode(), nothing, owner, cursor) {
@@ -276,12 +275,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// From now on nothing new goes out to a peer that is up.
+    /// Refuses new operations to a connected peer.
     #[cold]
     fn begin_closing(&mut self, peer: u16) {
         self.peers[peer as usize].state = PeerState::Closing;
         self.closing += 1;
-        // No operation finds a region of the peer. What was accepted goes by the keys alone.
+        // Invalidates the peer's regions for new operations. Accepted ones use the keys alone.
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer && !remote.auto) {
             (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
         }
@@ -290,20 +289,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether a peer has said goodbye. It has applied nothing since, but what was in flight, and
-    /// all that it has sent is here.
+    /// Whether a peer has sent its Byes. All it sent has arrived, and it applies only what was in
+    /// flight.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// Whether a peer has been told, or will be, that nothing of it is read or answered any more.
+    /// Whether our Byes to a peer are due or sent: nothing of it is read or answered any more.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due
     }
 
-    /// Why a peer is given up, if not for its goodbye.
+    /// Why a peer failed: `Closed` once it has sent its Byes, unless it broke the protocol or was
+    /// removed.
     #[cold]
     pub(super) fn after_bye(&self, peer: u16, why: PeerError) -> PeerError {
         match why {
@@ -321,13 +321,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
-    /// Whether an operation to a peer is open, or a payload of it on its way. Slow path: looks at
-    /// every receive.
+    /// Whether an operation to a peer, or a payload from it, is in flight. Slow path: scans all
+    /// receives.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
         let busy = |stream: usize| {
             let s = &self.streams[stream];
-            // Answers of the protocol have numbers there, and no slot.
+            // Replies of the protocol take numbers of the stream, but no slot.
             s.open != 0 || (s.live && s.in_flight() != 0 && self.is_kept(stream as u32))
         };
         self.contexts_of(peer).any(busy)
@@ -342,7 +342,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(super) fn bye_heard(&mut self, peer: Peer, bye: Bye) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, bye.context, bye.word)? else { return Ok(()) };
-        // Its sender has heard that all of it is applied.
+        // The sender has received the acknowledgement of everything before the Bye.
         if self.streams[stream as usize].window.expected() != bye.end {
             return Err(Violation::Sequence);
         }
@@ -374,19 +374,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         list(s.ops.head).chain(list(s.closing.head)).filter(waits)
     }
 
-    /// Fails the sends to a peer that has said goodbye which no receive will match.
+    /// Fails unmatched sends to a peer that has sent its Byes.
     fn fail_unmatched(&mut self, peer: u16) {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
             let Some(protocol) = &self.protocol else { return };
             let account = &protocol.accounts[stream as usize];
             let s = &self.streams[stream as usize];
-            // A Fin that is on its way ends one of them well.
+            // A Fin in flight still completes one of them.
             let heard = self.pairings[peer as usize].parting.has_heard(context as u8);
             if !heard || account.fins_said != account.fins_heard {
                 continue;
             }
-            // Those that are acknowledged: the others will be.
+            // Only acknowledged ones: the others follow once they are.
             let mut index = s.closing.head;
             while index != NONE {
                 let slot = &mut self.pending.slots[index as usize];

@@ -1,6 +1,6 @@
-//! Commands: what a queue asks of its worker, where it stands, and how it ended. A command lies in
-//! a slot of its queue's pool from its creation until the last [`Event`] on it is gone; the worker
-//! writes its end there. Nothing here blocks or allocates.
+//! Commands: requests of a queue to its worker, with their state and result. A command occupies a
+//! slot of its queue's pool from its creation until its last [`Event`] is dropped; the worker
+//! writes the result there. Nothing here blocks or allocates.
 //!
 //! | edge         | release                    | acquire                | carries        |
 //! |--------------|----------------------------|------------------------|----------------|
@@ -79,7 +79,7 @@ pub enum Command {
         /// The peer whose failure ends the watch.
         from: Option<PeerId>,
     },
-    /// Repeats a pattern over registered local memory. The worker writes it, a piece per turn.
+    /// Fills registered local memory with a pattern. The worker writes a piece per turn.
     Fill {
         /// The target.
         at: LocalAddr,
@@ -90,9 +90,8 @@ pub enum Command {
         /// Bytes of the pattern: 1, 2, 4 or 8.
         width: u8,
     },
-    /// Copies within registered memory of this process. Done by the worker itself, a piece per
-    /// turn; pieces go from the first to the last, so ranges that overlap may only move towards
-    /// lower addresses.
+    /// Copies within registered memory of this process. The worker copies a piece per turn, in
+    /// ascending order, so overlapping ranges may only move towards lower addresses.
     Copy {
         /// The source.
         from: LocalAddr,
@@ -101,19 +100,20 @@ pub enum Command {
         /// The target.
         to: LocalAddr,
     },
-    /// Copies from one peer to another, by way of memory of this process: a get, and when that is
-    /// done a put. Later commands of the same queue wait behind the get.
+    /// Copies from one peer to another through memory of this process: a get, then a put. Later
+    /// commands of the same queue wait behind the get.
     PeerCopy {
         /// The source.
         from: RemoteAddr,
-        /// Where the bytes pass through; not to be touched until the command is done.
+        /// The staging buffer; do not touch it until the command is done.
         via: LocalAddr,
         /// Bytes.
         len: usize,
         /// The target.
         to: RemoteAddr,
     },
-    /// Nothing; done when every command before it in the same queue is. Later ones wait behind it.
+    /// Does nothing. Completes when every earlier command of the same queue has; later ones wait
+    /// behind it.
     Marker,
     /// [`Engine::send`](super::Engine::send), or with `sync`
     /// [`Engine::send_sync`](super::Engine::send_sync).
@@ -124,7 +124,7 @@ pub enum Command {
         tag: Tag,
         /// The payload and its length in bytes; without it, none.
         from: Option<(LocalAddr, usize)>,
-        /// Whether it is done only once it has matched.
+        /// Whether it completes only once a receive has matched.
         sync: bool,
     },
     /// [`Engine::recv`](super::Engine::recv); the answer is its status.
@@ -159,8 +159,8 @@ pub enum Command {
     },
     /// [`Engine::discard`](super::Engine::discard).
     Discard(Claimed),
-    /// [`Engine::cancel`](super::Engine::cancel) of the receive of the same queue that lies in this
-    /// slot of its pool. The receive is answered too, once, whatever this says.
+    /// [`Engine::cancel`](super::Engine::cancel) of the receive in this slot of the same queue's
+    /// pool. The receive completes as well, once, whatever the result here.
     Cancel {
         /// The slot.
         slot: u16,
@@ -176,7 +176,7 @@ pub enum Reply {
     Failed(Outcome),
     /// It was refused; nothing was done. Never [`OpError::Again`].
     Refused(OpError),
-    /// The quiet or the watch that it asked for ended so.
+    /// Its quiet or watch ended with this error.
     Wait(WaitError),
     /// The receive has ended.
     Received(Status),
@@ -186,14 +186,14 @@ pub enum Reply {
     Claimed(Option<Claimed>),
     /// What became of the receive.
     Cancelled(Cancelled),
-    /// Something that it had to come after did not end well; nothing was done.
+    /// A command that it depends on failed; nothing was done.
     Dependency,
-    /// The worker went away. Whether it was begun is not known, so its memory must not be reused.
+    /// The worker is gone. The command may have begun, so its memory must not be reused.
     Abandoned,
 }
 
 impl Reply {
-    /// Whether what was asked for was done. Of a receive: all of a message is in its buffer.
+    /// Whether the command succeeded. For a receive: the buffer holds a whole message.
     pub fn is_well(&self) -> bool {
         match self {
             Self::Done(_) | Self::Found(_) | Self::Claimed(_) | Self::Cancelled(_) => true,
@@ -221,14 +221,14 @@ pub struct Entry<'m> {
     watch: Watch,
 }
 
-/// What the worker keeps of a command that it has begun.
+/// The worker's state of a command that it has begun.
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
     /// What must end before it begins.
     after: [Option<Event<'m>>; MAX_AFTER],
     /// Bytes of a fill or copy that are done.
     pub progress: usize,
-    /// Where a copy between peers stands.
+    /// State of a copy between peers.
     pub relay: Relay,
 }
 
@@ -285,8 +285,8 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Whether everything is done that it comes after. Those events are let go of, and if one did
-    /// not end well, all of them; while there is one that is not done, `worker` listens for it.
+    /// Whether all its dependencies are done. Drops events that are done, or all of them if one
+    /// failed; `worker` listens for the first that is not done.
     ///
     /// # Safety
     /// As for [`work`](Self::work).
@@ -318,7 +318,7 @@ impl<'m> Entry<'m> {
         unsafe { &mut *self.work.get() }
     }
 
-    /// Says how the command ended.
+    /// Stores the result of the command.
     ///
     /// # Safety
     /// Once, by the worker to which the entry was submitted, or whoever takes its place.
@@ -331,7 +331,7 @@ impl<'m> Entry<'m> {
         self.state.store(DONE, edge!("queue.done.store", Release));
     }
 
-    /// Says that the worker went away, and lets go of what the command was to come after.
+    /// Ends the command as abandoned, and drops its dependencies.
     ///
     /// # Safety
     /// As for [`finish`](Self::finish).
@@ -367,13 +367,13 @@ impl<'m> Entry<'m> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// The event with this index has not ended, and may or may not be heard of.
+    /// The event with this index is not done; [`Listening`] says whether its end is notified.
     Waits(u16, Listening),
-    /// Something before it failed.
+    /// A dependency failed.
     Never,
 }
 
-/// The end of a command, to be asked for from any thread, whether its queue is still there or not.
+/// The result of a command, readable from any thread, even after its queue is dropped.
 #[derive(Clone, Debug)]
 pub struct Event<'m>(pub(crate) Shared<'m, Entry<'m>>);
 
@@ -395,7 +395,8 @@ impl Event<'_> {
         self.0.command()
     }
 
-    /// Its place in its queue. No other command of that queue has it while this event is held.
+    /// Its slot in its queue's pool. No other command of that queue uses it while this event
+    /// exists.
     pub fn index(&self) -> u16 {
         // The slots of a queue are its pool's.
         self.0.index().unwrap_or(u16::MAX)

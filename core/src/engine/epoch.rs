@@ -1,10 +1,10 @@
-//! Which attachment a message belongs to, and how two ends agree on that.
+//! Epochs: which attachment a message belongs to, and how two ends agree on it.
 //!
 //! Each attachment of a peer has an *epoch*: the receiver chooses it, the sender puts it into every
-//! word (see `wire`). What carries another epoch is left over from an earlier attachment; it is
-//! dropped and counted ([`Stats::stale`](super::Stats)). An engine counts its attachments, so two
-//! that lie near each other never share an epoch, also not the few bits of one that fit in a word;
-//! nor do two that follow each other in the slot of a peer.
+//! word (see `wire`). A message with another epoch belongs to an earlier attachment; it is dropped
+//! and counted ([`Stats::stale`](super::Stats)). An engine counts its attachments. So recent
+//! attachments never share an epoch, not even the few bits that fit in a word, and neither do
+//! successive attachments in one peer slot.
 //!
 //! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all
 //! epochs are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first.
@@ -12,9 +12,9 @@
 //!
 //! # The exchange
 //!
-//! A Hello says `mine`, the sender's epoch, `yours`, an epoch of the receiver that the sender has
-//! heard, and to whom the sender is *bound*. One whose `yours` is our epoch is *proof* that its
-//! sender lives now: it has heard of this attachment. Any other may be old and proves nothing.
+//! A Hello carries `mine`, the sender's epoch; `yours`, the receiver's epoch as the sender knows
+//! it; and to whom the sender is *bound*. A Hello whose `yours` is our epoch is *proof* that its
+//! sender is alive: it knows this attachment. Any other may be old and proves nothing.
 //!
 //! | heard                                    | what follows                                  |
 //! |------------------------------------------|-----------------------------------------------|
@@ -24,9 +24,13 @@
 //! | proof, of another than the one bound here | the peer fails: it has attached anew         |
 //! | proof, of one bound to another of ours   | an answer: proof for the other end to fail us |
 //!
-//! Each epoch that was heard is answered once, so nothing is sent again: of two ends the one that
-//! attaches last is heard by the other. A word with our epoch is as good as a Hello from the one
-//! that is bound here, which no other was told of.
+//! Each received epoch is answered once, and nothing is resent: the end that attaches last always
+//! reaches the other. A word with our epoch counts as a Hello from the bound peer, because only
+//! that peer knows the epoch.
+//!
+//! A Hello also says whether its sender keeps what `failover` needs. Unless both do, the peer fails
+//! with its first rail. A rail that fails during the exchange may have lost Hellos. Its rail tells
+//! the end that sent them, which says one again, and answers anew what it has answered before.
 //!
 //! # One rail
 //!
@@ -46,33 +50,35 @@ use super::table::PeerState;
 use super::wire::{Bond, Hello, stamp};
 use super::{Engine, State};
 
-/// Hellos that wait for room in a rail, at most; a newer one takes the place of the oldest that is
-/// not for the one bound here.
+/// Most Hellos that wait for room in a rail. A newer one replaces the oldest that is not for the
+/// bound peer.
 const ANSWERS: usize = 4;
 
-/// Attachments that count as earlier than the one bound here, rather than as another engine's.
+/// Epochs this far below the bound one count as earlier attachments, not as another engine's.
 const EARLIER: u32 = 1 << 16;
 
-/// What was agreed with a peer about its attachment and ours.
+/// The epochs of a peer's attachment and of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
-    /// The epoch of what comes in. 0: no Hello is needed.
+    /// The epoch of incoming words. 0: no Hello is needed.
     mine: u32,
-    /// The epoch of what goes out: of the one that is bound here. 0: nobody is.
+    /// The epoch of outgoing words: the bound peer's. 0: none is bound.
     theirs: u32,
-    /// What was told last: to whom, and how it stood.
+    /// The last Hello sent: its receiver, and our bond at that time.
     told: (u32, Bond),
-    /// To whom a Hello is to be sent, oldest first.
+    /// Epochs that a Hello is due to, oldest first.
     answers: [u32; ANSWERS],
     count: u8,
+    /// The streams to the peer are kept here, as Hellos say.
+    keeps: bool,
 }
 
 impl Meeting {
     /// Nothing to agree on.
     pub(crate) const NONE: Meeting =
-        Meeting { mine: 0, theirs: 0, told: (0, Bond::None), answers: [0; ANSWERS], count: 0 };
+        Meeting { mine: 0, theirs: 0, told: (0, Bond::None), answers: [0; ANSWERS], count: 0, keeps: false };
 
-    /// Whether the one with this epoch, or which other, is bound here.
+    /// Whether this epoch, another or none is bound here.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -81,8 +87,8 @@ impl Meeting {
         }
     }
 
-    /// Notes that a Hello is to go to `epoch`, if that does not know how things stand. Returns how
-    /// many more wait.
+    /// Queues a Hello to `epoch`, unless that end already knows our state. Returns how many more
+    /// wait.
     fn answer(&mut self, epoch: u32) -> u32 {
         let known = epoch != 0 && self.told == (epoch, self.bond(epoch));
         let count = self.count as usize;
@@ -90,7 +96,7 @@ impl Meeting {
             return 0;
         }
         if count == ANSWERS {
-            // The one bound here says nothing more before it is answered.
+            // Keep the bound peer's: it sends nothing more before it is answered.
             let oldest = usize::from(self.theirs != 0 && self.answers[0] == self.theirs);
             self.answers.copy_within(oldest + 1.., oldest);
             self.answers[count - 1] = epoch;
@@ -101,13 +107,13 @@ impl Meeting {
         1
     }
 
-    /// The Hello that waits longest.
+    /// The oldest Hello that waits.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
-        Some(Hello { mine: self.mine, yours, bond: self.bond(yours) })
+        Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps })
     }
 
-    /// It was sent.
+    /// Records that it was sent.
     fn sent(&mut self, hello: Hello) {
         self.told = (hello.yours, hello.bond);
         self.answers.copy_within(1.., 0);
@@ -123,7 +129,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let stream = self.state.stream_of(0, peer);
         while let Some(hello) = self.state.pairings[peer as usize].meeting.first() {
             let owner = self.state.control(peer);
-            // A Hello carries no cursor: what the peer was told stays what it is.
+            // A Hello carries no cursor, so the acknowledged position does not change.
             let cursor = self.state.streams[stream as usize].ack_sent;
             let nothing = Untrusted::from_slice(&[]);
             match self.post_bytes(stream, peer, &hello.encode(), nothing, owner, cursor) {
@@ -147,7 +153,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A peer was attached to rails which, or which do not, keep attachments apart.
+    /// Begins an attachment. `fresh`: its rails keep attachments apart.
     pub(super) fn meet(&mut self, peer: u16, fresh: bool) {
         if fresh {
             return self.establish(peer);
@@ -155,18 +161,27 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let in_word = |epoch| stamp(0, epoch, self.mask);
         let before = self.pairings[peer as usize].last;
         let mut epoch = self.epoch.wrapping_add(1).max(1);
-        // As many peers as a word tells epochs apart may all be attached anew.
+        // Skip epochs that a word cannot tell from the one before.
         if in_word(epoch) == in_word(before) {
             epoch = epoch.wrapping_add(1).max(1);
         }
         self.epoch = epoch;
         self.peers[peer as usize].state = PeerState::Meeting;
+        let keeps = self.kept_peer(peer).is_some();
         let pairing = &mut self.pairings[peer as usize];
-        (pairing.last, pairing.meeting) = (epoch, Meeting { mine: epoch, ..Meeting::NONE });
+        (pairing.last, pairing.meeting) = (epoch, Meeting { mine: epoch, keeps, ..Meeting::NONE });
         self.answer(peer, 0);
     }
 
-    /// Nobody is to be greeted any more.
+    /// Says a Hello again: a rail that has failed may have lost those before.
+    pub(super) fn meet_again(&mut self, peer: u16) {
+        let meeting = &mut self.pairings[peer as usize].meeting;
+        meeting.told = Meeting::NONE.told;
+        let theirs = meeting.theirs;
+        self.answer(peer, theirs);
+    }
+
+    /// Drops the Hellos that wait.
     pub(super) fn part(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         self.hellos -= meeting.count as u32;
@@ -183,7 +198,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Both ends know each other's epoch.
+    /// Opens the streams: both ends know each other's epoch.
     fn establish(&mut self, peer: u16) {
         let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
         let waited = self.is_meeting(peer);
@@ -208,8 +223,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A message that is none of the usual ones: a Hello, a Bye, what was told of a rail, or not to
-    /// be understood.
+    /// Handles a rare message: a Hello, a Bye, a report on a failed rail, or an invalid one.
     #[cold]
     pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
         let heard = match Hello::decode(bytes) {
@@ -231,7 +245,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A peer has said hello.
+    /// Handles a Hello.
     fn greeted(&mut self, peer: u16, hello: Hello) -> Result<(), Violation> {
         let Some(slot) = self.peers.get(peer as usize) else { return Ok(()) };
         if !slot.state.is_up() {
@@ -244,8 +258,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         if hello.yours == meeting.mine {
             if meeting.bond(hello.mine) == Bond::Other {
-                // The last of an attachment that ended before the one bound here began says
-                // nothing.
+                // A late Hello of an attachment before the bound one proves nothing.
                 let earlier = (1..EARLIER).contains(&meeting.theirs.wrapping_sub(hello.mine));
                 if !earlier {
                     self.fail_peer(peer, PeerError::Reattached);
@@ -254,6 +267,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             if hello.bond != Bond::Other {
                 meeting.theirs = hello.mine;
+                if waiting && !hello.keeps && !self.keep_no_more(peer) {
+                    return Ok(());
+                }
             }
             if hello.bond == Bond::Yours && waiting {
                 self.establish(peer);
@@ -263,8 +279,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// What arrived for no open stream of this peer, or under another epoch than that stream's. It
-    /// is dropped, unless it is what the other end sends as soon as both are bound.
+    /// Handles a word for no open stream, or with another epoch than the stream's. Drops it, unless
+    /// it shows that the other end is bound to us.
     #[cold]
     pub(super) fn strange_arrival(
         &mut self,
@@ -279,8 +295,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let waiting = self.is_meeting(peer.0);
         let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
         let right = word & !self.mask == stamp(context, mine, self.mask);
-        // Nothing is left over where rails keep attachments apart: what is not right there is
-        // wrong.
+        // Rails that keep attachments apart deliver nothing stale, so a mismatch there is a
+        // violation.
         if (right || mine == 0) && context as u16 >= self.config.contexts {
             return Err(Violation::Context);
         }
@@ -367,7 +383,7 @@ mod tests {
         meeting.theirs = 3;
         for (yours, bond) in [(2, Bond::Other), (3, Bond::Yours), (4, Bond::Other), (5, Bond::Other)] {
             let hello = meeting.first().unwrap();
-            assert_eq!(hello, Hello { mine: 9, yours, bond });
+            assert_eq!(hello, Hello { mine: 9, yours, bond, keeps: false });
             meeting.sent(hello);
             assert_eq!(meeting.answer(yours), 0);
         }

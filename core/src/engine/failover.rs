@@ -32,8 +32,13 @@
 //! - The answers of the two-sided protocol: between kept streams they have numbers.
 //! - Reads: a read that a failed rail has ended is posted anew as a whole, once that rail is fenced
 //!   here, so that no late piece of it lands.
-//! - Byes are said again, and Hellos are not: a rail that fails while the two ends meet costs the
-//!   peer.
+//! - Byes and Hellos are said again.
+//!
+//! # Peers without it
+//!
+//! A Hello says whether its sender keeps its streams to the receiver. Where one end does not, the
+//! other ceases to, before anything is posted, and the peer fails with its first rail. Over rails
+//! that need no Hello ([`Caps::fresh`](crate::rail::Caps)) both ends attach failover, or neither.
 
 mod resume;
 mod sent;
@@ -116,8 +121,10 @@ pub(crate) struct Failover<'m> {
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets the peers that this engine is connected to from now on, by several rails each, live on
-    /// while one of these rails is left. Both ends of a connection do it. Rails that cannot
-    /// [fence](Rail::fence) a peer still cost it. Slow path; allocates nothing.
+    /// while one of these rails is left. [`has_failover`](Self::has_failover) says whether the
+    /// other end of a connection does it too. Rails that cannot [fence](Rail::fence) a peer still
+    /// cost it. Where no rail to a peer needs a Hello ([`Caps::fresh`](crate::rail::Caps)), both
+    /// ends do it, or neither. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, also a silent one, and a tagged message that is
     /// sent from a slice takes one of
@@ -169,6 +176,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
+    /// Whether a peer outlives a rail: it has [answered](Self::has_answered), and both ends have
+    /// attached failover and are joined by several rails.
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`].
+    pub fn has_failover(&self, peer: PeerId) -> Result<bool, AttachError> {
+        Ok(self.has_answered(peer)? && self.state.kept_peer(peer.index).is_some())
+    }
+
     /// Why a rail to a peer is out of use, also once the peer has failed with its last one; `None`:
     /// it is not. [`disable_rail`](Self::disable_rail) leaves [`PeerError::Removed`].
     ///
@@ -218,6 +234,24 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// A peer that has just been heard of does not keep its streams, so those to it are not kept
+    /// either. `false`: a rail to it has failed already, and so has the peer.
+    #[cold]
+    pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
+        let Some(kept) = self.kept_peer(peer) else { return true };
+        let lost = kept.fencing | kept.fenced;
+        if lost != 0 {
+            self.fail_peer(peer, PeerError::Rail(RailId(lost.trailing_zeros() as u8)));
+            return false;
+        }
+        self.forget_kept(peer);
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            self.streams[stream].fence &= !KEPT;
+        }
+        true
+    }
+
     /// A peer is forgotten.
     pub(super) fn forget_kept(&mut self, peer: u16) {
         let (contexts, peers) = (self.config.contexts as u32, self.peers.len() as u32);
@@ -240,10 +274,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let left = rails & !bit;
-        let ready = slot.state.is_up() && !self.is_meeting(peer);
+        let (up, meeting) = (slot.state.is_up(), self.is_meeting(peer));
         let Some(kept) = self.kept_peer_mut(peer) else { return self.fail_peer(peer, cost) };
         kept.why[rail] = Some(why);
-        if left == 0 || !ready {
+        if left == 0 || !up {
             return self.fail_peer(peer, cost);
         }
         kept.fencing |= bit;
@@ -263,8 +297,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         {
             (remote.mapped, remote.rail) = (core::ptr::null_mut(), left.trailing_zeros() as u8);
         }
+        if meeting {
+            self.meet_again(peer);
+        }
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
+            if meeting {
+                // Nothing is in flight.
+                self.ask(stream);
+                continue;
+            }
             let s = &mut self.streams[stream as usize];
             s.asked = s.acked;
             self.say_room_again(stream);

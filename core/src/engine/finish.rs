@@ -1,5 +1,5 @@
-//! How operations end: by acknowledgement and completion, by reply, or with their peer;
-//! and how the user learns of it.
+//! Completion of operations: by acknowledgement, completion or reply, or by failure of the peer;
+//! and how the user is notified.
 
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::mem::RailId;
@@ -25,7 +25,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Takes the completion of one operation; `None` while it is in flight. Does not make progress.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was taken before, or never was.
+    /// [`OpError::StaleToken`] if it was already taken, or never existed.
     #[inline]
     pub fn test(&mut self, token: Token) -> Result<Option<Completion>, OpError> {
         let index = self.state.pending.find(token)?;
@@ -48,7 +48,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         completion
     }
 
-    /// The peer says that everything below the number whose low 32 bits are `ack` is applied there.
+    /// Handles an acknowledgement: the peer has applied everything below the number whose low 32
+    /// bits are `ack`.
     #[inline(always)]
     pub(super) fn acknowledged(&mut self, stream: u32, ack: u32) -> Result<(), Violation> {
         if ack == truncate::<32>(self.streams[stream as usize].acked.0) {
@@ -67,7 +68,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn acknowledged_up_to(&mut self, stream: u32, cursor: Seq) -> Result<(), Violation> {
         let s = &self.streams[stream as usize];
         if cursor.is_before(s.acked) {
-            // An older message that was overtaken: what it says is known.
+            // A reordered older message, which acknowledges nothing new.
             return Ok(());
         }
         if cursor.since(s.acked) > s.in_flight() {
@@ -105,7 +106,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A fetched value has come back.
+    /// Handles a reply with a fetched value.
     pub(super) fn replied(&mut self, peer: u16, token: u64, value: u64) -> Result<(), Violation> {
         let kept = RAILS > 1 && self.kept_peer(peer).is_some();
         let waits = |index: &u32| {
@@ -115,7 +116,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         let index = match self.pending.find(Token(token)).ok().filter(waits) {
             Some(index) => index,
-            // It has come twice.
+            // A duplicate.
             None if kept => return Ok(()),
             None => return Err(Violation::Reply),
         };
@@ -130,7 +131,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// One post of an operation is over.
+    /// Records the completion of one post of an operation.
     #[inline]
     pub(super) fn post_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
         let Some(slot) = self.pending.slots.get_mut(index as usize) else { return };
@@ -144,10 +145,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Posts of silent operations without a slot are over, all of them well.
+    /// Records successful completions of silent posts without a slot.
     #[inline(always)]
     pub(super) fn silent_posts_done(&mut self, stream: u32, tag: u64, count: u32) {
-        // Those for the peer that had the slot before count no more.
+        // Ignore posts to an earlier peer of this slot.
         let Some(s) = self.streams.get_mut(stream as usize) else { return };
         if s.tag != tag {
             return;
@@ -158,7 +159,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The post of a silent operation without a slot has failed.
+    /// Records the failure of a silent post without a slot.
     #[cold]
     pub(super) fn silent_post_failed(&mut self, rail: usize, stream: u32, tag: u64, error: CompleteError) {
         let Some(s) = self.streams.get_mut(stream as usize) else { return };
@@ -190,8 +191,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             CompleteError::Unknown(_) => false,
         };
         slot.fail(Fault::Rail(rail, error), quiescent);
-        // A number that never arrives leaves a hole that nothing fills:
-        // the stream and its peer fail.
+        // The lost number leaves a hole that nothing fills, so the stream and its peer fail.
         let (stream, numbered) = (slot.stream, slot.numbered);
         if numbered && stream != NONE {
             let peer = self.streams[stream as usize].peer;
@@ -226,7 +226,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state.is_up()
     }
 
-    /// Ends an operation of which nothing is outstanding any more.
+    /// Ends an operation with nothing outstanding.
     #[inline]
     pub(super) fn end_if_over(&mut self, index: u32) {
         let slot = &mut self.pending.slots[index as usize];
@@ -254,8 +254,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pending.end(index, report);
     }
 
-    /// Fails a peer: each operation to it fails at once,
-    /// or when its last post is reported. Slow path.
+    /// Fails a peer: each operation to it fails now, or with the completion of its last post. Slow
+    /// path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let before = self.peers[peer as usize].state;
@@ -287,10 +287,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 while index != NONE {
                     let slot = &mut self.pending.slots[index as usize];
                     let next = slot.links.next;
-                    // What was acknowledged is done, even if its last post is yet to be reported.
+                    // An acknowledged operation is done, even while a post of it is outstanding.
                     if !slot.acked || slot.fetch || !slot.numbered {
-                        // A rail that executes an atomic itself may have it under way without a
-                        // number.
+                        // A native atomic has no number, and may be in flight.
                         let sent = slot.numbered || (slot.kind == Kind::Message && slot.posts != 0);
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }
@@ -300,7 +299,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     if !slot.report && !slot.inner && slot.outcome != Outcome::Done {
                         self.lose(stream as u32);
                     }
-                    // There is nobody to send it to, whatever else it waits for.
+                    // The receiver is gone, so stop sending the payload.
                     self.stop_pulling(index);
                     self.end_if_over(index);
                     index = next;
@@ -310,7 +309,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.fail_matching(peer, why);
     }
 
-    /// Counts a failed operation that nobody will be told of one by one.
+    /// Counts a failed silent operation.
     #[cold]
     fn lose(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
@@ -318,7 +317,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         s.lost = s.lost.saturating_add(1);
     }
 
-    /// How many such operations there were since the last call.
+    /// Returns the number of failed silent operations since the last call.
     pub(super) fn take_lost(&mut self, stream: u32) -> u32 {
         let lost = core::mem::take(&mut self.streams[stream as usize].lost);
         self.troubles -= (lost != 0) as u32;

@@ -38,7 +38,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "handle-of-16-rails", sample: sample_handle::<16>, read: read_handle::<16> },
 ];
 
-/// The n-th number that a seed gives.
+/// The `n`-th random number of a seed.
 pub fn number(seed: u64, n: u64) -> u64 {
     let z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ n.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -104,7 +104,8 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
 
 fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
     let bond = [Bond::None, Bond::Yours, Bond::Other][number(seed, 1) as usize % 3];
-    let hello = Hello { mine: number(seed, 2) as u32, yours: number(seed, 3) as u32, bond };
+    let (mine, yours) = (number(seed, 2) as u32, number(seed, 3) as u32);
+    let hello = Hello { mine, yours, bond, keeps: number(seed, 4) & 1 != 0 };
     put(into, &hello.encode())
 }
 

@@ -1,5 +1,5 @@
-//! How the two ends of a peer are joined: which of its rails ours lead to, and what fits through
-//! each. Set when a peer is connected; all that hot paths need of it lies in its streams.
+//! Joints: which rails of the peer ours lead to, and the message limit of each. Set when a peer is
+//! connected; hot paths use copies in its streams.
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -20,16 +20,16 @@ const MESSAGE_MIN: usize = 128;
 pub struct Joint {
     /// Ours.
     pub ours: RailId,
-    /// As the peer counts its rails.
+    /// The peer's number for it.
     pub theirs: u8,
     /// The longest message that the peer takes on it, in bytes: at least 128.
     pub max_message: usize,
 }
 
-/// What the two ends of a peer have agreed on: how their rails are joined, and the epochs.
+/// What two ends have agreed on: their joints, the epochs, and the closing.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
-    /// Four bits for each of our rails: how the peer counts it.
+    /// The peer's number for each of our rails, four bits each.
     pub(super) theirs: u64,
     /// Longest message, in bytes, that both ends of each of our rails take;
     /// 0 where a rail does not reach this peer.
@@ -42,13 +42,12 @@ pub struct Pairing {
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
-    /// The epoch of the last attachment of this slot that needed one: see `epoch`. It outlives
-    /// the attachment.
+    /// The last epoch used in this slot: see `epoch`. It outlives the attachment.
     pub(crate) last: u32,
 }
 
 impl Pairing {
-    /// Both ends are alike, and have not met.
+    /// Equal rails at both ends, and no exchange yet.
     pub const ALIKE: Pairing = Pairing {
         theirs: 0xfedc_ba98_7654_3210,
         messages: [u32::MAX; RAILS_MAX],
@@ -60,7 +59,7 @@ impl Pairing {
         last: 0,
     };
 
-    /// The pairing that these joints of `rails` rails make, and the rails that they name, by bit.
+    /// Builds a pairing from joints, and returns the bitmask of the rails that they name.
     pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
         let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
         let (mut ours, mut theirs) = (0u16, 0u16);
@@ -82,20 +81,20 @@ impl Pairing {
         Ok((pairing, ours))
     }
 
-    /// How the peer counts one of our rails.
+    /// The peer's number for one of our rails.
     #[inline]
     fn theirs(&self, ours: usize) -> usize {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 
-    /// Our rails that lead to these of the peer's, by bit.
+    /// The bitmask of our rails that lead to these rails of the peer.
     #[cold]
     pub(super) fn as_ours(&self, theirs: u16) -> u16 {
         (0..RAILS_MAX).fold(0, |ours, rail| ours | (theirs >> self.theirs(rail) & 1) << rail)
     }
 
-    /// The keys of a region on those of our rails, by bit, that lead to this peer; the peer has
-    /// them as it counts its rails. `None` unless it has all of them.
+    /// Reorders a peer's keys from its rail order to ours, for the rails in the bitmask. `None` if
+    /// a key is missing.
     pub(crate) fn in_our_order<const RAILS: usize>(
         &self,
         rails: u16,
@@ -108,7 +107,7 @@ impl Pairing {
         Some(keys)
     }
 
-    /// Those of our rails, by bit, on which a message of so many bytes does not fit.
+    /// The bitmask of our rails on which a message of this length does not fit.
     #[cold]
     pub(crate) fn too_short(&self, bytes: u32) -> u16 {
         let short = |(rail, most): (usize, &u32)| ((*most < bytes) as u16) << rail;

@@ -1,13 +1,13 @@
 //! A queue's two rings: commands to its worker, and their slots back.
 //! Nothing here blocks or allocates.
 //!
-//! Neither ring is ever full: each has at least as many slots as the queue's pool, and every
-//! command in it has one of those. A command that ended goes back to its queue through the ring, so
-//! giving its slot back takes no atomic operation unless somebody holds an event of it.
+//! Neither ring is ever full: each has at least as many slots as the queue's pool. A completed
+//! command returns to its queue through the ring, so releasing its slot takes no atomic operation
+//! unless an event of it exists.
 //!
-//! Queue and worker may end in any order. The first leaves its ends of the two rings in the
-//! [`Lane`]; the second finds them there and empties both rings, so no slot is lost. What a worker
-//! leaves undone ends as [`Reply::Abandoned`].
+//! Queue and worker may be dropped in any order. The first leaves its ends of the two rings in the
+//! [`Lane`]; the second takes them and empties both rings, so no slot is lost. Commands that a
+//! worker leaves undone end as [`Reply::Abandoned`].
 //!
 //! | edge        | release                     | acquire            | carries               |
 //! |-------------|-----------------------------|--------------------|-----------------------|
@@ -33,7 +33,7 @@ pub use held::{Held, HeldBy};
 #[derive(Clone, Copy)]
 pub struct Posted<'m> {
     pub(super) parcel: Parcel<'m, Entry<'m>>,
-    /// Somebody will look at how it ended.
+    /// Its result will be read.
     pub(super) report: bool,
 }
 
@@ -53,15 +53,15 @@ impl<'m> Posted<'m> {
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// What queue and worker share besides their rings: where the first to leave puts its ends of them.
+/// The shared state of queue and worker besides the rings: where the first to leave puts its ends.
 pub struct Lane<'m> {
-    /// Who is there: [`QUEUE`], [`DESK`].
+    /// The sides that exist: [`QUEUE`], [`DESK`].
     there: AtomicU32,
     /// Written by the queue as it leaves, and the worker's from then on.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Written by the worker as it leaves, and the queue's from then on.
     desk: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// Who waits for an event of this queue, and is no user of it.
+    /// Waiters for events of this queue, other than its user.
     pub(crate) listeners: Listeners<'m>,
     /// [`Held`], as of the worker's last turn.
     held: AtomicU64,
@@ -94,12 +94,12 @@ impl Default for Lane<'_> {
     }
 }
 
-/// How much was said and not heard yet, per direction. The rings count it, so nothing else does.
+/// Entries in the rings that are not taken, per direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Commands submitted that no worker has taken.
     pub send: usize,
-    /// Commands that went back to their queue, which has not taken them.
+    /// Completed commands that their queue has not taken.
     pub recv: usize,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Side<'m> {
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
     pub lane: &'m Lane<'m>,
     side: u32,
-    /// The other side's, which has left.
+    /// The other side's end, once it has left.
     left: Option<Consumer<'m, Posted<'m>>>,
 }
 
@@ -142,7 +142,7 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// What the other side sent.
+    /// Takes the next command from the other side.
     #[inline]
     pub fn pop(&mut self) -> Option<Posted<'m>> {
         self.incoming.pop()
@@ -158,7 +158,7 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// What the worker is held up by, as of its last turn.
+    /// What blocked the worker in its last turn.
     pub fn held(&self) -> Option<Held> {
         // Relaxed: as in `Desk::note`.
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
@@ -231,7 +231,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Lets go of a command; if it was on its way to the worker, it ends here.
+/// Releases a command; ends it as abandoned if the worker never took it.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
         // SAFETY: taken out of the submission ring by the only one left, in place of the worker.
@@ -239,7 +239,7 @@ fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     }
 }
 
-/// A command that the engine has, by the slot of its pool.
+/// A command in the engine, by the slot of its pool.
 #[derive(Default)]
 pub struct Flight<'m> {
     entry: Option<Shared<'m, Entry<'m>>>,
@@ -247,13 +247,13 @@ pub struct Flight<'m> {
     part: Part,
 }
 
-/// What the engine has of a command.
+/// Which part of a command is in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All of it, and ends it in time.
+    /// All of it, and it completes without the user.
     #[default]
     Whole,
-    /// The first half of a copy between peers, which is held.
+    /// The get of a copy between peers; the command is held.
     Relay,
     /// A receive, which may wait for ever.
     Receive,
@@ -266,9 +266,8 @@ pub(super) struct Job<'m> {
 }
 
 impl Job<'_> {
-    /// The number by which its end will be known once the engine has it: stamp and slot, 48 bits.
-    /// Stamps are the engine's, so that the end of a command whose desk is gone is never taken for
-    /// that of another.
+    /// The ticket of its completion: stamp and slot, 48 bits. The engine counts stamps, so a
+    /// completion for a dropped desk never matches another command.
     #[inline]
     pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
         *stamp = stamp.wrapping_add(1);
@@ -282,15 +281,15 @@ pub struct Desk<'m> {
     side: Side<'m>,
     channel: Channel<'m>,
     flights: &'m mut [Flight<'m>],
-    /// Commands that the engine has,
+    /// Commands in the engine,
     pub(super) flying: u32,
     /// and how many of them are receives.
     receiving: u32,
-    /// The command that could not be done yet; those behind it wait.
+    /// The command that cannot start yet; later ones wait behind it.
     pub(super) held: Option<Job<'m>>,
-    /// Nobody tells when that can be done.
+    /// Nothing notifies the worker when it can start, so poll.
     pub(super) restless: bool,
-    /// What the lane says of it.
+    /// The value last stored in [`Lane::held`].
     noted: u64,
     pub(super) watch: Option<Job<'m>>,
     answered: bool,
@@ -335,7 +334,7 @@ impl<'m> Desk<'m> {
         Some(Job { report: posted.report, entry: unsafe { posted.open() } })
     }
 
-    /// Whether a command must wait, or ends here because something before it failed.
+    /// Whether a command may start, must wait, or fails with a dependency.
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
         // SAFETY: it was submitted to this worker, which holds no other reference to its work.
         unsafe { job.entry.looks_ready(self.channel.send) }
@@ -348,7 +347,7 @@ impl<'m> Desk<'m> {
         self.held = Some(job);
     }
 
-    /// Nothing is held back any more, if anything was.
+    /// Releases the held command, if there is one.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         if self.noted != 0 && self.held.is_none() {
@@ -359,12 +358,12 @@ impl<'m> Desk<'m> {
     fn note(&mut self, word: u64) {
         if self.noted != word {
             self.noted = word;
-            // Relaxed: for a reader who wants to know, and hands nothing over.
+            // Relaxed: informational, and publishes nothing.
             self.side.lane.held.store(word, Ordering::Relaxed);
         }
     }
 
-    /// Ends a command and sends its slot home.
+    /// Ends a command and returns its slot to the queue.
     pub(super) fn end(&mut self, job: Job<'m>, reply: Reply) {
         // SAFETY: a job ends once, and only this worker has it.
         unsafe { job.entry.finish(reply) };
@@ -372,7 +371,7 @@ impl<'m> Desk<'m> {
         self.return_slot(job);
     }
 
-    /// Sends a slot home, or lets go of it if there is no queue to send it to.
+    /// Returns a slot to its queue, or releases it if the queue is gone.
     fn return_slot(&mut self, job: Job<'m>) {
         if self.side.is_alone() {
             return self.forget_queue();
@@ -388,7 +387,7 @@ impl<'m> Desk<'m> {
         }
     }
 
-    /// The engine has the job; its end will come with this ticket.
+    /// Records that the engine has accepted the job under this ticket.
     #[inline]
     pub(super) fn launch(&mut self, ticket: u64, job: Job<'m>, part: Part) {
         match self.flights.get_mut(ticket as u16 as usize) {
@@ -397,12 +396,12 @@ impl<'m> Desk<'m> {
                 self.flying += 1;
                 self.receiving += u32::from(part == Part::Receive);
             }
-            // Its end could not be told apart.
+            // Its completion would be ambiguous.
             None => self.end(job, Reply::Abandoned),
         }
     }
 
-    /// A job that the engine had is over. `None` if this was none of this desk's.
+    /// Takes the job of a completion. `None`: it belongs to another desk.
     #[inline]
     pub(super) fn land(&mut self, ticket: u64) -> Option<(Job<'m>, Part)> {
         let flight = self.flights.get_mut(ticket as u16 as usize)?;
@@ -435,11 +434,11 @@ impl<'m> Desk<'m> {
         }
         self.answered = false;
         let woke = self.channel.recv.notify(host);
-        // That had the barrier.
+        // The call above made the barrier.
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 
-    /// Nothing is submitted or watched, and the engine has receives at most.
+    /// Whether nothing is submitted or watched, and the engine has at most receives.
     pub(super) fn is_idle(&mut self) -> bool {
         let engine_has_receives_alone = self.flying == self.receiving;
         self.held.is_none()
@@ -455,7 +454,7 @@ impl<'m> Desk<'m> {
 }
 
 impl Drop for Desk<'_> {
-    /// What was not done is abandoned.
+    /// Abandons commands that are not done.
     fn drop(&mut self) {
         let begun = self
             .flights
@@ -474,7 +473,7 @@ impl Drop for Desk<'_> {
     }
 }
 
-/// An event's handle on its own: what the queue keeps of a command that it submitted.
+/// The queue's own handle to a submitted command.
 impl<'m> From<Shared<'m, Entry<'m>>> for Event<'m> {
     fn from(entry: Shared<'m, Entry<'m>>) -> Self {
         Event(entry)

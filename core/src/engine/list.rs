@@ -1,5 +1,5 @@
-//! Lists through the slots of a table, by index: the order of posting, of arrival, of the ends.
-//! Adding and removing cost a few stores. A slot may be in several lists, which have numbers then.
+//! Intrusive lists through the slots of a table, linked by index. Adding and removing cost a few
+//! stores. A slot may be in several lists, told apart by number.
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -41,7 +41,7 @@ impl<const LIST: usize> Fifo<LIST> {
         self.tail = index;
     }
 
-    /// Takes the head off a list that is not empty.
+    /// Removes the head of a non-empty list.
     #[inline(always)]
     pub(crate) fn pop<T: Listed<LIST>>(&mut self, slots: &mut [T]) {
         self.head = slots[self.head as usize].links().next;

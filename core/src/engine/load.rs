@@ -1,31 +1,30 @@
-//! What is outstanding on each rail, and how fast each drains it: the input of the rail choice.
+//! Load and speed of each rail: the input of rail selection.
 //!
-//! Counting is a few additions per post and per end, and nothing at all where there is one rail.
-//! There is no clock: rails that were all busy while a number of posts ended worked for the same
-//! time, so what each of them moved meanwhile is its speed against the others'. Every [`SAMPLE`]
-//! ends this is taken into an average; of a rail that ran dry meanwhile only if it is more than the
-//! average, since it could have moved more still. Averages drift back to equal: where rails are not
-//! what limits, what they move is only what they were given. Only their ratios count. Since a rail
-//! that ran dry only ever adds, they are scaled back to one mean each time.
+//! Counting costs a few additions per post and completion, and nothing with one rail. There is no
+//! clock. Rails that are busy over the same interval work for the same time, so the bytes that each
+//! moves give their relative speeds. Every [`SAMPLE`] completions update a moving average. A rail
+//! that was idle meanwhile could have moved more, so its sample counts only if it exceeds the
+//! average. Averages drift back to equal, because rails that are not the bottleneck only move what
+//! they are given. Only ratios matter, so each update rescales the averages to one mean.
 
 use core::array;
 
-/// Ends of posts, of all rails, between two looks at who moved how much.
+/// Completions, of all rails together, between two samples.
 const SAMPLE: u32 = 64;
 
-/// What a byte on the fastest rail costs, and how many times as much at most on the slowest. What
-/// is this near to the fastest passes for as fast: rails of one kind take turns.
+/// The cost of a byte on the fastest rail, and the largest ratio to the slowest. Rails up to `NEAR`
+/// count as equally fast, so rails of one kind take turns.
 const UNIT: u64 = 64;
 const SLOWEST: u64 = 64;
 const NEAR: u64 = UNIT + UNIT / 8;
 
-/// Speed of a rail of which nothing is known yet.
+/// Initial speed of a rail.
 const SPEED: u64 = 1 << 16;
 
-/// As fast as a rail passes for.
+/// Upper limit of a speed.
 const TOP: u64 = SPEED << 10;
 
-/// The weight of a sample in the average, and of the pull back to equal rates: one in this many.
+/// The weight of a sample in the average, and of the drift back to equal rates: one in this many.
 const NEW: u64 = 4;
 const FORGET: u64 = 256;
 
@@ -35,21 +34,21 @@ pub(crate) struct Loads<const RAILS: usize> {
     /// Posts and bytes outstanding.
     posts: [u32; RAILS],
     bytes: [u64; RAILS],
-    /// What a byte costs on each, in time: [`UNIT`] on the fastest.
+    /// Time cost of a byte on each: [`UNIT`] on the fastest.
     cost: [u64; RAILS],
-    /// Average speed, against each other.
+    /// Relative average speeds.
     speed: [u64; RAILS],
-    /// Bytes and posts completed since the last look,
-    /// and the rails that were idle meanwhile, by bit.
+    /// Bytes and posts completed since the last sample, and the bitmask of rails that were idle
+    /// meanwhile.
     moved: [u64; RAILS],
     ends: u32,
     dry: u16,
-    /// Rails that there are.
+    /// Number of rails.
     count: u8,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    /// So many rails, at most `RAILS`: nothing outstanding, all equally fast.
+    /// Loads of `count` rails, at most `RAILS`: nothing outstanding, all equally fast.
     pub(crate) fn new(count: usize) -> Self {
         Loads {
             posts: [0; RAILS],
@@ -63,7 +62,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// A post was accepted whose end will be told.
+    /// Records an accepted post that is pending.
     #[inline(always)]
     pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
         if RAILS > 1 {
@@ -72,7 +71,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// So many posts of so many bytes each are over.
+    /// Records `count` completed posts of `bytes` bytes each.
     #[inline(always)]
     pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64) {
         if RAILS > 1 {
@@ -88,25 +87,24 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// How long it takes until what is outstanding on a rail is over, and `more` bytes with it,
-    /// against the others. Meaningless where there is one.
+    /// The relative time until a rail has drained its outstanding bytes and `more`. Meaningless
+    /// with a single rail.
     #[inline(always)]
     pub(crate) fn time(&self, rail: usize, more: u64) -> u64 {
         (self.bytes[rail] + more) * self.cost[rail]
     }
 
-    /// Whether anything may be outstanding on a rail: of a single one that is not counted.
+    /// Whether posts may be outstanding on a rail. A single rail is not counted.
     pub(crate) fn has_posts(&self, rail: usize) -> bool {
         RAILS == 1 || self.posts[rail] != 0
     }
 
-    /// Takes in what was moved.
+    /// Updates the averages with a sample.
     #[cold]
     fn look(&mut self) {
         let count = (self.count as usize).min(RAILS);
         let busy = |rail: &usize| self.dry & (1 << rail) == 0;
-        // What rails that had something to do all the while moved together, in units of which there
-        // are not too many; and how fast they are together.
+        // The sum of what busy rails moved, scaled to avoid overflow, and the sum of their speeds.
         let (moved, speed) = (0..count).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
             (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
         });

@@ -1,5 +1,5 @@
-//! Peers: from the place that one takes to its removal. Slow paths, which neither block nor
-//! allocate; an error means that nothing changed.
+//! Peers: reserving, connecting and removing them. Slow paths that neither block nor allocate;
+//! after an error nothing has changed.
 
 use crate::error::{AttachError, PeerError, Use};
 use crate::mem::PeerId;
@@ -16,28 +16,26 @@ use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Takes a place for a peer. Attach it to the rails under [`PeerId::peer`], then
-    /// [`join_peer`](Self::join_peer) it, or [`connect_peer`](Self::connect_peer) where both ends
-    /// are alike, and make no progress in between: what the peer sends already is not heard before
-    /// it is connected, and not sent again.
+    /// Reserves a slot for a peer. Attach the peer to the rails under [`PeerId::peer`], then call
+    /// [`join_peer`](Self::join_peer), or [`connect_peer`](Self::connect_peer) if both ends have
+    /// the same rails. Make no progress in between: what the peer sends is dropped until it is
+    /// connected, and not resent.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
     }
 
-    /// The peer is attached to the rails of `rails` (bit i: rail i), and both ends are alike:
-    /// operations may begin. As [`join_peer`](Self::join_peer), where rail i leads to their rail i
-    /// and takes the same at both ends.
+    /// Connects a peer that is attached to the rails of `rails` (bit i: rail i). Like
+    /// [`join_peer`](Self::join_peer), where rail i leads to the peer's rail i with equal limits.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         self.join(peer, rails, Pairing::ALIKE)
     }
 
-    /// The peer is attached to the rails that `joints` name: operations may begin. Unless
-    /// these rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), they queue until
-    /// the peer has connected as well and both ends have made progress: see
-    /// [`has_answered`](Self::has_answered). Both ends reach each other by the same rails, however
-    /// each of them counts these: the peer's keys, in handles and in messages, are taken as the
-    /// joints say. `matching` is what the peer takes of tagged messages; `None`: as much as this
-    /// engine. Slow path.
+    /// Connects a peer that is attached to the rails that `joints` name. Operations may begin.
+    /// Unless the rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), operations
+    /// queue until the peer has connected as well and both ends have made progress: see
+    /// [`has_answered`](Self::has_answered). The two ends may number the rails differently;
+    /// `joints` maps the peer's keys. `matching` is the peer's limits of tagged messages; `None`:
+    /// the same as ours. Slow path.
     ///
     /// # Errors
     /// [`AttachError::Config`] if there are no joints, or names what is wrong with one;
@@ -117,16 +115,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Forgets a peer, alive or failed. Operations to it end as failed, and as unknown where
-    /// something was sent that a living peer may still apply; its regions are released, its number
-    /// is stale. Slow path.
+    /// Removes a peer, alive or failed. Operations to it fail; the outcome is unknown where a
+    /// living peer may still apply something. Its regions are released, and its [`PeerId`] becomes
+    /// stale. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] while regions are registered that lie in the segment in common with
-    /// this peer: they go with it.
+    /// [`AttachError::InUse`] while regions in the segment shared with this peer are registered,
+    /// because the segment goes with the peer.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        // One that was never connected may be attached to any rail.
+        // A peer that was never connected may be attached to any rail.
         let rails = if slot.rails == 0 { u16::MAX } else { self.state.joined_rails(peer.index) };
         if self.state.locals.iter().any(|local| local.common == peer.index) {
             return Err(AttachError::InUse(Use::Common));
@@ -153,14 +151,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether the peer has connected as well and knows of this attachment: operations go out.
-    /// `false` also if it has failed.
+    /// Whether the peer has connected as well and knows this attachment, so that operations are
+    /// sent. `false` also if it has failed.
     pub fn has_answered(&self, peer: PeerId) -> Result<bool, AttachError> {
         self.peer_error(peer)?;
         Ok(self.state.streams[self.state.stream_of(0, peer.index) as usize].live)
     }
 
-    /// Whether the peer is known and has not failed; if it has, why.
+    /// Returns why a peer has failed; `None`: it has not.
     pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
         let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
         match slot.state {
@@ -180,7 +178,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
     }
 
-    /// Begins the streams of a peer anew.
+    /// Resets the streams of a peer.
     fn reset_streams(&mut self, peer: u16) {
         let words = bitmap_words(self.config.window);
         for context in 0..self.config.contexts {

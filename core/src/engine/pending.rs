@@ -1,4 +1,4 @@
-//! Operations that are not over: a fixed table of slots, and the lists that run through it.
+//! Operations in flight: a fixed table of slots, and the lists through it.
 //!
 //! A slot is free, or open (on the list of its stream until it is acknowledged), or ended and
 //! waiting to be taken by its token. Lists are links by index: taking, adding and removing cost a
@@ -45,7 +45,7 @@ pub struct PendingSlot {
     pub(crate) stream: u32,
     /// The number after its last, once posted.
     pub(crate) end: Seq,
-    /// Posts whose end has not been reported.
+    /// Posts outstanding.
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: Kind,
@@ -53,7 +53,7 @@ pub struct PendingSlot {
     pub(crate) posted: bool,
     /// Every number is acknowledged, or there is none.
     pub(crate) acked: bool,
-    /// Its end is reported; otherwise only counted.
+    /// Its completion is reported; otherwise only counted.
     pub(crate) report: bool,
     /// Its writes wait until everything before it is acknowledged.
     pub(crate) fenced: bool,
@@ -76,9 +76,9 @@ pub struct PendingSlot {
     /// The message that follows the writes.
     pub(crate) message: Option<Body>,
 
-    /// It is the protocol's own, which is told of its end.
+    /// It belongs to the message protocol, which handles its completion.
     pub(crate) inner: bool,
-    /// The receiver pulls it, under this name.
+    /// The receiver pulls its payload, under this request number.
     pub(crate) pulled: bool,
     /// It is a read that is to be posted anew: a failed rail has ended a part of it. Until that is
     /// done `fetch` holds it open; `request` is its length.
@@ -130,8 +130,8 @@ impl PendingSlot {
         outgoing: NONE,
     };
 
-    /// Makes it an operation of which nothing is left to post:
-    /// `posts` of its posts are out, `end` is the number after its last.
+    /// Makes it a fully posted operation with `posts` posts outstanding; `end` is the number after
+    /// its last.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
@@ -150,7 +150,7 @@ impl PendingSlot {
         Token(self.name.word())
     }
 
-    /// Makes it an operation of which nothing is posted.
+    /// Makes it an operation with nothing posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: Kind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -188,7 +188,7 @@ impl PendingSlot {
         }
     }
 
-    /// Records the first thing that went wrong; what may still land outweighs what is over.
+    /// Records the first failure; one that may still land takes precedence.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
         match self.outcome {
@@ -239,8 +239,8 @@ impl<'m> Pending<'m> {
         Pending { slots: Slots::new(slots, PendingSlot::EMPTY), ended: Fifo::EMPTY, ends: 0 }
     }
 
-    /// An operation has ended and is on no list:
-    /// its completion waits to be taken, or is not wanted.
+    /// Ends an operation that is on no list: queues its completion, or frees the slot if none is
+    /// wanted.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {
@@ -254,7 +254,7 @@ impl<'m> Pending<'m> {
         }
     }
 
-    /// Gives a slot back; its token is stale from now on.
+    /// Frees a slot; its token becomes stale.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         self.slots[index as usize].state = State::Ended;

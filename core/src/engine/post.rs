@@ -1,9 +1,8 @@
-//! From operations to posts: cuts, numbers, chooses rails.
-//! A stream's operations are posted in the order of issue.
+//! Posting: cuts operations into posts, numbers them and chooses rails. A stream's operations are
+//! posted in the order of issue.
 //!
-//! A post that a rail refuses leaves everything as it was; it is tried again in the next pass. A
-//! number is taken only when the post that carries it was accepted, so there are no holes that no
-//! one will fill.
+//! A refused post changes nothing and is retried in the next pass. A number is taken only when a
+//! rail accepts the post that carries it, so no hole stays unfilled.
 
 use core::ptr::NonNull;
 
@@ -25,7 +24,7 @@ use super::{Engine, RailPolicy, State};
 pub(super) enum Blocked {
     /// As many numbers are in flight as the window allows; an acknowledgement continues.
     Window,
-    /// A fence holds writes back until all before them is acknowledged.
+    /// A fence holds writes back until everything earlier is acknowledged.
     Fence,
     /// No rail has room; the next pass continues.
     Rail,
@@ -38,7 +37,7 @@ pub(super) enum Blocked {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts what can be posted of a stream now.
+    /// Posts as much of a stream as possible.
     pub(super) fn advance(&mut self, stream: u32) {
         let mut budget = self.state.config.batch.max(4);
         loop {
@@ -68,7 +67,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts an inject, now or not at all.
+    /// Posts an inject at once, or fails.
     pub(super) fn post_inject(&mut self, stream: u32, index: u32) -> Result<(), OpError> {
         let mut budget = 1;
         match self.post_slot(stream, index, &mut budget) {
@@ -140,7 +139,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let inject = local_region == u16::MAX;
         let mut whole = state.piece(peer, left, inject);
         if state.is_kept(stream) {
-            // Whichever rail takes it over takes it in one post.
+            // The piece must fit one post of any rail that may take it over.
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
@@ -179,7 +178,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut state.pending.slots[index as usize];
         slot.left -= len;
         slot.offset += len;
-        // It may be a device's address, which is no pointer of ours.
+        // Wrapping: a device address is not a pointer into our memory.
         slot.local = slot.local.wrapping_add(len as usize);
         slot.numbered |= write;
         if posted == Posted::Pending {
@@ -225,7 +224,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.pending.slots[index as usize].posts += 1;
         }
         if self.state.is_kept(stream) {
-            // What was injected is there during the call only.
+            // Injected bytes are valid only during the call.
             let injected = matches!(body, Body::Data { .. });
             let local = if injected { core::ptr::null() } else { payload.as_ptr() };
             let what = Sent::Message { op: index, body, local, len: payload.len() as u32 };
@@ -239,9 +238,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts an atomic that the rail executes itself. Legal only when nothing before it is in
-    /// flight and the one rail keeps order: it has no number, and what is posted later arrives
-    /// later. `false`: the rail does not have this one.
+    /// Posts an atomic that the rail executes natively. It has no number, so nothing earlier may be
+    /// in flight and the peer's only rail must preserve order. `false`: the rail does not offer it.
     fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<bool, Blocked> {
         let Body::Amo { at, amo, .. } = body else { return Ok(false) };
         let peer = self.state.streams[stream as usize].peer;
@@ -272,8 +270,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a message that has no number. `false`: no rail has room, or the peer is lost: it waits
-    /// for this message, and a rail that refuses it for good refuses the next one too.
+    /// Sends a message without a number. `false`: no rail has room, or the peer has failed. A
+    /// permanent refusal fails the peer, because it waits for this message.
     pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, word) = (s.peer, s.stamp);
@@ -288,7 +286,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a message on any rail that has room, and with it the reverse stream's cursor.
+    /// Sends a message on any rail with room, together with the reverse stream's cursor.
     #[inline]
     pub(super) fn post_message(
         &mut self,
@@ -308,7 +306,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.post_bytes(stream, peer, &head[..len], payload, owner, cursor)
     }
 
-    /// Sends a message that says `cursor`, whatever it is, on any rail that has room.
+    /// Sends a message with this `cursor` on any rail with room.
     #[inline]
     pub(super) fn post_bytes(
         &mut self,
@@ -350,7 +348,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The rail for the next post to a peer, of so many bytes, none of those in `exclude`.
+    /// Chooses the rail for the next post to a peer, except those in `exclude`.
     #[inline]
     pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
@@ -385,22 +383,21 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rail)
     }
 
-    /// The rails to a peer, by bit, on which a message of so many bytes does not fit; also others,
-    /// that do not lead to it. Where there is one rail, whoever makes the message knows what that
-    /// takes.
+    /// The bitmask of rails to a peer on which a message of this length does not fit; may include
+    /// rails that do not reach the peer. With one rail the sender already respects its limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
     }
 
-    /// The rails to a peer, by bit, that copy so many bytes before a write of them returns.
+    /// The bitmask of rails to a peer that can inject this many bytes.
     pub(super) fn injecting(&self, peer: u16, bytes: u64) -> u16 {
         let copies = |(rail, most): (usize, &u64)| ((*most >= bytes) as u16) << rail;
         let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
         rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
     }
 
-    /// Whether so many bytes go to a peer in the message of the signal that follows them.
+    /// Whether this many bytes travel to a peer in the message of their signal.
     #[inline(always)]
     pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
         let most = |limit: u64| bytes <= limit && bytes > 0;
@@ -413,8 +410,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// How much of `left` bytes goes into one post, on a rail that takes as much. An inject goes
-    /// whole: it is posted at once or not at all.
+    /// How much of `left` bytes goes into one post, if the rail takes it. An inject is never cut.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
@@ -445,8 +441,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Blocked::Rail
     }
 
-    /// A rail refused for good: the operation fails, or the rail, or with it the peer. `Ok`: other
-    /// rails may take the post.
+    /// Handles a permanent refusal: fails the operation, the rail, or the peer. `Ok`: other rails
+    /// may take the post.
     #[cold]
     pub(super) fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Result<(), Blocked> {
         let id = RailId(rail as u8);
@@ -459,19 +455,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
     }
 
-    /// Whose the post of a message to a peer is that has no number.
+    /// The owner of a post that carries a message without a number.
     #[inline(always)]
     pub(super) fn control(&self, peer: u16) -> Owner {
         Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)
     }
 
-    /// Whether what this stream sends is kept: see `failover`.
+    /// Whether this stream's posts are kept for failover: see `failover`.
     #[inline(always)]
     pub(super) fn is_kept(&self, stream: u32) -> bool {
         RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0
     }
 
-    /// Everything of an operation is posted: the next one's turn.
+    /// Marks an operation as fully posted and advances to the next.
     #[inline]
     fn all_posted(&mut self, stream: u32, index: u32) {
         let s = &mut self.streams[stream as usize];

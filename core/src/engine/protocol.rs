@@ -1,8 +1,8 @@
-//! Two-sided messages: what stands between a matched tag and bytes in a buffer.
+//! Two-sided messages: moves payloads from senders to matched receives.
 //!
-//! Nothing here blocks except the waits, and nothing allocates: all memory is lent at
-//! [`Engine::attach_matching`] and bounds everything. An engine has one matched queue. A message
-//! matches in the order of its (context, peer) stream, whatever rail carried it.
+//! Nothing here blocks except the waits, and nothing allocates: all memory is borrowed at
+//! [`Engine::attach_matching`], and its size sets every limit. An engine has one matched queue. A
+//! message matches in the order of its (context, peer) stream, whatever rail carried it.
 //!
 //! # How a message travels
 //!
@@ -15,15 +15,15 @@
 //! *Rts* says where the payload lies. The receiver reads it over all rails, or asks for *Chunks* by
 //! a *Pull* where it cannot read or chunks are faster.
 //!
-//! A *credit* is room for one payload that comes before its receive. A stream begins with as many
-//! as its receiver was configured with, and whoever runs out keeps the payload and sends its header
-//! only. Headers that wait are counted likewise: a send that needs one more is refused with
+//! A *credit* is room at the receiver for one unexpected payload. A stream begins with the number
+//! that its receiver configures. A sender without credits keeps the payload and sends only its
+//! header. Waiting headers are limited likewise: a send beyond the limit is refused with
 //! [`OpError::Again`](crate::error::OpError::Again).
 //!
-//! A receiver in which more than half of a stream's room is in use, or which acknowledges only to
-//! give credits back, doubles that room and says so by a *Room*, as long as there is some left of
-//! what all streams share. So a receiver may take messages in any order, up to that, and a peer
-//! that is silent costs none of it. What a stream was given it has until its peer is removed.
+//! A receiver doubles a stream's room, and announces it by a *Room*, when more than half of it is
+//! in use or when acknowledgements only return credits. The room comes from a pool that all streams
+//! share, while it lasts. So a receiver may take messages in any order up to that limit, and a
+//! silent peer uses none of the pool. A stream keeps its room until its peer is removed.
 //!
 //! # Files
 //!
@@ -62,7 +62,7 @@ use super::{Engine, State};
 use request::Requests;
 use stock::{Blocks, Headers, Room};
 
-/// Credits to which a stream comes that never has a payload waiting.
+/// Credits that a stream can reach without payloads waiting.
 const ENOUGH_CREDITS: u32 = 64;
 
 /// Receives of a window that are not hashed as long as they match in order.
@@ -79,9 +79,9 @@ pub struct MatchConfig {
     pub credits: u32,
     /// Messages of each stream that wait at the receiver, their payload at the sender.
     pub headers: u32,
-    /// Further credits, for all streams together. Those that need more than they have get them.
+    /// Additional credits, shared by all streams and assigned on demand.
     pub shared_credits: u32,
-    /// Further headers, likewise.
+    /// Additional headers, likewise.
     pub shared_headers: u32,
     /// Mixed into hashes: tags are remote input.
     pub seed: u64,
@@ -91,8 +91,8 @@ impl MatchConfig {
     /// [`for_streams`](Self::for_streams) of 64.
     pub const DEFAULT: MatchConfig = MatchConfig::for_streams(64);
 
-    /// The defaults for so many streams, peers times contexts: the more there are, the less each
-    /// begins with. 64 begin with 16 credits and 64 headers, a thousand with 1 and 4.
+    /// The defaults for this number of streams (peers times contexts). More streams begin with less
+    /// each: 64 with 16 credits and 64 headers, a thousand with 1 and 4.
     pub const fn for_streams(streams: usize) -> MatchConfig {
         const fn share(of: usize, streams: usize, least: u32) -> u32 {
             match of / if streams == 0 { 1 } else { streams } {
@@ -116,28 +116,28 @@ impl MatchConfig {
         (self.eager as usize).next_multiple_of(64)
     }
 
-    /// What peers must know of it.
+    /// The part that peers must know.
     pub const fn limits(&self) -> MatchLimits {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Payloads that an engine with so many streams can keep.
+    /// Payloads that an engine with this number of streams can keep.
     pub const fn blocks(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
     }
 
-    /// Headers that can wait there.
+    /// Headers that can wait in such an engine.
     pub const fn waiting(&self, streams: usize) -> usize {
         streams * self.headers as usize + self.shared_headers as usize
     }
 
-    /// Messages that can wait there.
+    /// Messages that can wait in such an engine.
     pub const fn unexpected(&self, streams: usize) -> usize {
         self.blocks(streams) + self.waiting(streams)
     }
 }
 
-/// How one end of a connection matches tagged messages: its [`MatchConfig`] as its peer knows it.
+/// The limits of one end's [`MatchConfig`], as its peer knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchLimits {
     /// [`MatchConfig::eager`].
@@ -149,7 +149,7 @@ pub struct MatchLimits {
 }
 
 impl MatchLimits {
-    /// Of a peer that takes as much as we do.
+    /// No limits beyond our own.
     pub(crate) const ALIKE: MatchLimits =
         MatchLimits { eager: u32::MAX, credits: u32::MAX, headers: u32::MAX };
 }
@@ -167,7 +167,7 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub matcher: MatcherMemory<'m>,
     /// One per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
-    /// S.
+    /// One per stream: `S`.
     pub accounts: &'m mut [Account],
     /// [`MatchConfig::blocks`]`(S)`.
     pub blocks: &'m mut [BlockSlot],
@@ -183,13 +183,12 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub outgoing_bytes: &'m mut [u8],
 }
 
-/// Counters of the protocol. Plain numbers of one owner.
+/// Counters of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProtocolStats {
     /// Messages sent with their payload.
     pub eager: u64,
-    /// Messages sent as a header alone, for any reason;
-    /// synchronous ones with their payload not counted.
+    /// Messages sent as a header alone, for any reason.
     pub rendezvous: u64,
     /// Of these, how many because the receiver had no room left.
     pub credits_exhausted: u64,
@@ -199,7 +198,7 @@ pub struct ProtocolStats {
     pub pulled: u64,
     /// Payloads kept until their receive.
     pub kept: u64,
-    /// What the matcher counted.
+    /// Counters of the matcher.
     pub matching: MatchStats,
 }
 
@@ -225,20 +224,20 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Protocol<'_, RAILS> {
-    /// Messages that were sent at once to peers that are still known.
+    /// Messages sent on the fast path to peers that are not removed.
     pub(super) fn at_once(&self) -> u64 {
         self.accounts.iter().map(|account| account.at_once).sum()
     }
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Lets this engine send and receive tagged messages. Once, before a peer sends any: without it
-    /// they break the protocol, and the peer counts as failed. Both ends of a connection do it;
-    /// [`join_peer`](Self::join_peer) says where their [`MatchConfig`]s differ. Slow path;
-    /// allocates nothing.
+    /// Enables tagged messages. Call it once, at both ends, before a peer sends any: without it a
+    /// tagged message violates the protocol and fails the peer. [`join_peer`](Self::join_peer)
+    /// takes the peer's limits if the two [`MatchConfig`]s differ. Slow path; allocates nothing.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names what is out of range or too short, or that it was done before.
+    /// [`AttachError::Config`] names the value that is out of range or too short, or reports a
+    /// second call.
     pub fn attach_matching(
         &mut self,
         config: MatchConfig,
@@ -304,7 +303,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// The counters of two-sided messages; zero where there are none.
+    /// The counters of two-sided messages; zero without matching.
     pub fn matching_stats(&self) -> ProtocolStats {
         match &self.state.protocol {
             Some(protocol) => ProtocolStats {
@@ -316,8 +315,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Tells the peer of a stream how much room it has, and what else an acknowledgement says.
-    /// `false`: no rail has room, or the peer has failed.
+    /// Sends a Room: the stream's limits together with an acknowledgement. `false`: no rail has
+    /// room, or the peer has failed.
     #[cold]
     pub(super) fn post_room(&mut self, stream: u32) -> bool {
         let Some(protocol) = &self.state.protocol else { return true };
@@ -335,14 +334,13 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         posted.is_some()
     }
 
-    /// Whether it has [matching](Self::attach_matching).
+    /// Whether [matching](Self::attach_matching) is enabled.
     pub fn has_matching(&self) -> bool {
         self.state.protocol.is_some()
     }
 
-    /// Messages that are sent from now on carry payloads up to so many bytes, or up to what the
-    /// configuration, the rails and their receiver allow, and the receiver fetches longer ones.
-    /// Slow path: looks at every peer.
+    /// Sets the eager limit of later sends, in bytes. The configuration, the rails and the receiver
+    /// may lower it. Slow path: visits every peer.
     pub fn set_eager_max(&mut self, bytes: u32) {
         if let Some(protocol) = &mut self.state.protocol {
             protocol.eager = bytes.min(protocol.most_eager);
@@ -361,21 +359,20 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         account().unwrap_or(0) as usize
     }
 
-    /// The setting behind [`eager_max`](Self::eager_max),
-    /// before the limits of rails and receivers. 0 without matching.
+    /// The eager limit before those of rails and receivers. 0 without matching.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Notes what each peer takes.
+    /// Updates the limits of every peer.
     #[cold]
     fn open_all_accounts(&mut self) {
         (0..self.peers.len()).for_each(|peer| self.open_accounts(peer as u16));
     }
 
-    /// Notes what a peer takes, once it is connected: no more than its rails carry, and than we do.
+    /// Sets the limits of a connected peer: at most what its rails carry, and what we allow.
     #[cold]
     pub(super) fn open_accounts(&mut self, peer: u16) {
         let pairing = &self.pairings[peer as usize];
@@ -390,14 +387,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let takes = &mut protocol.accounts[stream].takes;
             *takes = MatchLimits {
                 eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
-                // It may have given more since it connected.
+                // The peer may have raised it since it connected.
                 credits: takes.credits.max(ours(theirs.credits, protocol.credits.each)),
                 headers: takes.headers.max(ours(theirs.headers, protocol.waiting.each)),
             };
         }
     }
 
-    /// The peer of a stream says how many credits came back in all.
+    /// Handles the total of returned credits from a stream's peer.
     #[inline(always)]
     pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {
         match &mut self.protocol {
@@ -412,13 +409,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.protocol.as_ref().is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
-    /// How many credits the peer of a stream was given back in all: what an acknowledgement says.
+    /// The total of credits returned to a stream's peer, which acknowledgements carry.
     #[inline(always)]
     pub(super) fn returned(&self, stream: u32) -> u32 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
     }
 
-    /// The peer of a stream was told of all its credits.
+    /// Records that the peer was sent the current total of credits.
     #[inline(always)]
     pub(super) fn credits_told(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -427,8 +424,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Credits go back to the peer of a stream, and nothing carries them: with more of them they go
-    /// back more seldom.
+    /// Credits are about to be returned in a message of their own. Grants more, so that this
+    /// happens less often.
     #[cold]
     pub(super) fn credits_alone(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -439,7 +436,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// That the peer of a stream was given more room may have been lost with a rail.
+    /// Announces a stream's room again, because a failed rail may have lost the Room.
     #[cold]
     pub(super) fn say_room_again(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -448,13 +445,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether the peer of a stream is to be told that it has more room.
+    /// Whether a Room is due to a stream's peer.
     #[inline(always)]
     pub(super) fn has_grown(&self, stream: u32) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
     }
 
-    /// Credits that the peer of a stream has not been told of, and whether it must be told soon.
+    /// Returned credits that the peer does not know of, and whether it must know soon.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

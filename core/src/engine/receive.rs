@@ -1,8 +1,7 @@
-//! What rails report: changes state and marks work as due.
-//! Posts nothing, so progress never recurses.
+//! Handles the reports of rails: changes state and marks work as due. Posts nothing, so progress
+//! never recurses.
 //!
-//! Checks all that a peer sends before it has an effect.
-//! What no correct peer sends puts the peer in quarantine.
+//! Checks everything that a peer sends before it has an effect. A violation quarantines the peer.
 
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
@@ -15,7 +14,7 @@ use super::table::in_bounds;
 use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
 use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, context_of};
 
-/// Where one rail reports.
+/// The sink of one rail.
 pub(super) struct Reports<'s, 'm, const RAILS: usize> {
     state: &'s mut State<'m, RAILS>,
     rail: usize,
@@ -64,15 +63,15 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
-        // The data that this signal announces was landed, and everything before it applied, by this
-        // thread or by a rail that this thread has heard of. SAFETY: inside a registered region and
-        // a multiple of 8 bytes (regions begin at one); accessed only atomically.
+        // This thread, or a rail that has reported to it, has landed the data of this signal and
+        // applied everything earlier. SAFETY: inside a registered region and aligned to 8 bytes, as
+        // regions are; accessed only atomically.
         unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
     }
 
-    /// The stream of what a peer sent in a context under this word. `None`: it belongs to no
+    /// The stream of a peer's context, if the word's epoch matches. `None`: it belongs to no
     /// attachment, or to an earlier one.
     #[inline(always)]
     pub(super) fn arrival_stream(
@@ -88,14 +87,14 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         }
     }
 
-    /// Something has arrived and was applied at once.
+    /// Counts an arrival that was applied at once.
     #[inline(always)]
     pub(super) fn in_order(&mut self, stream: u32) {
         self.stats.arrived += 1;
         self.due.push(self.streams, stream);
     }
 
-    /// Something has arrived that was held for its turn, or was here before.
+    /// Counts an arrival that was parked, or a duplicate.
     pub(super) fn held(&mut self, stream: u32, arrival: Arrival) {
         self.stats.arrived += 1;
         match arrival {
@@ -109,7 +108,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// A write has landed; `false` if it is not simply the next one.
+    /// Fast path of a landed write; `false` if it is not the next one in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.peers.len() {
@@ -137,7 +136,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Holds a message for its turn. `true`: it is new, and so is the payload that came with it.
+    /// Parks a message until its turn. `true`: the message, and so its payload, is new.
     #[inline(never)]
     pub(super) fn park(&mut self, stream: u32, word: u32, parked: Parked) -> Result<bool, Violation> {
         let (window, mut cells) = self.window(stream);
@@ -146,7 +145,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(arrival != Arrival::Duplicate)
     }
 
-    /// A message of a one-sided operation.
+    /// Handles a message of a one-sided operation.
     #[inline(never)]
     fn untagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         match self.untagged_checked(peer, bytes) {
@@ -223,7 +222,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
                 if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
-                    // It may have overtaken what it asks for.
+                    // The request may have overtaken the numbers that it asks for.
                     s.unhurried = !s.window.expected().is_before(wanted);
                 }
                 self.due.push(self.streams, stream);
@@ -232,7 +231,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// A message without a number was lost, or may be.
+    /// Handles the failed post of a message without a number.
     #[cold]
     fn control_failed(&mut self, rail: usize, peer: Peer, generation: u16, error: CompleteError) {
         if error == CompleteError::PeerDown && self.kept_peer(peer.0).is_none() {
@@ -249,7 +248,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         }
     }
 
-    /// A peer did what no correct peer does: it is not heard again.
+    /// Quarantines a peer that violated the protocol.
     #[cold]
     pub(super) fn quarantine(&mut self, peer: u16, violation: Violation) {
         if (peer as usize) < self.peers.len() {
@@ -283,7 +282,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
     fn done_alike(&mut self, cx: u64, count: u32) {
         let PostTag { owner, bytes } = PostTag::unpack(cx);
         let Owner::Stream(stream, _) = owner else {
-            // Pieces of a long transfer, each as long as a network is busy with for a while.
+            // Pieces of a long transfer are rare enough to handle one by one.
             return (0..count).for_each(|_| self.done(cx, Ok(())));
         };
         self.state.loads.ended(self.rail, count, bytes as u64);
@@ -302,7 +301,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
 
     #[inline(always)]
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
-        // Only which way it goes: each way copies the head out and checks the kind for itself.
+        // Only a dispatch: each branch copies the head out and checks the kind itself.
         match bytes.first() >= FIRST_KIND {
             true => self.state.tagged_arrived(peer, bytes),
             false => self.state.untagged_arrived(peer, bytes),
@@ -315,7 +314,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
             return;
         }
         match why {
-            // That is true of the peer, whichever rail says it.
+            // These concern the peer itself, whichever rail reports them.
             PeerError::Died | PeerError::Closed | PeerError::Protocol(_) => self.state.fail_peer(peer.0, why),
             _ => self.state.rail_failed(peer.0, self.rail, Fault::Peer(why), why),
         }

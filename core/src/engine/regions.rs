@@ -1,5 +1,5 @@
-//! Regions: memory of ours that peers and operations name, and memory of peers. Slow paths, which
-//! allocate nothing; a rail may map memory. An error means that nothing changed.
+//! Regions: registered memory of this process, and imported memory of peers. Slow paths that
+//! allocate nothing; a rail may map memory. After an error nothing has changed.
 
 use core::ptr::NonNull;
 
@@ -12,7 +12,7 @@ use super::{Engine, State};
 
 /// [`Rail::import`] or [`Rail::try_import`].
 pub(super) type Import<R> = fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
-/// Takes a region back from every rail, even after one has kept the memory.
+/// Deregisters a region on every rail, even after one of them returned `Kept`.
 fn deregister_on<R: Rail, const RAILS: usize>(
     rails: &mut [R],
     keys: [RailKey; RAILS],
@@ -22,8 +22,8 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Makes memory reachable: to peers through its [handle](Self::export), to this engine's own
-    /// operations by its number. Not that of a device where there is
+    /// Registers memory. Peers reach it through its [handle](Self::export), operations of this
+    /// engine through the returned id. Device memory cannot be combined with
     /// [failover](Self::attach_failover). Slow path.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
@@ -53,13 +53,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Takes registered memory back. Messages that name it are refused from now on; peers that have
-    /// it mapped must be done with it. Slow path: looks at every operation, receive and import.
+    /// Deregisters memory. Later messages that name it are rejected; peers that have it mapped must
+    /// be done with it. Slow path: scans all operations, receives and imports.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] says what of this engine still uses the memory: the region stays.
-    /// With [`AttachError::Kept`] it is gone like any other, but its memory must never be given
-    /// back.
+    /// [`AttachError::InUse`] names what still uses the memory; the region stays registered. After
+    /// [`AttachError::Kept`] it is deregistered, but its memory must never be freed.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
         let slot = *self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         while let Some(idle) =
@@ -87,7 +86,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             .encode(self.rails.len(), into)
     }
 
-    /// What still uses a registered region.
+    /// Returns what still uses a registered region.
     fn use_of(&self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
         if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None) {
@@ -110,8 +109,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// # Errors
-    /// [`AttachError::Full`] if every place is taken by imports that the user made, or that are
-    /// being read.
+    /// [`AttachError::Full`] if user imports, or imports being read, fill the table.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         slot.usable().map_err(|_| AttachError::UnknownPeer)?;
@@ -120,8 +118,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.import_evicting(peer, handle, R::import)
     }
 
-    /// Imports; where a table is full, at the expense of imports that were made to read messages
-    /// and can be made again.
+    /// Imports a region. If a table is full, evicts an import that was made to read messages and
+    /// can be repeated.
     pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,
@@ -164,7 +162,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
-                // Where it begins is what the peer says, and words are found by their offset.
+                // The peer chooses where the region begins, and words are aligned by offset only.
                 Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && !handle.device => {
                     (i + 1, AttachError::Misaligned)
                 }
@@ -184,7 +182,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Gives up an imported region. Slow path: looks at every operation.
+    /// Releases an imported region. Slow path: scans all operations.
     ///
     /// # Errors
     /// [`AttachError::InUse`] while operations to it are still to be posted.

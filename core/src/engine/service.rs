@@ -1,6 +1,6 @@
-//! The second half of a pass: acts on what became due. Applies what is next in order, answers
-//! fetches, acknowledges, and goes on with operations that were not wholly posted. Bounded: at most
-//! a batch of streams, each for at most a batch of steps.
+//! The second half of a pass serves streams that are due. It applies parked messages in order,
+//! replies to fetches, acknowledges, and continues posting operations. Bounded: at most a batch of
+//! streams, each for at most a batch of steps.
 
 use crate::error::Violation;
 use crate::mem::PeerId;
@@ -17,9 +17,9 @@ use super::window::{Next, Parcel, Parked};
 use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
 
-/// How far the turn-taking of a stream came.
+/// How far a stream was applied.
 enum Applied {
-    /// To the first number that is missing.
+    /// Up to the first missing number.
     All,
     /// Not all: the batch is used up, or a reply found no room.
     More,
@@ -28,6 +28,7 @@ enum Applied {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Serves the streams that are due now, at most a batch of them; those that become due
     /// meanwhile wait for the next pass.
+    #[inline(never)]
     pub(super) fn service(&mut self) {
         for _ in 0..self.state.due.len.min(self.state.config.batch) {
             let Some(stream) = self.state.due.pop(self.state.streams) else { return };
@@ -67,7 +68,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.ask_if_wanted(stream);
     }
 
-    /// Applies what is next in order.
+    /// Applies parked messages in order.
     fn apply(&mut self, stream: u32) -> Result<Applied, Violation> {
         for _ in 0..self.state.config.batch {
             let (window, mut cells) = self.state.window(stream);
@@ -88,7 +89,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         self.state.keep_reply(stream, value);
                     }
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
-                        // Executed once; from now on only its reply is outstanding.
+                        // Executed once: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
                         window.replace(Parked { at, what: Parcel::Reply { token, value } }, &mut cells);
                         return Ok(Applied::More);
@@ -109,8 +110,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Tells the peer what was applied, once half a window is owed, it has asked, or enough passes
-    /// went by without a message to carry it.
+    /// Sends an acknowledgement once half a window is owed, the peer has asked, or `ack_age` passes
+    /// went by without a message that carries it.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
         let s = &self.state.streams[stream as usize];
@@ -120,7 +121,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         let s = &mut self.state.streams[stream as usize];
-        // After a wrap it is only tried a little later than in every pass.
+        // A wrap only delays the retry.
         s.age = s.age.wrapping_add(1);
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
         let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
@@ -134,7 +135,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends an acknowledgement that nothing carries. `false`: no rail has room.
+    /// Sends an acknowledgement as its own message. `false`: no rail has room.
     fn post_alone(&mut self, stream: u32) -> bool {
         match self.state.has_grown(stream) {
             true => self.post_room(stream),
@@ -142,9 +143,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Tells every peer what was applied and which credits are free again, without waiting for a
-    /// message to carry it: nobody may be there to answer when it asks. What no rail has room for
-    /// stays due.
+    /// Acknowledges everything to every peer and returns all credits at once, because this engine
+    /// may not be driven when a peer asks. What finds no room in a rail stays due.
     #[cold]
     pub(super) fn acknowledge_all(&mut self) {
         for stream in 0..self.state.streams.len() as u32 {
@@ -191,8 +191,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.streams[stream as usize].asked = upto;
         }
-        // What is not posted yet is asked for once it is:
-        // an acknowledgement, or room in a rail, makes the stream due again.
+        // Ask later for what is not posted yet: an acknowledgement, or room in a rail, makes the
+        // stream due again.
         let broken = self.state.is_kept(stream) && self.state.is_broken(stream);
         let s = &mut self.state.streams[stream as usize];
         s.ask = s.unposted != NONE || broken;
@@ -203,13 +203,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// An acknowledgement of everything is wanted soon.
+    /// Requests an acknowledgement of everything sent on a stream.
     pub(super) fn ask(&mut self, stream: u32) {
         self.streams[stream as usize].ask = true;
         self.due.push(self.streams, stream);
     }
 
-    /// Marks the next data of a stream that could overtake what is outstanding.
+    /// Fences the next data of a stream that could overtake outstanding operations.
     #[inline(never)]
     pub(super) fn fence(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
@@ -218,14 +218,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         s.fence = holds | s.fence & KEPT;
-        // Where messages pass, the acknowledgement is asked for by the write that needs it, if one
-        // comes.
+        // Messages need no hold here; a write that does requests the acknowledgement itself.
         if holds & MESSAGES != 0 {
             self.ask(stream);
         }
     }
 
-    /// Acknowledgements of everything to everybody are wanted soon.
+    /// Requests acknowledgements of everything from every peer.
     pub(super) fn ask_all(&mut self) {
         for stream in 0..self.streams.len() as u32 {
             let s = &self.streams[stream as usize];

@@ -1,25 +1,25 @@
-//! A table of slots that are taken and given back, each under a name that no other holder has.
+//! A slot allocator with generations: each holder of a slot has a unique name.
 //!
-//! Taking, giving back and finding by name are a few instructions each; nothing allocates. The
-//! memory is borrowed. The table is also the slice of its slots, which lists run through.
+//! Taking, releasing and looking up a slot take a few instructions; nothing allocates. The memory
+//! is borrowed. The table dereferences to the slice of its slots, which intrusive lists link.
 
 use core::ops::{Deref, DerefMut};
 
 use crate::sync::pool::FreeList;
 
-/// What a slot is called: the generation of its holder above its index.
+/// The name of a slot: its holder's generation in the upper half, its index in the lower.
 ///
-/// While the slot is free, the lower half keeps its place in the list of free ones, which is no
-/// index. So one compare says whether a name is that of the slot's holder. Generations of a slot
-/// repeat after 2^32 - 1 holders. None is 0, so no name is.
+/// While the slot is free, the lower half links the free list, with values that are no index. So
+/// one compare tells whether a name is current. Generations of a slot repeat after 2^32 - 1
+/// holders. No generation is 0, so no name is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name(u64);
 
 impl Name {
-    /// Of a slot that was never taken.
+    /// The name of a slot that was never taken.
     pub(crate) const FRESH: Name = Name::free(1, 0);
 
-    /// Of a free slot with this link. Links are at most the length of the table.
+    /// The name of a free slot with this link. Links are at most the length of the table.
     #[inline(always)]
     const fn free(generation: u32, link: u32) -> Name {
         Name((generation as u64) << 32 | !link as u64)
@@ -31,7 +31,7 @@ impl Name {
         !(self.0 as u32)
     }
 
-    /// As a word: what tokens and requests are. Only of a slot that is taken.
+    /// As a word, for tokens and requests. The slot must be taken.
     #[inline(always)]
     pub(crate) fn word(self) -> u64 {
         self.0
@@ -64,7 +64,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         self.free.first(self.slots.len())
     }
 
-    /// Takes a free slot. All but its name is whatever it was: the caller sets it.
+    /// Takes a free slot. Its contents are stale except for the name; the caller sets them.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<u32> {
         let Slots { slots, free } = self;
@@ -75,7 +75,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         Some(index)
     }
 
-    /// Gives a slot back: its name is stale from then on. Does nothing to one that is free.
+    /// Releases a slot: its name becomes stale. Does nothing to a free one.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         let name = self.slots[index as usize].name_mut();
@@ -92,7 +92,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// The slots that are taken, and their indexes. Looks at all.
+    /// The taken slots and their indexes. Scans the table.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
     }

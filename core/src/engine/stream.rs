@@ -1,5 +1,5 @@
-//! One direction pair of (context, peer):
-//! the send window with its operations, and the receive window.
+//! The two directions of one (context, peer): the send window with its operations, and the receive
+//! window.
 
 use crate::sync::seq::Seq;
 
@@ -16,18 +16,18 @@ pub(crate) const MESSAGES: u8 = 2;
 /// and it keeps them in order.
 pub(crate) const NATIVE: u8 = 4;
 
-/// In [`Stream::fence`], for good: everything goes through the queue, which keeps what it posts.
-/// See `failover`.
+/// In [`Stream::fence`], permanently: everything goes through the queue, which keeps its posts for
+/// failover. See `failover`.
 pub(crate) const KEPT: u8 = 8;
 
-/// What a post at once asks of [`Stream::fence`] beside its data. An engine of one rail keeps no
-/// stream, and does not look.
+/// The bits of [`Stream::fence`] that the fast path checks beside those of its data. An engine with
+/// one rail never fails over, and skips the check.
 pub(crate) const fn kept(rails: usize) -> u8 {
     if rails > 1 { KEPT } else { 0 }
 }
 
-/// The state of one (context, peer). Whole cache lines, so that the index is a shift; all that a
-/// message which is sent at once stores is in the first.
+/// The state of one (context, peer). Whole cache lines, so that indexing is a shift. The first line
+/// holds everything that the fast path of a message writes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Stream {
@@ -37,15 +37,15 @@ pub struct Stream {
     pub(crate) silent_end: Seq,
     /// Everything below is applied at the peer.
     pub(crate) acked: Seq,
-    /// The cursor that the peer was told last.
+    /// The last cursor sent to the peer.
     pub(crate) ack_sent: Seq,
     /// Passes since an acknowledgement has been owed.
     pub(crate) age: u32,
-    /// Operations accepted and not ended. Zero: all that this context sent to this peer is applied.
+    /// Operations in flight. Zero: everything that this context sent to this peer is applied.
     pub(crate) open: u32,
     /// The first operation that is not wholly posted.
     pub(crate) unposted: u32,
-    /// Posts of silent operations that took no slot whose end has not been reported.
+    /// Outstanding posts of silent operations without a slot.
     pub(crate) silent_posts: u32,
     pub(crate) peer: u16,
     /// Of the peer.
@@ -53,36 +53,36 @@ pub struct Stream {
     pub(crate) context: u8,
     /// It is [open](Self::open).
     pub(crate) live: bool,
-    /// It is, and the peer has asked to be told of nothing that is yet to come: a tagged message is
-    /// not acknowledged in haste.
+    /// It is open, and the peer has requested no acknowledgement of later numbers, so a tagged
+    /// message need not be acknowledged early.
     pub(crate) unhurried: bool,
     /// Silent operations without a slot are in flight: together they count as one open operation.
     pub(crate) silent: bool,
-    /// What waits for everything before it: [`WRITES`], [`MESSAGES`] or both after a fence,
-    /// otherwise neither. The next operation with such data carries the fence, and clears it here.
+    /// Data that must wait for everything earlier: [`WRITES`], [`MESSAGES`] or both after a fence,
+    /// otherwise neither. The next operation with such data carries the fence and clears it here.
     pub(crate) fence: u8,
     /// An acknowledgement is wanted soon; ask for it.
     pub(crate) ask: bool,
     /// On the due list.
     pub(crate) due: bool,
-    /// What the rails to the peer leave to this engine: [`WRITES`] and [`MESSAGES`] that a fence
-    /// holds back until everything before it is applied; and [`NATIVE`].
+    /// What the rails to the peer do not order themselves: [`WRITES`] and [`MESSAGES`] that a fence
+    /// must hold back; and [`NATIVE`].
     pub(crate) holds: u8,
-    /// What the words of posts carry beside their number.
+    /// The context and epoch bits of outgoing words.
     pub(crate) stamp: u32,
 
     /// Operations in order of issue, from acceptance to acknowledgement.
     pub(crate) ops: Fifo,
-    /// Operations wholly posted that need no acknowledgement, until their last post is reported.
+    /// Fully posted operations that need no acknowledgement, until their last post completes.
     pub(crate) closing: Fifo,
-    /// The tag of posts of its silent operations that took no slot, but for the bytes: an
+    /// The tag of its silent posts without a slot, except for the size: an
     /// [`Owner::Stream`](super::wire::Owner).
     pub(crate) tag: u64,
-    /// What was asked for last.
+    /// The number up to which an acknowledgement was last requested.
     pub(crate) asked: Seq,
-    /// The peer wants to be told as soon as the cursor is here.
+    /// The peer wants an acknowledgement once the cursor reaches this.
     pub(crate) ack_wanted: Seq,
-    /// Operations without a report that failed.
+    /// Failed silent operations.
     pub(crate) lost: u32,
     pub(crate) due_next: u32,
     pub(crate) window: Window,
@@ -129,15 +129,15 @@ impl Stream {
         stream
     }
 
-    /// Lets posts out, whose words carry the first stamp, and words in that carry the second.
+    /// Opens the stream: posts carry the first stamp, and only words with the second are accepted.
     pub(crate) fn open(&mut self, sends: u32, takes: u32) {
         (self.live, self.unhurried) = (true, true);
         (self.acked, self.stamp) = (self.next, sends);
         self.window.set_stamp(takes);
     }
 
-    /// Lets nothing in or out, at no cost where it is open: more than any window seems to be in
-    /// flight, and no word compares equal to the next.
+    /// Shuts the stream without a check on hot paths: it appears to have more than a window in
+    /// flight, and no word equals the expected one.
     pub(crate) const fn shut(&mut self) {
         (self.live, self.unhurried) = (false, false);
         self.acked = self.next.plus(1);
@@ -159,8 +159,8 @@ impl Stream {
         self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
     }
 
-    /// The number before the next is of a silent operation without a slot. Returns how many
-    /// operations are open more than before.
+    /// Records that the last number belongs to a silent operation without a slot. Returns how many
+    /// more operations are open.
     #[inline(always)]
     pub(crate) fn silent_until_next(&mut self) -> u32 {
         self.silent_end = self.next;
@@ -172,8 +172,8 @@ impl Stream {
         1
     }
 
-    /// Closes the books on silent operations once all are acknowledged and no post of theirs is
-    /// outstanding. Returns how many operations are open less than before.
+    /// Ends the silent operations once all are acknowledged and no post of theirs is outstanding.
+    /// Returns how many fewer operations are open.
     #[inline(always)]
     pub(crate) fn silent_over(&mut self) -> u32 {
         let over = self.silent && self.silent_posts == 0 && !self.acked.is_before(self.silent_end);
@@ -182,20 +182,20 @@ impl Stream {
         over as u32
     }
 
-    /// Numbers sent and not acknowledged; of a stream that is shut, more than any window.
+    /// Numbers sent and not acknowledged; more than any window in a shut stream.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {
         self.next.since(self.acked)
     }
 
-    /// Numbers applied here that the peer was not told of.
+    /// Numbers applied here and not acknowledged to the peer.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u64 {
         self.window.expected().since(self.ack_sent)
     }
 }
 
-/// Streams with something to do, first come first served.
+/// A FIFO of streams that need service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     head: u32,
@@ -223,7 +223,7 @@ impl Due {
         self.len += 1;
     }
 
-    /// Takes the first.
+    /// Removes the first.
     #[inline(always)]
     pub(crate) fn pop(&mut self, streams: &mut [Stream]) -> Option<u32> {
         let index = self.head;

@@ -1,5 +1,5 @@
-//! Operations as the user issues them:
-//! checked, then done here at once, or handed to `queue` to be posted in order.
+//! Issuing operations: checks them, then completes them here at once or passes them to `queue`,
+//! which posts in order.
 //!
 //! Nothing here blocks. An error means that nothing was done; progress clears [`OpError::Again`].
 
@@ -38,29 +38,29 @@ impl Signal {
     }
 }
 
-/// What became of an operation that was taken.
+/// The state of an accepted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
-    /// It is applied at its target already; the value it fetched, or 0.
+    /// It is already applied at its target.
     Done {
         /// The fetched value, or 0.
         value: u64,
     },
-    /// It is on its way under this token, or, without a report, under none that means anything.
+    /// It is in flight under this token. The token of a silent operation means nothing.
     Pending(Token),
 }
 
-/// Whether the end of an operation is reported.
+/// Whether the completion of an operation is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// As a [`Completion`](crate::op::Completion) that carries this word, to be taken by token or
-    /// by [`Engine::next_completion`]; until then its slot stays in use.
+    /// Reports a [`Completion`](crate::op::Completion) that carries this word. Its slot stays in
+    /// use until it is taken by token or by [`Engine::next_completion`].
     Report(u64),
-    /// Not at all: quiet waits for it, and says if it failed.
+    /// No report: quiet waits for it and reports a failure.
     Silent,
 }
 
-/// A transfer as requested: passed whole to functions out of line, taken apart otherwise.
+/// A requested transfer, as one argument of out-of-line functions.
 #[derive(Clone, Copy)]
 struct Transfer {
     context: ContextId,
@@ -79,7 +79,7 @@ struct Mapped {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Writes `len` bytes at `from` to `to`. The source stays as it is until the operation is done.
+    /// Writes `len` bytes at `from` to `to`. Do not change the source until the operation is done.
     #[doc(alias = "shmem_put_nbi")]
     #[inline]
     pub fn put(
@@ -109,8 +109,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.put_slow(Transfer { context, local: from, len, remote: to, notice })
     }
 
-    /// [`put`](Self::put) with a signal that is applied once the data,
-    /// and all that was sent before, has landed.
+    /// [`put`](Self::put), then a signal that is applied once the data and everything earlier has
+    /// landed.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal(
@@ -128,10 +128,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The first half of [`put_signal`](Self::put_signal): where the peer's memory is mapped and
-    /// nothing is in flight, this thread's stores do it. `None`: nothing was done, and
-    /// [`put_signal_posted`](Self::put_signal_posted) does it or says what is wrong. For callers
-    /// that handle a refusal in a function of their own, out of the hot path.
+    /// The mapped tier of [`put_signal`](Self::put_signal): if the peer's memory is mapped and
+    /// nothing is in flight, writes with plain stores. `None`: nothing was done; call
+    /// [`put_signal_posted`](Self::put_signal_posted), which posts it or returns the error. For
+    /// callers that keep the refusal out of their hot path.
     #[inline(always)]
     pub fn put_signal_mapped(
         &mut self,
@@ -163,14 +163,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.inject_slow(context, bytes, to)
     }
 
-    /// Longest [`inject`](Self::inject) to this peer, in bytes. 0 of one that is not known.
+    /// Longest [`inject`](Self::inject) to this peer, in bytes. 0 if it is unknown.
     pub fn inject_max(&self, peer: PeerId) -> usize {
         let known =
             self.state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
         known.map_or(0, |_| self.state.inject_max(peer.index))
     }
 
-    /// Applies a signal after everything that was sent before it has landed.
+    /// Applies a signal after everything sent earlier has landed.
     #[inline]
     pub fn signal(&mut self, context: ContextId, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
         match self.signal_mapped(context, signal) {
@@ -179,8 +179,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The first half of [`signal`](Self::signal), as
-    /// [`put_signal_mapped`](Self::put_signal_mapped) is of `put_signal`.
+    /// The mapped tier of [`signal`](Self::signal), like
+    /// [`put_signal_mapped`](Self::put_signal_mapped).
     #[inline(always)]
     pub fn signal_mapped(&mut self, context: ContextId, signal: Signal) -> Option<Issued> {
         let word = self.there(context, signal.at, 8)?;
@@ -192,7 +192,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Reads `len` bytes at `from` into `into`. Not ordered with writes: call
-    /// [`quiet`](Self::quiet) before where it matters.
+    /// [`quiet`](Self::quiet) first if that matters.
     #[doc(alias = "shmem_get_nbi")]
     #[inline]
     pub fn get(
@@ -239,10 +239,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, Notice::Report(tag), true)
     }
 
-    /// Orders: writes issued after it land after everything issued before it. Waits for nothing.
-    /// Where a later write could overtake something ([`Caps::order`](crate::rail::Caps::order)),
-    /// that write is held back until earlier operations are applied. Signals and atomics need no
-    /// fence.
+    /// Orders later writes after everything issued earlier, without waiting. Where a later write
+    /// could overtake something ([`Caps::order`](crate::rail::Caps::order)), it is held back until
+    /// earlier operations are applied. Signals and atomics need no fence.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
@@ -260,7 +259,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// The local memory of an operation if all of it is valid. The slow path says what is not.
+    /// Resolves the local memory of an operation. `None`: invalid; the slow path returns the error.
     #[inline(always)]
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index())?;
@@ -271,9 +270,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(slot.ptr.wrapping_add(addr.offset as usize))
     }
 
-    /// Where the target of an operation is mapped, if it is, if everything about it is in order,
-    /// and if no stream has anything in flight, so that what is done directly now keeps its place.
-    /// The slow path looks closer.
+    /// Resolves the mapped target of an operation, if it is valid and no stream has anything in
+    /// flight, so that a direct access preserves order. `None`: take the slow path.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index())?;
@@ -291,9 +289,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
     }
 
-    /// [`there`](Self::there) for data and the word of the signal that follows it: of the same
-    /// peer, and most often in the same region, which is then looked up once. What stands between a
-    /// signal seen and the answer to it counts twice per round trip.
+    /// [`there`](Self::there) for data and its signal word at the same peer. They are usually in
+    /// the same region, which is then looked up once, because this path counts twice per round
+    /// trip.
     #[inline(always)]
     fn there_with_word(
         &self,

@@ -29,21 +29,21 @@ pub const fn handle_len(rails: usize) -> usize {
 
 const _: () = assert!(handle_len(RAILS_MAX) <= HANDLE_MAX);
 
-/// Where a peer stands.
+/// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
     Free,
     Reserved,
-    /// Connected, and nothing is sent until the other end has answered.
+    /// Connected; nothing is sent until the other end has answered.
     Meeting,
     Connected,
-    /// Nothing new goes out to it: see `close`. It may still be waited for, as in `Meeting`.
+    /// Refuses new operations: see `close`. It may still be unanswered, as in `Meeting`.
     Closing,
     Failed(PeerError),
 }
 
 impl PeerState {
-    /// It was connected, and has not failed.
+    /// Whether it is connected and has not failed.
     #[inline]
     pub(crate) fn is_up(self) -> bool {
         matches!(self, PeerState::Connected | PeerState::Meeting | PeerState::Closing)
@@ -57,7 +57,7 @@ pub struct PeerSlot {
     pub(crate) generation: u16,
     /// Bit i: rail i reaches it.
     pub(crate) rails: u16,
-    /// The rail after the one that the last post took.
+    /// The next rail in turn.
     pub(crate) turn: u8,
 }
 
@@ -89,7 +89,7 @@ pub struct LocalSlot<const RAILS: usize> {
     /// Size of a device's memory in bytes; otherwise 0.
     pub(crate) device: u64,
     pub(crate) generation: u16,
-    /// The peer with whom the segment is in common that it lies in, or [`LocalSlot::OURS`].
+    /// The peer that shares the segment it lies in, or [`LocalSlot::OURS`].
     pub(crate) common: u16,
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
@@ -99,7 +99,7 @@ pub struct LocalSlot<const RAILS: usize> {
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
-    /// In place of a peer: it lies in no segment in common with any. No peer has this number.
+    /// It lies in no segment shared with one peer. No peer has this number.
     pub(crate) const OURS: u16 = u16::MAX;
 
     /// A slot without a region.
@@ -113,7 +113,7 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         desc: [0; RAILS],
     };
 
-    /// Whether that import is mapped where this region lies: it is this process's own.
+    /// Whether that import maps into this region: an import of the process's own memory.
     pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
         let (start, mapped) = (self.ptr.addr() as u64, remote.mapped.addr() as u64);
         mapped != 0 && start < mapped.saturating_add(remote.len) && mapped < start.saturating_add(self.len)
@@ -130,14 +130,14 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) len: u64,
     /// Size of a device's memory in bytes; otherwise 0.
     pub(crate) device: u64,
-    /// [`RemoteSlot::FREE`] when nobody's.
+    /// [`RemoteSlot::FREE`] if the slot is free.
     pub(crate) peer: u16,
     pub(crate) generation: u16,
-    /// How the peer numbers it.
+    /// The peer's number and generation of it.
     pub(crate) theirs: (u16, u16),
     /// The rail that mapped it.
     pub(crate) rail: u8,
-    /// Imported to read messages from, not by the user; and how many reads are under way.
+    /// Imported to read messages, not by the user; and the number of reads in flight.
     pub(crate) auto: bool,
     pub(crate) uses: u32,
     pub(crate) keys: [RailKey; RAILS],
@@ -163,7 +163,7 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Whether it was imported to read messages, and none is being read.
+    /// Whether it was imported to read messages and no read is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.auto && self.uses == 0
     }
@@ -175,14 +175,14 @@ pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
-/// Why a range cannot be touched: it lies outside of its region, or in a device.
+/// The error for a range that the processor cannot access: out of bounds, or device memory.
 #[cold]
 fn untouchable(offset: u64, len: u64, size: u64, device: u64) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
         return OpError::DeviceMemory;
     }
     if size == 0 && device == 0 {
-        // No region has no bytes, but one whose peer is being closed.
+        // Only a closing peer leaves a region without bytes.
         return OpError::PeerFailed(PeerError::Closed);
     }
     OpError::OutOfBounds { offset, len, size: size.max(device) }
@@ -271,8 +271,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Reads a handle that a peer wrote. `rails`: those of ours that reach it, by bit.
-    /// Ignores bytes after it.
+    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach it. Ignores bytes
+    /// after it.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {

@@ -1,5 +1,5 @@
-//! Tag matching: receives and messages find each other as MPI, libfabric and PSM want it, at a cost
-//! that does not grow with their number.
+//! Tag matching with the semantics of MPI, libfabric and PSM, at a cost that does not grow with the
+//! number of receives and messages.
 //!
 //! A [`Matcher`] has one owner, and is a pure function of the operations on it: it owns no payload,
 //! knows no protocol, reads no clock. Nothing here blocks or allocates, all memory is borrowed at
@@ -42,11 +42,11 @@
 //! # How
 //!
 //! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their
-//! masked key equals the message's, so each shape is a hash table of *groups* with one key, oldest
-//! first. The answer for a message is the oldest among the heads of one group per shape in use;
-//! shapes without an older receive than the best so far are skipped. For receives, messages lie in
-//! one such table per shape that is really asked for. The oldest receive and the oldest message are
-//! looked at before any table, and the youngest few receives are in none, so traffic in order is
+//! masked key equals the message's. So each shape is a hash table of *groups*: all receives with
+//! one key, oldest first. A message matches the oldest among the heads of one group per shape in
+//! use; shapes without an older receive than the best so far are skipped. For receives, messages
+//! are hashed in one such table per shape that is searched for. The oldest receive and message are
+//! checked before any table, and the youngest few receives are in none, so traffic in order is
 //! never hashed.
 //!
 //! # Files
@@ -88,7 +88,7 @@ pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
     shapes: Shapes<SHAPES>,
     posted: Posted<'m>,
     unexpected: Unexpected<'m, INDEXES>,
-    /// The bits that no tag has.
+    /// The bits beyond the tag's width.
     beyond: Tag,
     stats: MatchStats,
 }
@@ -127,9 +127,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         })
     }
 
-    /// Posts a receive: the oldest message it accepts is handed out at once, or else it waits.
-    /// `source` none is any; bits set in `ignore` are not compared; `context` comes back with the
-    /// message.
+    /// Posts a receive: returns the oldest message it accepts, or queues it. `source` of `None`
+    /// accepts any; bits set in `ignore` are not compared; a match returns `context`.
     ///
     /// # Errors
     /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
@@ -149,8 +148,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// [`post`](Self::post) of a receive with the mask of the one before it, while no message
-    /// waits: the usual case. `None`: it is something else, and nothing changed.
+    /// Fast path of [`post`](Self::post): the same mask as the receive before, and no message
+    /// waits. `None`: another case, and nothing changed.
     #[inline(always)]
     pub(crate) fn post_alike(
         &mut self,
@@ -167,8 +166,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.append(&mut self.shapes, shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// As [`post`](Self::post), with a mask known beforehand.
-    /// `source` is ignored if the shape has none.
+    /// Like [`post`](Self::post), with a reserved mask. `source` is ignored if the shape has none.
     ///
     /// # Errors
     /// As [`post`](Self::post); [`TagError::Stale`] when the shape was released.
@@ -207,7 +205,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Post::Waiting(waiting))
     }
 
-    /// Takes out the oldest message that such a receive accepts. There is at least one message.
+    /// Removes the oldest message that such a receive accepts. At least one message waits.
     #[inline(never)]
     fn receive_behind(&mut self, shape: u8, mask: Key, key: Key) -> Option<Arrived> {
         let index = self.search_unexpected(shape, mask, key);
@@ -217,8 +215,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some(arrived)
     }
 
-    /// Gives an arrived message to the oldest receive that accepts it, or stores it.
-    /// `cookie` is the caller's.
+    /// Matches an arrived message with the oldest receive that accepts it, or stores it. `cookie`
+    /// is the caller's.
     ///
     /// # Errors
     /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
@@ -241,7 +239,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.store(key, len, cookie)
     }
 
-    /// Keeps a message that no receive accepts.
+    /// Stores a message that no receive accepts.
     #[inline(never)]
     fn store(&mut self, key: Key, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         let Some(stored) = self.unexpected.store(key, len, cookie) else {
@@ -259,7 +257,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         if self.unexpected.widen() { self.store(key, len, cookie) } else { Err(TagError::Full) }
     }
 
-    /// Takes out the oldest receive that accepts a message with this key.
+    /// Removes the oldest receive that accepts a message with this key.
     #[inline(never)]
     fn deliver_behind(&mut self, key: Key) -> Option<(ReceiveId, u64)> {
         if self.posted.order.head == NONE {
@@ -274,7 +272,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some((receive, context))
     }
 
-    /// The receive to which such a message would go, and its context. Changes nothing.
+    /// Returns the receive that such a message would match, and its context. Changes nothing.
     pub fn would_match(&self, source: u32, tag: Tag) -> Option<(ReceiveId, u64)> {
         if self.posted.order.head == NONE {
             return None;
@@ -284,7 +282,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some((self.posted.id(index), slot.context))
     }
 
-    /// Takes a receive back.
+    /// Cancels a receive.
     #[doc(alias = "psm2_mq_cancel")]
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self, receive: ReceiveId) -> Cancel {
@@ -304,7 +302,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.slot(receive).is_some_and(|slot| slot.waits())
     }
 
-    /// The message that such a receive would get. It stays.
+    /// Returns the message that such a receive would match. The message stays.
     ///
     /// # Errors
     /// [`TagError::TooWide`].
@@ -327,9 +325,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Some((self.unexpected.id(index), slot.arrived())))
     }
 
-    /// As [`probe`](Self::probe), and claims the message: nobody finds it any more, until it is
-    /// [taken](Self::take) or [discarded](Self::discard) by its id, in any order with other claimed
-    /// messages.
+    /// Like [`probe`](Self::probe), and claims the message: only its id finds it.
+    /// [Take](Self::take) or [discard](Self::discard) claimed messages in any order.
     ///
     /// # Errors
     /// [`TagError::TooWide`].
@@ -350,10 +347,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(found)
     }
 
-    /// Receives a claimed message; its id is stale from now on.
+    /// Receives a claimed message; its id becomes stale.
     ///
     /// # Errors
-    /// [`TagError::Stale`]. [`TagError::NotClaimed`] when it is still there for anybody.
+    /// [`TagError::Stale`]. [`TagError::NotClaimed`] if it is not claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn take(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
         match self.unexpected.slot(message).ok_or(TagError::Stale)?.state {
@@ -362,7 +359,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Throws a message away, claimed or not; its id is stale from now on.
+    /// Discards a message, claimed or not; its id becomes stale.
     ///
     /// # Errors
     /// [`TagError::Stale`].
@@ -387,7 +384,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.unexpected.slot(message).map(|slot| slot.arrived()).ok_or(TagError::Stale)
     }
 
-    /// Changes the caller's word for a message, whose payload moved.
+    /// Changes the caller's cookie of a message.
     ///
     /// # Errors
     /// [`TagError::Stale`].
@@ -397,8 +394,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(())
     }
 
-    /// Removes every receive that names this source, oldest first, and tells its context.
-    /// Slow path: looks at every receive.
+    /// Removes every receive that names this source, oldest first, and passes on its context. Slow
+    /// path: scans all receives.
     #[cold]
     pub fn fail_source(&mut self, source: u32, mut removed: impl FnMut(ReceiveId, u64)) {
         let mut at = self.posted.order.head;
@@ -420,7 +417,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         for at in 0..self.unexpected.used {
             let slot = &self.unexpected.slots[at as usize];
             if slot.state != unexpected::State::Free && slot.key.source() == source {
-                // It is there, so it can be discarded.
+                // The message exists, so this cannot fail.
                 let _ = self.discard(self.unexpected.id(at));
             }
         }
@@ -438,10 +435,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(ShapeId(number))
     }
 
-    /// Gives the place back, once for each time it was asked for. Receives posted with it stay.
+    /// Releases a shape, once for each reservation. Receives posted with it stay.
     ///
     /// # Errors
-    /// [`TagError::Stale`] when it was given back as often as it was asked for.
+    /// [`TagError::Stale`] if it was released as often as it was reserved.
     pub fn release_shape(&mut self, shape: ShapeId) -> Result<(), TagError> {
         match self.shapes.get_mut(shape.0) {
             Some(shape) if shape.pins > 0 => shape.pins -= 1,
@@ -500,7 +497,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// The place of a mask, which it takes if it has none.
+    /// The shape of a mask; reserves one if there is none.
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
         match self.shapes.last(mask) {

@@ -1,6 +1,6 @@
-//! The calls that block: quiet, waiting for an operation, waiting for a signal. Each drives
-//! progress while it waits, spins and then parks as its [`Waiter`] says, and ends at its deadline
-//! with a diagnosis.
+//! The blocking calls: quiet, waiting for an operation, waiting for a signal. Each drives progress
+//! while it waits, spins and then parks as its [`Waiter`] says, and returns a diagnosis at its
+//! deadline.
 
 mod waiter;
 
@@ -22,7 +22,7 @@ use super::{ContextId, Engine};
 pub use waiter::{Asleep, Waiter};
 pub(crate) use waiter::{Drive, Noted, Pulse, block};
 
-/// Looks at a signal word before the first pass.
+/// Reads of a signal word before the first pass.
 const QUICK_LOOKS: u32 = 256;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -36,10 +36,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         block(self, waiter, deadline_ns, ready)
     }
 
-    /// Completes: on return everything this context sent to the peer is applied there, and
-    /// everything it asked for is here.
+    /// Waits until everything that this context sent to the peer is applied there, and everything
+    /// that it requested has arrived.
     ///
-    /// With nothing outstanding it is a few loads. `deadline_ns` is in the clock of
+    /// With nothing outstanding it takes a few loads. `deadline_ns` is in the clock of
     /// [`Host::now_ns`]; `u64::MAX` means none.
     ///
     /// # Errors
@@ -71,9 +71,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// As there, of the first peer with one: others may not be quiet then. Of a peer that has
-    /// failed it tells only while operations were lost with it, so a call after the error goes on
-    /// with the others.
+    /// Those of `quiet`, for the first peer with one: others may not be quiet then. A failed peer
+    /// is reported only while lost operations are unreported, so a second call continues with the
+    /// others.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]
     pub fn quiet_all<H: Host, P: Park>(
@@ -102,9 +102,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether [`quiet`](Self::quiet) would return at once: everything of this context to the peer
-    /// is applied and here, or has failed, and `quiet` says which. Asks for what is missing; does
-    /// not make progress.
+    /// Whether [`quiet`](Self::quiet) would return at once, with or without an error. Requests
+    /// missing acknowledgements; does not make progress.
     pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
         let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
@@ -116,7 +115,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(quiet)
     }
 
-    /// What was written directly into mapped memory is visible everywhere after this.
+    /// Makes direct writes into mapped memory visible to all.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
         if self.state.direct {
@@ -173,7 +172,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.verdict(stream)
     }
 
-    /// How the operations of a quiet stream ended.
+    /// The result of a quiet stream: whether operations failed.
     fn verdict(&mut self, stream: u32) -> Result<(), WaitError> {
         let lost = self.state.take_lost(stream);
         let peer = self.state.streams[stream as usize].peer;
@@ -214,10 +213,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that was
-    /// sent before the signal that made it so is visible then.
+    /// Waits until the 64-bit word at `at` satisfies the comparison, and returns it. Everything
+    /// sent before the signal that satisfied it is then visible.
     ///
-    /// `from`, if given, is the peer that the signal comes from: the wait ends when it fails.
+    /// `from` is the peer that signals, if known: the wait ends when it fails.
     ///
     /// # Errors
     /// [`WaitError::Deadline`] names the peer, the rail if there is only one, and the first number
@@ -258,13 +257,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// What is missing of what a peer sends, or any peer, for a diagnosis: the first number that
-    /// has not arrived, before one that has if there is such a hole, and the rail that it must come
-    /// by if only one reaches the peer.
+    /// Diagnoses what has not arrived from a peer, or from any. Returns the first missing number,
+    /// preferring one with later arrivals, and its rail if only one reaches the peer.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| slot.state.is_up();
-        // Nobody else can be meant where there is only one.
+        // A single connected peer must be the one.
         let only = || {
             let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
             all.next().filter(|_| all.next().is_none()).map(|peer| state.peer_id(peer as u16))
@@ -316,7 +314,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
-    /// Why there is nothing more to expect from a peer, if there is not.
+    /// The error if nothing more can arrive from a peer.
     fn lost_peer(&self, from: Option<PeerId>) -> Option<WaitError> {
         let from = from?;
         match self.state.peers.get(from.index as usize) {
@@ -332,8 +330,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`quiet`](Self::quiet) without waiting: `false` while operations are in flight, then how
-    /// they ended.
+    /// [`quiet`](Self::quiet) without waiting: `false` while operations are in flight, then their
+    /// result.
     pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
         match self.is_quiet(context, peer)? {
             true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),
@@ -341,8 +339,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Something is left to do that no event announces.
-    pub(super) fn has_due(&self) -> bool {
+    /// Whether work is left that no event announces, so that an idle thread must keep making
+    /// progress.
+    pub fn has_due(&self) -> bool {
         self.state.due.len != 0 || self.state.has_chores()
     }
 
@@ -369,7 +368,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
-    /// A peer is connected here and has not said so much of itself.
+    /// Whether a peer is connected here and has not answered.
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }

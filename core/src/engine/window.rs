@@ -1,11 +1,12 @@
-//! The receive window of one stream: what has arrived, what is missing, what waits for its turn.
+//! The receive window of one stream: which numbers have arrived, and messages that wait for their
+//! turn.
 //!
-//! A write needs one bit; a message is copied into its own slot, so the rail's buffer goes back at
-//! once. The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here
+//! A write needs one bit; a message is copied into its own slot, so the rail can reuse its buffer.
+//! The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here
 //! posts, blocks or allocates; an arrival costs the same however many holes there are.
 //!
-//! Numbers below [`Window::expected`] are applied; the sender keeps what it has in flight within
-//! `W` numbers from there, and what lies outside is refused.
+//! Numbers below [`Window::expected`] are applied. The sender has at most `W` numbers in flight
+//! from there; others are rejected.
 
 use core::mem::MaybeUninit;
 
@@ -22,21 +23,22 @@ pub struct Parked {
     pub(crate) what: Parcel,
 }
 
-/// What to do when its turn comes.
+/// The action of a message when its turn comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parcel {
     /// Change a signal word.
     Signal { op: SignalOp, value: u64 },
-    /// Execute an atomic and send what it fetched, unless the token says that nobody wants it.
+    /// Execute an atomic and send the old value, unless the token is
+    /// [`NO_TOKEN`](super::wire::NO_TOKEN).
     Amo { amo: Amo, token: u64 },
-    /// A tagged message, and what is kept of it.
+    /// A tagged message, and where its payload or header is kept.
     Tagged { lo: u64, hi: u32, kept: u64 },
-    /// An atomic that was executed; its reply found no room in the rails yet.
+    /// An executed atomic whose reply waits for room in a rail.
     Reply { token: u64, value: u64 },
 }
 
 impl Parked {
-    /// A slot that was never used: its memory is not touched before a message waits there.
+    /// An unused slot: its memory is not touched before a message is parked there.
     pub const EMPTY: MaybeUninit<Parked> = MaybeUninit::uninit();
 }
 
@@ -47,11 +49,11 @@ pub(crate) enum Arrival {
     Due,
     /// It waits for an earlier one.
     Early,
-    /// It was here before; nothing changed.
+    /// It had arrived before; nothing changed.
     Duplicate,
 }
 
-/// What is next in order.
+/// The next item in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing: number [`Window::expected`] is missing.
@@ -62,7 +64,7 @@ pub(crate) enum Next {
     Message(Parked),
 }
 
-/// The window's cursor. Each call hands in the bits and slots, `W` of each for a window of `W`.
+/// The window's cursor. Each call passes the bits and slots, `W` of each for a window of `W`.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     expected: Seq,
@@ -116,7 +118,7 @@ impl Window {
         self.stamp
     }
 
-    /// From now on words carry this stamp.
+    /// Sets the stamp of incoming words.
     pub(crate) const fn set_stamp(&mut self, stamp: u32) {
         self.stamp = stamp;
     }
@@ -139,8 +141,8 @@ impl Window {
         self.held
     }
 
-    /// The slot of the number in a word, or what is wrong with it. `None`: it was here before. Of
-    /// the numbers that the word may mean it is the one nearest to the next.
+    /// The slot of the number in a word, or its violation. `None`: a duplicate. A word stands for
+    /// the number nearest to the expected one.
     #[inline(always)]
     fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
@@ -153,9 +155,8 @@ impl Window {
         }
     }
 
-    /// Whether what has arrived is the next one of this attachment and nothing waits behind it.
-    /// Then it counts as consumed, and the caller applies it at once: the usual case, and it needs
-    /// no cell.
+    /// Fast path: if the arrival is the expected number of this attachment and nothing is parked,
+    /// consumes it for the caller to apply at once.
     #[inline(always)]
     pub(crate) fn take_in_order(&mut self, word: u32, mask: u32) -> bool {
         let next = word == self.next_word(mask) && self.held == 0;
@@ -165,13 +166,13 @@ impl Window {
         next
     }
 
-    /// A write has landed out of order: it is noted until its turn.
+    /// Records a write that has landed out of order.
     #[inline]
     pub(crate) fn write(&mut self, word: u32, cells: &mut Cells<'_>) -> Result<Arrival, Violation> {
         self.hold(word, None, cells)
     }
 
-    /// A message has arrived that cannot be applied at once: it is parked until its turn.
+    /// Parks a message that cannot be applied at once.
     #[inline]
     pub(crate) fn message(
         &mut self,
@@ -182,7 +183,7 @@ impl Window {
         self.hold(word, Some(parked), cells)
     }
 
-    /// Whether a number was here before. Says what is wrong with one that no correct peer sends.
+    /// Whether a number had arrived before. Returns the violation of an invalid one.
     pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
         Ok(match self.place(word, cells)? {
             Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
@@ -213,7 +214,7 @@ impl Window {
         Ok(if index == cells.index(self.expected) { Arrival::Due } else { Arrival::Early })
     }
 
-    /// What is next in order. A write is consumed by this call.
+    /// Returns the next item in order. Consumes it if it is a write.
     #[inline]
     pub(crate) fn next(&mut self, cells: &mut Cells<'_>) -> Next {
         let index = cells.index(self.expected);
@@ -229,13 +230,13 @@ impl Window {
         Next::Write
     }
 
-    /// Puts something else in the place of the message that is next.
+    /// Replaces the next message.
     #[inline]
     pub(crate) fn replace(&mut self, parked: Parked, cells: &mut Cells<'_>) {
         cells.parked[cells.index(self.expected) as usize].write(parked);
     }
 
-    /// The one that is next has been applied.
+    /// Consumes the next message, which has been applied.
     #[inline]
     pub(crate) fn consume(&mut self, cells: &mut Cells<'_>) {
         let index = cells.index(self.expected);

@@ -1,5 +1,5 @@
-//! What crosses the wire: the 32-bit word that rides on a write, and the messages. Little-endian,
-//! no padding.
+//! The wire format: the 32-bit word that a write carries as completion data, and the messages.
+//! Little-endian, no padding.
 //!
 //! ```text
 //! word                context 8 | epoch 24 - n | sequence n
@@ -13,8 +13,8 @@
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | 0 u8 | mine u32 | yours u32 | version u32; no
-//!             context, see `epoch`
+//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | keeps u8 | mine u32 | yours u32 | version u32;
+//!             no context, see `epoch`
 //! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
 //!             fins u32: see `close`
 //! Told        32 bytes and a bitmap; Asks: 32 bytes; see `failover::told`
@@ -36,10 +36,10 @@ use crate::mem::{Peer, Untrusted};
 use crate::op::{Amo, AmoOp, SignalOp};
 use crate::sync::seq::{Seq, WIRE_BITS};
 
-/// Longest head of a message, in bytes: what is copied out before anything is looked at.
+/// Longest head of a message, in bytes. It is copied out before it is checked.
 pub(crate) const HEAD_MAX: usize = 48;
 
-/// A number that no fetching atomic has as its token.
+/// The token of an atomic that does not fetch.
 pub(crate) const NO_TOKEN: u64 = 0;
 
 const KIND_SIGNAL: u8 = 1;
@@ -59,8 +59,7 @@ pub(crate) const fn sequence_mask(window: u32) -> u32 {
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// The bits of a word that are not its sequence. Of `epoch` as many low bits count as there is room
-/// for.
+/// The bits of a word that are not its sequence. Only the low bits of `epoch` that fit are used.
 pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
@@ -81,7 +80,7 @@ pub(crate) struct Place {
     pub offset: u64,
 }
 
-/// What a message says.
+/// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// Change a signal word; `data` is where the payload that follows goes,
@@ -93,9 +92,8 @@ pub(crate) enum Body {
     Amo { at: Place, amo: Amo, token: u64 },
     /// The fetched value.
     Reply { token: u64, value: u64 },
-    /// Nothing but the cursor. `wanted`: the other side wants one in return once everything below
-    /// that number is applied. `freed`: credits of the reverse stream that came back, as in the
-    /// messages that carry a tag.
+    /// Only the cursor. `wanted`: the sender requests one in return once everything below that
+    /// number is applied. `freed`: returned credits of the reverse stream, as in tagged messages.
     Ack { wanted: Option<Seq>, freed: u32 },
 }
 
@@ -225,7 +223,7 @@ impl Message {
     }
 }
 
-/// To which attachment of the receiver the sender of a Hello is bound.
+/// Which attachment of the receiver the sender of a Hello is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bond {
     None,
@@ -234,22 +232,24 @@ pub(crate) enum Bond {
     Other,
 }
 
-/// What two ends tell each other before anything else.
+/// The first message between two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The epoch of what comes in at the sender.
+    /// The epoch that the sender expects in incoming words.
     pub mine: u32,
-    /// The epoch of what comes in at the receiver, as far as the sender has heard; or 0.
+    /// The epoch that the receiver expects, as far as the sender knows; or 0.
     pub yours: u32,
     pub bond: Bond,
+    /// The sender keeps what failover needs.
+    pub keeps: bool,
 }
 
 /// The layout of words and messages that this version writes and reads.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut out = [KIND_HELLO, 0, self.bond as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut out = [KIND_HELLO, 0, self.bond as u8, self.keeps as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         out[4..8].copy_from_slice(&self.mine.to_le_bytes());
         out[8..12].copy_from_slice(&self.yours.to_le_bytes());
         out[12..].copy_from_slice(&VERSION.to_le_bytes());
@@ -266,16 +266,17 @@ impl Hello {
         if len != 16 || bytes.len() != 16 {
             return Some(Err(Violation::Length));
         }
-        let bond = match head[..4] {
-            [_, 0, 0, 0] => Bond::None,
-            [_, 0, 1, 0] => Bond::Yours,
-            [_, 0, 2, 0] => Bond::Other,
+        let (bond, keeps) = match head[..4] {
+            [_, 0, 0, keeps @ 0..=1] => (Bond::None, keeps),
+            [_, 0, 1, keeps @ 0..=1] => (Bond::Yours, keeps),
+            [_, 0, 2, keeps @ 0..=1] => (Bond::Other, keeps),
             _ => return Some(Err(Violation::Kind)),
         };
+        let keeps = keeps != 0;
         if get32(&head, 12) != VERSION {
             return Some(Err(Violation::Kind));
         }
-        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond }))
+        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond, keeps }))
     }
 }
 
@@ -310,13 +311,13 @@ pub(crate) struct PostTag {
     pub bytes: u32,
 }
 
-/// As much of a peer's generation as fits beside its number.
+/// The bits of a peer's generation that fit beside its number.
 pub(crate) const GENERATION_MASK: u16 = 0x3fff;
 
-/// Longest post of [`Owner::Stream`], in bytes: its tag has fewer bits for them.
+/// Longest post of [`Owner::Stream`], in bytes: its tag has fewer bits for the size.
 pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 
-/// Whose post it was.
+/// The owner of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// An operation, by its slot.
@@ -442,8 +443,8 @@ mod tests {
                 "{body:?}"
             );
         }
-        let hello = Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other };
-        assert_eq!(hello.encode(), [7, 0, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 0, 0, 0]);
+        let hello = Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true };
+        assert_eq!(hello.encode(), [7, 0, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 4, 0, 0, 0]);
     }
 
     #[test]
@@ -487,8 +488,8 @@ mod tests {
 
     #[test]
     fn a_hello_comes_back_and_a_bad_one_is_refused() {
-        for bond in [Bond::None, Bond::Yours, Bond::Other] {
-            let hello = Hello { mine: 1, yours: u32::MAX, bond };
+        for (bond, keeps) in [(Bond::None, false), (Bond::Yours, true), (Bond::Other, true)] {
+            let hello = Hello { mine: 1, yours: u32::MAX, bond, keeps };
             let bytes = hello.encode();
             assert_eq!(Hello::decode(Untrusted::from_slice(&bytes)), Some(Ok(hello)));
             for cut in 1..16 {

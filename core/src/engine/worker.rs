@@ -1,5 +1,5 @@
-//! One thread that drives an engine for others.
-//! (UCX calls an object without a thread a worker; this one is a thread's loop.)
+//! A thread's loop that drives an engine for other threads. (In UCX, a worker is an object without
+//! a thread.)
 //!
 //! Each queue reaches the worker by a [`Desk`]: a ring of commands in, a ring of their slots out.
 //! The worker takes a bounded number from each desk in turn, makes one engine pass, and hands out
@@ -7,9 +7,9 @@
 //! pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring when they
 //! submit, and the rail's own, which peers ring when something arrives.
 //!
-//! It may sleep while commands wait for the engine, of which the rail tells, or for events of other
-//! workers' queues, of which those workers tell. A command that the engine has no room for keeps it
-//! awake, since nothing tells of room.
+//! It may sleep while commands wait for the engine, because the rail notifies it, or for events of
+//! other workers' queues, because those workers do. A command that waits for room in the engine
+//! keeps it awake, because nothing notifies it of room.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -36,8 +36,8 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 /// Bytes of a fill or a copy within this process that one turn does.
 const PIECE: usize = 256 << 10;
 
-/// An engine, the desks it serves, and the idling of its thread. Both are borrowed: once the worker
-/// has stopped, the engine may be driven directly, or by another worker.
+/// An engine, the desks it serves, and the idle state of its thread. Engine and desks are borrowed:
+/// once the worker has stopped, the engine may be driven directly or by another worker.
 pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
     desks: &'e mut [Desk<'d>],
@@ -63,7 +63,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// Entries in its queues' rings: submitted and not taken here, or returned and not taken there.
+    /// Entries in its queues' rings that the other side has not taken.
     pub fn pending(&mut self) -> Pending {
         let each = self.desks.iter_mut().map(Desk::pending);
         each.fold(Pending::default(), |all, desk| Pending {
@@ -110,16 +110,14 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     ///
     /// Returns whether it stopped with nothing left to do. Then
     ///
-    /// - everything submitted before has ended, and its peers have applied it, silent commands
-    ///   included. A receive that nothing has matched holds up no stop: the engine and its desk
-    ///   keep it;
-    /// - everything that has arrived and been applied is acknowledged, and credits are given back:
-    ///   no peer waits for this engine on account of what it has.
+    /// - everything submitted before has ended and is applied at its peers, silent commands
+    ///   included. An unmatched receive does not delay the stop: the engine and its desk keep it;
+    /// - everything that has arrived and been applied is acknowledged, and credits are returned, so
+    ///   no peer waits for this engine.
     ///
-    /// So a stop waits for a peer only until that has what was sent to it and has given what was
-    /// asked of it, and workers whose users have received all that their peers sent stop in any
-    /// order, at any time. What goes to a peer that nobody drives any more is waited for until
-    /// `deadline_ns`, and stays with the engine.
+    /// So a stop waits for a peer only until it has received what was sent and has replied. Workers
+    /// whose users have received everything may stop in any order. Operations to a peer that is not
+    /// driven any more delay the stop until `deadline_ns`, and stay in the engine.
     #[doc(alias = "ucp_worker_flush_nbx")]
     #[doc(alias = "shmem_finalize")]
     pub fn run<H: Host>(
@@ -159,14 +157,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
-        // Acquire, edge `worker.stop`: pairs with the release store of whoever stops us. What that
-        // thread submitted before is found by `is_done`.
+        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread.
+        // `is_done` then sees everything which that thread submitted before.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
-    /// Nothing is submitted, watched or in flight, but for receives that nothing has matched, and
-    /// no peer is owed an acknowledgement. Sends those that are, and asks for those that are wanted
-    /// here.
+    /// Whether nothing is submitted, watched or in flight except unmatched receives, and no
+    /// acknowledgement is owed. Sends owed acknowledgements, and requests missing ones.
     fn is_done(&mut self) -> bool {
         self.engine.acknowledge_all();
         self.engine.state.ask_all();
@@ -175,7 +172,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     }
 }
 
-/// Takes what a queue has submitted, at most a batch. Returns whether anything was done.
+/// Takes at most a batch of a queue's submissions. Returns whether anything was done.
 fn serve<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     desk: &mut Desk<'_>,
@@ -209,7 +206,7 @@ fn serve<R: Rail, const RAILS: usize>(
         let ticket = job.ticket(&mut engine.state.stamp);
         match carry_out(engine, desk, (index << TICKET_BITS) | ticket, &job) {
             Step::Replied(reply) => desk.end(job, reply),
-            // Its end will not be reported, and the engine has copied what it needs.
+            // No report is wanted, and the engine has copied what it needs.
             Step::Taken if !job.report => desk.end(job, Reply::Done(0)),
             Step::Taken => {
                 let part = match *job.entry.command() {
@@ -247,7 +244,7 @@ fn serve<R: Rail, const RAILS: usize>(
     busy
 }
 
-/// The engine is done with a command.
+/// Handles the completion of a command in the engine.
 fn landed(desk: &mut Desk<'_>, ticket: u64, reply: Reply) {
     let Some((job, part)) = desk.land(ticket) else { return };
     if part != Part::Relay {
@@ -265,14 +262,14 @@ fn landed(desk: &mut Desk<'_>, ticket: u64, reply: Reply) {
     }
 }
 
-/// What became of a command.
+/// The result of one step of a command.
 enum Step {
     Replied(Reply),
-    /// The engine has it; its completion answers.
+    /// It is in the engine; its completion ends it.
     Taken,
-    /// The engine has the first half of it.
+    /// Its first half is in the engine.
     Relayed,
-    /// It waits for something that the engine has, or a piece of it was done: it moved.
+    /// It waits for the engine, or a piece of it was done (`moved`).
     Later {
         moved: bool,
     },
@@ -388,7 +385,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
     }
 }
 
-/// A receive is posted; without a report, nobody wants to hear of its end.
+/// Tracks a posted receive; detaches it if no report is wanted.
 fn received<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     job: &Job<'_>,
@@ -400,7 +397,7 @@ fn received<R: Rail, const RAILS: usize>(
     Step::Taken
 }
 
-/// Does one piece of something that this thread does itself, in memory that was resolved whole.
+/// Does one piece of a fill or copy; the whole range is resolved first.
 fn in_pieces<M>(
     progress: &mut usize,
     len: usize,

@@ -82,6 +82,7 @@ impl Display for AttachError {
             AttachError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
             AttachError::UnknownRegion => f.write_str("the region is not known, or no longer"),
             AttachError::Unsupported => f.write_str("the rail cannot serve such memory"),
+            AttachError::Unheard => f.write_str("the peer has not said where it is; it does so in its waits"),
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "a setting out of range: {what}"),
             AttachError::System(code) => write!(f, "the system or the provider refused (its code {code})"),
@@ -133,6 +134,7 @@ impl Display for OpError {
             OpError::Unreported => f.write_str(
                 "bytes that are copied on the way have no completion; use registered memory, or quiet",
             ),
+            OpError::Abandoned => f.write_str("the thread that drives the engine has panicked"),
         }
     }
 }

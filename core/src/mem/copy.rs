@@ -5,8 +5,9 @@ mod stream;
 
 use core::ptr;
 
-/// The most bytes that one call of `memmove` copies. On Zen, glibc does without `rep movsb` from
-/// the size of a second-level cache on; yet only that claims the lines of another core unread.
+/// The most bytes that one call of `memmove` copies. On Zen, glibc stops using `rep movsb` above
+/// the size of the second-level cache, but only `rep movsb` acquires another core's lines without
+/// reading them.
 ///
 /// Measured on Zen 5 with 1 MiB of second-level cache, copies to memory that another core reads,
 /// in microseconds whole and in pieces: 1 MiB 34 and 28, 4 MiB 119 and 110, 8 MiB 489 and 354.
@@ -77,9 +78,8 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As [`copy_bytes`], where the processor may see `to` through a write-combining window, such as
-/// one into a device's memory: every later store comes behind these, an announcement of them
-/// included.
+/// Like [`copy_bytes`], for a `to` that may be a write-combining mapping, such as a window into
+/// device memory: orders all later stores, such as a signal, after the copy.
 ///
 /// # Safety
 /// As for [`copy_bytes`].

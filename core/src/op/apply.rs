@@ -1,5 +1,5 @@
-//! Atomics and signals on a word in memory: what a target does, and a same-node origin with mapped
-//! memory.
+//! Executes atomics and signals on a word in memory, at the target or at an origin that has it
+//! mapped.
 //!
 //! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching
 //! bit operations), a signal a store or an addition. Neither blocks.
@@ -33,8 +33,7 @@ impl SignalOp {
     }
 }
 
-/// The value of a signal's word. What was sent before the signal that made it so is visible behind
-/// this.
+/// Loads a signal's word. Everything sent before the observed signal is visible after this.
 #[inline(always)]
 pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
     // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by
@@ -122,7 +121,7 @@ impl AmoOp {
 mod tests {
     use super::*;
 
-    /// What each operation does to a word, written the slow way.
+    /// A reference implementation of each operation.
     fn expected(amo: &Amo, old: u64) -> u64 {
         let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
         let (x, c) = (amo.operand & mask, amo.compare & mask);

@@ -1,4 +1,4 @@
-//! Requests that have completed: told, waited for, taken.
+//! Completed requests: reporting, waiting, taking.
 
 use crate::engine::Waiter;
 use crate::engine::wait::{Drive, block};
@@ -22,13 +22,13 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
     }
 
     fn is_due(&self) -> bool {
-        // Nothing announces that there is room for a deferred send.
+        // No event announces room for a deferred send.
         self.requests.waiting() != 0 || self.engine.is_due()
     }
 }
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// The request that completed first among those not taken. It stays: `test` or `wait` takes it.
+    /// Returns the oldest completed request that is not taken. It stays: `test` or `wait` takes it.
     /// Polls only if there is none.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Takes a request if it has completed. Makes no progress. The handle is taken away then.
+    /// Takes a request if it has completed, and clears the handle. Makes no progress.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if it has not; [`Code::ParamErr`] for one that is over or claimed.
@@ -112,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Waits for a request and takes it. Without one, is done at once.
+    /// Waits for a request and takes it. Returns at once without one.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] at the deadline: the request stays open. [`Code::ParamErr`] as in

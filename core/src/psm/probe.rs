@@ -1,4 +1,4 @@
-//! Looking for messages that nobody has received, and claiming them.
+//! Probing for unexpected messages, and claiming them.
 
 use crate::engine::protocol::Envelope;
 use crate::engine::tag::Tag;
@@ -89,7 +89,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 }
 
-/// What a probe says of a message.
+/// The status of a probed message.
 fn found(envelope: Envelope) -> Status2 {
     let len = status::length(envelope.len);
     Status2 {

@@ -1,5 +1,5 @@
-//! What providers call besides: options, several completions at once, and messages from inside a
-//! handler. Nothing here blocks or allocates.
+//! Further calls of libfabric providers: options, several completions at once, and messages from
+//! inside a handler. Nothing here blocks or allocates.
 
 use crate::mem::PeerId;
 use crate::rail::Rail;
@@ -18,8 +18,8 @@ pub enum Opt {
     /// The same within one machine. An engine has one such size, so either option sets it for both.
     #[doc(alias = "PSM2_MQ_RNDV_SHM_SZ")]
     RndvShmSz = 0x302,
-    /// Memory for messages that come before their receive, in MiB. Kept and told, as PSM2 does, and
-    /// without effect: memory is bounded by what the engine was lent.
+    /// Memory for unexpected messages, in MiB. Stored and returned as in PSM2, but without effect:
+    /// the engine's memory is fixed.
     #[doc(alias = "PSM2_MQ_MAX_SYSBUF_MBYTES")]
     MaxSysbufMbytes = 0x303,
 }
@@ -37,7 +37,7 @@ impl Opt {
     }
 }
 
-/// What became of a completion that was offered: PSM2's 0, 1, above 1, and below 0.
+/// The callback's result for a completion: PSM2's 0, 1, above 1, and below 0.
 #[doc(alias = "psm2_mq_status_copy_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
@@ -45,13 +45,13 @@ pub enum Copied {
     Skipped,
     /// It has an entry.
     Stored,
-    /// It has one, and no more are wanted.
+    /// It has an entry, and no more are wanted.
     StoredLast,
-    /// It could not be taken over: it stays where it is, and so does all behind it.
+    /// It could not be stored: it stays queued, and so do all later ones.
     Refused,
 }
 
-/// Which way a message from inside a handler goes.
+/// The direction and arguments of a message from inside a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fast {
     /// It is sent: to whom, and the flags of [`Mq::isend2`].
@@ -80,9 +80,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Offers completed requests to `copy`, oldest first, until so many have an entry or there are
-    /// no more; tells it the number of the entry. What is taken over is over. Polls only if nothing
-    /// has completed. Returns the number of entries.
+    /// Passes completed requests to `copy`, oldest first, each with the index of its entry, until
+    /// the entries are full or no request is left. Accepted requests end. Polls only if nothing has
+    /// completed. Returns the number of entries.
     #[doc(alias = "psm2_mq_ipeek_dequeue_multi")]
     pub fn ipeek_dequeue_multi(
         &mut self,
@@ -111,7 +111,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         stored
     }
 
-    /// Begins a send or posts a receive without progress, for callers inside of a pass.
+    /// Begins a send or posts a receive without making progress, for callers inside a pass.
     ///
     /// # Errors
     /// As [`isend2`](Self::isend2) and [`irecv2`](Self::irecv2).

@@ -1,4 +1,4 @@
-//! Receives: posted, of a claimed message, and taken back.
+//! Receives: posting, receiving claimed messages, cancelling.
 
 use crate::engine::protocol::Cancelled;
 use crate::engine::tag::Tag;
@@ -58,7 +58,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
                 Ok(())
             }
             Err(OpError::StaleToken) => {
-                // What completed before it comes before it.
+                // Preserves completion order.
                 self.collect();
                 let slot = &mut self.requests.slots[index as usize];
                 slot.context = context;

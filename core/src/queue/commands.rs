@@ -36,7 +36,7 @@ impl fmt::Display for CommandError {
 
 impl Error for CommandError {}
 
-/// Whether the arguments of a command make sense.
+/// Whether the arguments of a command are valid.
 #[inline]
 pub(super) fn check(command: &Command) -> Result<(), CommandError> {
     match *command {

@@ -1,6 +1,6 @@
-//! Eventcount: one thread sleeps until somebody says that there is work. Notifying a thread that is
-//! awake costs one barrier, one load and one branch, and writes nothing. Nothing here allocates;
-//! only [`Armed::commit`] blocks, and only until its deadline.
+//! An eventcount: one thread sleeps until another announces work. Notifying a thread that is awake
+//! costs one barrier, one load and one branch, and writes nothing. Nothing here allocates; only
+//! [`Armed::commit`] blocks, and only until its deadline.
 //!
 //! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound,
 //! but one may take the other's announcement back, and the other then sleeps until its deadline.
@@ -63,9 +63,9 @@ pub struct EventCount {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Channels<const QUEUES: usize = 1> {
-    /// What the worker sleeps on: notified when there is something to send.
+    /// The worker sleeps on it; notified on submission.
     pub send: EventCount,
-    /// What the thread of each queue sleeps on: notified when something for it has come.
+    /// The thread of each queue sleeps on its own; notified when a command of it completes.
     pub recv: [EventCount; QUEUES],
 }
 
@@ -95,13 +95,13 @@ mod layout {
 
 impl<const QUEUES: usize> Channels<QUEUES> {
     const_new! {
-        /// Eventcounts on which nobody sleeps.
+        /// Creates eventcounts on which no thread sleeps.
         pub fn new() -> Self {
             Self { send: EventCount::new(), recv: filled!(EventCount::new(); QUEUES) }
         }
     }
 
-    /// What a queue is made with. Each index is for one queue.
+    /// The channel of one queue. Use each index for one queue only.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -118,7 +118,7 @@ impl<const QUEUES: usize> Default for Channels<QUEUES> {
 
 impl EventCount {
     const_new! {
-        /// An eventcount on which nobody sleeps.
+        /// Creates an eventcount on which no thread sleeps.
         pub fn new() -> Self {
             Self { word: AtomicU32::new(AWAKE) }
         }
@@ -153,8 +153,8 @@ impl EventCount {
         true
     }
 
-    /// Whether the owner has announced a sleep that no notifier has seen yet. For the owner: work
-    /// that is passed over while this says no is found after the sleep, which ends at once.
+    /// Whether the owner has announced a sleep that no notifier has seen. For the owner: if this is
+    /// false, the coming sleep ends at once, so work skipped now is found after it.
     #[inline(always)]
     pub fn is_announced(&self) -> bool {
         // Relaxed: the owner reads back its own store, or what a notifier made of it.
@@ -187,7 +187,7 @@ impl EventCount {
     }
 }
 
-/// What a thread can sleep on: one [`EventCount`], or an array of two of which either wakes it.
+/// Something to sleep on: one [`EventCount`], or an array of two, either of which wakes the thread.
 pub trait Park {
     /// All three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the
     /// announcement. `None` if it did.

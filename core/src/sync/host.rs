@@ -13,7 +13,7 @@ use super::primitive::{AtomicU32, AtomicU64, Ordering, const_new, edge_fence};
 pub enum Woken {
     /// A wake-up, a stale value or a signal: look again.
     Called,
-    /// The time given has passed.
+    /// The timeout expired.
     Deadline,
 }
 
@@ -28,14 +28,14 @@ pub trait Host {
     /// Monotonic time in nanoseconds. No system call on Linux (vDSO).
     fn now_ns(&self) -> u64;
 
-    /// Lets another runnable thread have this processor. One system call.
+    /// Yields the processor to another runnable thread. One system call.
     fn yield_now(&self);
 
     /// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns at once if the value
     /// differs. May return early for no reason. One system call.
     fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken;
 
-    /// As [`wait`](Host::wait), on two words at once: sleeps while both hold their expected values.
+    /// Like [`wait`](Host::wait) on two words: sleeps while both hold their expected values.
     fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken;
 
     /// Wakes every thread, of any process, that sleeps on `word`;

@@ -1,6 +1,6 @@
-//! Pool of fixed slots with one owner who takes them and anybody who gives them back. Nothing here
-//! blocks, allocates or makes a system call; only the heap form (feature `alloc`) allocates, at
-//! setup, and where asked to when the pool is full.
+//! A pool of fixed slots: one owner takes them, any thread releases them. Nothing here blocks,
+//! allocates or makes a system call. Only the heap form (feature `alloc`) allocates: at setup, and
+//! on request when the pool is full.
 //!
 //! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its
 //! [`Lease`], or, with several holders, through [`Shared`] handles; either may go to any thread.
@@ -10,9 +10,9 @@
 //!
 //! # Why there is no ABA
 //!
-//! Those who give back only push, and never follow a link. The one who takes always takes the whole
-//! list. So a head that compares equal is the same list, whatever happened in between: no tag, no
-//! double-width compare.
+//! Releasing threads only push, and never follow a link. The owner always takes the whole list. So
+//! an equal head means the same list, whatever happened in between: no tag, no double-width
+//! compare.
 //!
 //! # Layout
 //!
@@ -38,11 +38,11 @@
 //!
 //! # Closing
 //!
-//! Values may outlive their pool. Closing (or dropping) it writes "closed" over the head, and from
-//! then on whoever gives a slot back counts down instead of pushing. The owner counts for more than
-//! all slots together, and replaces itself by the number of those still out with one subtraction,
-//! so it does not matter who counts down first. The last one to let go ends the slab: the heap form
-//! is freed, and for borrowed memory [`Reclaim`] is called, if one was given.
+//! Values may outlive their pool. Closing (or dropping) it overwrites the head with "closed". From
+//! then on a release decrements a reference count instead of pushing. The owner's reference counts
+//! for more than all slots together. One subtraction replaces it by the number of slots in use, so
+//! the order of decrements does not matter. The last reference ends the slab: the heap form is
+//! freed, and for borrowed memory [`Reclaim`] is called, if one was given.
 
 use core::{
     cell::{Cell, UnsafeCell},
@@ -77,7 +77,7 @@ use list::EMPTY;
 pub use list::FreeList;
 pub use owner::{Counts, CreateError, Full, Pool};
 
-/// Slots of a pool for which nobody asked for another number.
+/// The default number of slots.
 pub const DEFAULT_CAPACITY: usize = 64;
 
 /// The most slots of a pool: their numbers fit 16 bits.
@@ -86,15 +86,15 @@ pub const MAX_CAPACITY: usize = 1 << 16;
 /// The head of a pool whose owner is gone.
 const CLOSED: u32 = u32::MAX;
 
-/// What the owner keeps the slab with: more than there are slots.
+/// The owner's share of the reference count: more than the number of slots.
 const OWNER: u64 = 1 << 32;
 
-/// Whether an id of the slot's present generation is out: the lowest bit of [`Slot::state`].
+/// The lowest bit of [`Slot::state`]: an id of the slot's current generation exists.
 const ID_OUT: u64 = 1;
 /// The generation lies above an id's index.
 const GENERATION: u64 = 1 << 16;
 
-/// What the threads that give slots back write: one 128-byte line (on x86-64 and aarch64).
+/// The fields that releasing threads write: one 128-byte line (on x86-64 and aarch64).
 #[repr(C)]
 #[derive(Debug)]
 pub struct Header {
@@ -108,12 +108,12 @@ struct Line {
     /// Link of the slot given back last, or [`CLOSED`].
     head: AtomicU32,
     capacity: AtomicU32,
-    /// Who keeps the slab: its owner, as [`OWNER`], and after it each slot that is still out.
+    /// The reference count of the slab: [`OWNER`] while it has an owner, then one per slot in use.
     keeps: AtomicU64,
     reclaim: Cell<Option<Reclaim>>,
 }
 
-/// What the last holder of a closed pool calls. The pool never touches its memory after that.
+/// Called by the last holder of a closed pool. The pool never touches its memory after that.
 #[derive(Clone, Copy, Debug)]
 pub struct Reclaim {
     call: unsafe fn(*mut ()),
@@ -179,7 +179,7 @@ impl Header {
         self.watch.write(link as usize - 1);
     }
 
-    /// Gives back the `count` slots from `first` to `last`, linked already, and free of values.
+    /// Releases the linked list of `count` slots from `first` to `last`, whose values are dropped.
     ///
     /// # Safety
     /// They are slots of this pool that the caller holds and does not touch again.
@@ -210,16 +210,16 @@ impl Header {
         unsafe { Self::let_go(this, count.into()) };
     }
 
-    /// Lets go of the slab `count` times.
+    /// Drops `count` references to the slab.
     ///
     /// # Safety
-    /// The caller has as many keeps, and uses neither header nor slots afterwards.
+    /// The caller owns these references, and uses neither header nor slots afterwards.
     #[cold]
     #[inline(never)]
     unsafe fn let_go(this: NonNull<Self>, count: u64) {
         // SAFETY: the caller keeps the slab until the subtraction below.
         let header = unsafe { this.as_ref() };
-        // Read before: whoever is not the last may find the memory gone after it.
+        // Read first: after the subtraction the memory may be gone.
         let (reclaim, capacity) = (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
         // Release, edge `pool.keep`: pairs with the load below, and with the claim of a slab.
         let keeps = header.line.keeps.fetch_sub(count, edge!("pool.keep.drop", Release));
@@ -287,8 +287,8 @@ impl<T> Default for Slot<T> {
 }
 
 /// A value's number for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, its
-/// generation in 48. It stands for one holder. Once redeemed it is stale, until 2^48 ids of that
-/// slot later. It says nothing of its pool: another one may have the same number out.
+/// generation in 48. It counts as one holder. Once redeemed it is stale, until 2^48 ids of that
+/// slot later. It does not identify its pool: another may use the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
@@ -298,18 +298,18 @@ impl Id {
         self.0
     }
 
-    /// The slot that it names, whether the id is out or not.
+    /// The index of its slot, even if the id is stale.
     pub fn index(self) -> u16 {
         self.0 as u16
     }
 
-    /// A number that came back. Any is allowed: one that is not out is refused as [`StaleId`].
+    /// Converts a number back. Any value is allowed: an invalid one is rejected as [`StaleId`].
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 }
 
-/// The id was redeemed before, or never was out.
+/// The id was already redeemed, or never existed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleId;
 
@@ -364,7 +364,7 @@ impl<T, const N: usize> Slab<T, N> {
     ///
     /// # Errors
     ///
-    /// [`AttachError::Claimed`] while there is one, or something of it is not given back.
+    /// [`AttachError::Claimed`] while a pool or a slot of it is in use.
     pub fn claim(&self) -> Result<Pool<'_, T>, AttachError> {
         // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`.
         // The slots are as they were left.

@@ -5,8 +5,8 @@
 //!
 //! | item | normal build | under the model checker |
 //! |---|---|---|
-//! | [`edge!`] | the ordering named | `Relaxed` if `FISHPLATE_WEAKEN` names this edge |
-//! | [`edge_fence!`] | the fence named | nothing if `FISHPLATE_WEAKEN` names this edge |
+//! | `edge!` | the ordering named | `Relaxed` if `FISHPLATE_WEAKEN` names this edge |
+//! | `edge_fence!` | the fence named | nothing if `FISHPLATE_WEAKEN` names this edge |
 //! | [`Watch`] | nothing, of no size | reports racing accesses to memory that loom does not see |
 //! | `const_new!` | a `const fn` | a plain `fn`: loom's atomics are not const-constructible |
 //! | `filled!` | an array of constants | an array of values made one by one, for the same reason |

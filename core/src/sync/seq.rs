@@ -12,7 +12,7 @@ pub const WIRE_BITS: u32 = 20;
 /// The widest window in which [`WIRE_BITS`] are unambiguous: half their space.
 pub const MAX_WINDOW: u64 = 1 << (WIRE_BITS - 1);
 
-/// Position in a stream: how many came before it, modulo 2^64.
+/// Position in a stream: the number of earlier items, modulo 2^64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Seq(pub u64);
@@ -25,7 +25,7 @@ impl Seq {
         Self(self.0.wrapping_add(n))
     }
 
-    /// How many places after `earlier` this is; a number above 2^63 means that it comes before.
+    /// The distance from `earlier` to this; above 2^63 if this comes before.
     #[inline(always)]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.wrapping_sub(earlier.0)
@@ -43,7 +43,7 @@ impl Seq {
         self.since(start) < len
     }
 
-    /// Those of its low bits that `mask` has.
+    /// Its low bits, masked by `mask`.
     #[inline(always)]
     pub const fn low(self, mask: u32) -> u32 {
         self.0 as u32 & mask

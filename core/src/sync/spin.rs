@@ -32,7 +32,7 @@ mod wait;
 
 pub use wait::{Turn, Waited, wait_until};
 
-/// The constants of a wait. Start from a preset and change what measurement says.
+/// The constants of a wait. Start from a preset, and change what measurements suggest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Pauses before the clock is first read.
@@ -43,12 +43,12 @@ pub struct Policy {
     pub min_spin_ns: u32,
     /// The longest spin phase, in nanoseconds. Zero: none.
     pub max_spin_ns: u32,
-    /// Of the last 64 waits, how many must have ended by spinning for it to be tried.
+    /// How many of the last 64 waits must have ended while spinning, or the spin phase is skipped.
     pub min_hits: u32,
     /// Yields before parking, if oversubscribed.
     pub yields: u32,
-    /// The longest sleep, in nanoseconds: the net under a wake-up that a killed notifier left
-    /// undone, and the time in which a sleeper notices that a peer has died.
+    /// The longest sleep, in nanoseconds. Bounds the delay if a notifier is killed before its
+    /// wake-up call, and the time until a sleeper notices that a peer has died.
     pub park_ns: u64,
     /// Whether to park at all. If not, the last phase goes on until work turns up.
     pub parks: bool,
@@ -82,7 +82,7 @@ impl Policy {
         Self { probes: 0, min_spin_ns: 0, max_spin_ns: 0, yields: 0, ..Self::BALANCED };
 }
 
-/// What happened while waiting. Plain numbers of one owner; copy them to read them elsewhere.
+/// Counters of waiting, owned by one thread. Copy them to read them elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pauses.
@@ -174,7 +174,7 @@ impl Idle {
         }
     }
 
-    /// The step to take, there being nothing to do. A call to [`found`](Idle::found) ends the wait.
+    /// The next step while there is no work. [`found`](Idle::found) ends the wait.
     #[inline(always)]
     pub fn step<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         if self.pauses != 0 {
@@ -185,7 +185,7 @@ impl Idle {
         self.next(host)
     }
 
-    /// As [`step`](Idle::step), but never [`Step::Park`]: what is awaited gives no wake-up.
+    /// Like [`step`](Idle::step), but never [`Step::Park`]: for work without a wake-up.
     #[inline(always)]
     pub fn step_awake<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         match self.step(host) {
@@ -204,7 +204,7 @@ impl Idle {
         if self.phase == Phase::Probe && self.pauses == self.policy.probes {
             return;
         }
-        // As of the last reading of the clock: another would cost more than what it adds is worth.
+        // As of the last clock reading: a new one would cost more than it improves.
         let lasted_ns = match self.phase {
             Phase::Probe => 0,
             Phase::Spin | Phase::Yield => {
@@ -229,7 +229,7 @@ impl Idle {
         woke
     }
 
-    /// Says whether there are more threads to run than processors to run them.
+    /// Sets whether there are more runnable threads than processors.
     pub fn set_oversubscribed(&mut self, oversubscribed: bool) {
         self.oversubscribed = oversubscribed;
     }
@@ -239,7 +239,7 @@ impl Idle {
         &self.policy
     }
 
-    /// What happened so far.
+    /// The counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -250,7 +250,7 @@ impl Idle {
         self.seen_ns
     }
 
-    /// A sleep is over, and the look for work after it has or has not found any.
+    /// Records the end of a sleep, and whether work was found after it.
     pub fn woke(&mut self, woken: Woken, work: bool) {
         self.counts.parks += 1;
         match woken {

@@ -170,7 +170,7 @@ fn nothing_of_an_earlier_attachment_writes_counts_acknowledges_or_answers() {
 /// A Hello as the wire has it.
 fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     let mut bytes = vec![7, 0, bond, 0];
-    for word in [mine, yours, 3] {
+    for word in [mine, yours, 4] {
         bytes.extend(word.to_le_bytes());
     }
     bytes

@@ -17,6 +17,7 @@ mod completion;
 mod device;
 mod epoch;
 mod failover;
+mod failover_meeting;
 mod failure;
 mod fence_quiet;
 mod hostile;

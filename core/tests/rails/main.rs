@@ -4,8 +4,13 @@
 mod conformance;
 mod cuts;
 mod fakes;
+#[path = "../../examples/file_rail.rs"]
+mod file_rail;
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use conformance::{Fixture, Link};
+use file_rail::FileRail;
 use fishplate_core::mem::Peer;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::faulty::{Faults, Faulty};
@@ -22,6 +27,7 @@ struct TwiceDisordered;
 struct Calm;
 struct Wild;
 struct WildAndDisordered;
+struct Files;
 
 fn own<R: Rail>(rail: R) -> Link<R> {
     Link { rails: vec![rail], origin: 0, target: 0, to: Peer(0), from: Peer(0) }
@@ -110,6 +116,30 @@ impl Fixture for WildAndDisordered {
     }
 }
 
+impl Fixture for Files {
+    type Rail = FileRail;
+    const LANDS_LATE: Option<&'static str> = Some("frames that lie in the file are still handled");
+    fn link(_: u64) -> Link<FileRail> {
+        static LINKS: AtomicU32 = AtomicU32::new(0);
+        let (process, link) = (std::process::id(), LINKS.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("fishplate-rails-{process}-{link}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (there, back) = (dir.join("there"), dir.join("back"));
+        let mut rails = vec![FileRail::default(), FileRail::default()];
+        rails[0].setup().attach(Peer(0), &there, &back).unwrap();
+        rails[1].setup().attach(Peer(3), &back, &there).unwrap();
+        // Both ends have the files open.
+        std::fs::remove_dir_all(dir).unwrap();
+        Link { rails, origin: 0, target: 1, to: Peer(0), from: Peer(3) }
+    }
+}
+
+#[test]
+fn the_example_of_a_rail_runs() {
+    file_rail::main().unwrap();
+}
+
+rail_conformance!(example_over_files, Files);
 rail_conformance!(loopback, Plain);
 rail_conformance!(loopback_mapped, Mapped);
 rail_conformance!(loopback_native, Native);

@@ -1,11 +1,13 @@
 //! Memory of a device: taken, told apart by its attributes, exported and opened by handles of 64
 //! bytes, and memory of the processor that the device may use. Virtual memory is in `vmm`.
 
-use std::ffi::c_void;
-use std::os::fd::AsFd;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
+
+use fishplate_shm::extension::PAGE;
 
 use super::driver::{self, check};
 use super::{CudaDevice, REMEMBERED};
@@ -123,6 +125,24 @@ impl CudaDevice {
             // SAFETY: mapped by `create_virtual`, and not used any more.
             false => unsafe { self.unmap_virtual(owned) },
         }
+    }
+
+    /// The driver takes whole pages of the processor's alone.
+    pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
+        let page = PAGE as u64;
+        let base = ptr.0 - ptr.0 % page;
+        let end = ptr.0.checked_add(len)?.checked_next_multiple_of(page)?;
+        let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        let mut fd: c_int = -1;
+        let _entered = self.enter().ok()?;
+        // SAFETY: a place for a descriptor; the driver refuses addresses that are no device's.
+        let code = unsafe {
+            let place = (&raw mut fd).cast();
+            (self.driver.cuMemGetHandleForAddressRange)(place, base, (end - base) as usize, kind, 0)
+        };
+        check(code).ok().filter(|()| fd >= 0)?;
+        // SAFETY: made for us by that call.
+        Some((unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base))
     }
 
     pub(super) fn attributes(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {

@@ -33,6 +33,8 @@ pub struct Behaviour {
     pub write_word: bool,
     /// Whether what a NIC writes must be flushed.
     pub must_flush: bool,
+    /// Whether memory can be handed to a NIC by a descriptor.
+    pub dmabuf: bool,
     /// Streams of a [`FakeDevice`](super::FakeDevice).
     pub streams: u8,
     /// Marks of a [`FakeDevice`](super::FakeDevice) that can be outstanding at once, up to 65,536.
@@ -60,6 +62,7 @@ impl Behaviour {
         host_view: false,
         write_word: true,
         must_flush: false,
+        dmabuf: false,
         streams: 4,
         marks: 64,
         granule: 1 << 16,

@@ -1,7 +1,7 @@
 //! The calls of a process.
 
 use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -273,6 +273,20 @@ impl FakeProcess {
         // SAFETY: the offset lies within the range.
         let at = unsafe { range.data().add((ptr.0 - base.0) as usize) };
         NonNull::new(at).filter(|_| seen)
+    }
+
+    /// A descriptor for NICs: of the allocation, where the memory lies in it. There is nothing to
+    /// be seen through it.
+    pub fn dmabuf(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
+        let state = self.driver.state();
+        let (base, _) = state.processes[self.place].space.find(ptr, len).ok()?;
+        if !state.behaviour.dmabuf {
+            return None;
+        }
+        // SAFETY: a name and a flag; the descriptor, if there is one, is new.
+        let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: as above.
+        (fd >= 0).then(|| (unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base.0))
     }
 
     /// Makes what NICs wrote visible.

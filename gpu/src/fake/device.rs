@@ -1,6 +1,6 @@
 //! The trait over the calls of a fake process.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::FakeProcess;
@@ -176,6 +176,10 @@ unsafe impl Device for FakeDevice {
             self.process.unmark();
         }
         reached
+    }
+
+    fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
+        self.process.dmabuf(ptr, len)
     }
 
     fn flush_remote_writes(&mut self) -> Result<(), DeviceError> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fishplate_core::sync::event::Park;
+use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
 use fishplate_shm::Bell;
 
@@ -64,6 +64,14 @@ pub struct GpuBell {
     pub(super) pace: Arc<Pace>,
 }
 
+impl GpuBell {
+    /// What rings, and how long the next sleep on it lasts at most: for owners that sleep on
+    /// something else too.
+    pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
+        (&self.bell, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
+    }
+}
+
 impl Park for GpuBell {
     fn park<H: Host + ?Sized>(
         &self,
@@ -71,8 +79,8 @@ impl Park for GpuBell {
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let timeout_ns = self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns));
-        self.bell.park(host, timeout_ns, work)
+        let (bell, timeout_ns) = self.next_sleep(timeout_ns);
+        bell.park(host, timeout_ns, work)
     }
 }
 

@@ -235,6 +235,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !self.fallen.is_empty() {
             self.take_down();
         }
+        self.stage.look(self.sharing.driver());
         self.sharing.turn(&mut self.inner);
     }
 }

@@ -29,9 +29,9 @@ const DEVICE: u64 = 4;
 /// Set in the descriptor of a region of the device.
 const DEVICE_DESC: u64 = 1 << 63;
 
-/// Whether a key names device memory.
+/// Whether a key that this rail's [`register`](Rail::register) gave names device memory.
 #[inline(always)]
-pub(super) fn is_device(key: RailKey) -> bool {
+pub fn is_device(key: RailKey) -> bool {
     key.key >> 60 == DEVICE
 }
 
@@ -216,7 +216,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Gives a peer the handle of a region, so that it need not ask.
     fn publish(&mut self, peer: Peer, slot: usize) {
         let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else { return };
-        if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own) {
+        if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own && peer.device) {
             // A peer that cannot be told asks when it needs it.
             let _ = self.sharing.publish(&mut self.inner, peer, key.key, None, &registration);
         }
@@ -244,7 +244,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
         // What the device still copies, or holds, it must go on finding.
-        let used = self.locals[slot].uses > 0;
+        let used = self.locals[slot].uses > 0 || self.is_unsure();
         match self.unpin_local(slot) {
             Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
             Ok(()) => Ok(()),
@@ -256,7 +256,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     pub(super) fn touches_memory(&self, memory: Local) -> bool {
         let used = |local: &Registered| {
             let ptr = std::ptr::without_provenance(local.ptr as usize);
-            local.uses > 0 && memory.overlaps(ptr, local.len as usize)
+            let used = local.uses > 0 || self.is_unsure() && !local.is_free();
+            used && memory.overlaps(ptr, local.len as usize)
         };
         // Operations that no registration and no import counts: on host memory that is not pinned,
         // or to memory of our own.
@@ -269,10 +270,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Forgets a region. What the device may still be copying stays pinned.
     pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
+        let unsure = self.is_unsure();
         let local = &mut self.locals[slot];
         let mut unpinned = Ok(());
         if let What::Pinned(_) = local.what
             && local.uses == 0
+            && !unsure
             && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
         {
             // SAFETY: nothing that uses it is under way.
@@ -301,6 +304,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let known = self.peer(peer).ok_or(AttachError::UnknownPeer)?;
         if known.down {
             return Err(AttachError::UnknownPeer);
+        }
+        if !known.device {
+            return Err(AttachError::Unsupported);
         }
         if let Some(import) = known.imports.iter_mut().find(|import| import.key == key) {
             if import.len != len {
@@ -368,6 +374,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
+    /// The registered device memory that holds these bytes.
+    pub(super) fn registered(&self, at: DevicePtr, len: usize) -> Option<Local> {
+        let holds = |known: &Registered| {
+            matches!(known.what, What::Device(..)) && known.place(at.0, len as u64).is_some()
+        };
+        let slot = self.locals.iter().position(holds)?;
+        Some(Local { ptr: NonNull::new(at.0 as *mut u8)?, len, desc: self.desc(slot) })
+    }
+
     fn export_refused(&mut self, error: ExportError) -> AttachError {
         self.why = Some(Refused::Export(error));
         match error {
@@ -385,7 +400,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why = Some(Refused::Import(error));
         match error.why {
             Fault::PeerGone => AttachError::UnknownPeer,
-            Fault::Deadline => AttachError::System(libc::ETIMEDOUT),
+            Fault::Deadline => AttachError::Unheard,
             Fault::NotExported | Fault::Revoked | Fault::Incarnation | Fault::Gone | Fault::Stale => {
                 AttachError::UnknownRegion
             }

@@ -111,7 +111,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Ok(Some((owner, end))) => {
                 let error = match end {
                     End::Reached => None,
-                    End::Unknown(code) => Some(CompleteError::Unknown(code)),
+                    End::Unknown(code) => {
+                        self.unsure = true;
+                        Some(CompleteError::Unknown(code))
+                    }
                 };
                 self.over(owner, error);
                 true
@@ -178,7 +181,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         {
             return;
         }
-        if let Some(id) = op.import {
+        // Of a copy whose end is unknown, the peer's memory stays open.
+        if let Some(id) = op.import
+            && !matches!(op.error, Some(CompleteError::Unknown(_)))
+        {
             self.sharing.imports_mut().end(id);
         }
         if let Some(slot) = op.local {
@@ -236,6 +242,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     #[cold]
     fn lose(&mut self, code: i32) {
         self.lost.get_or_insert(code);
+        self.unsure = true;
         while let Some(owner) = self.streams.abandon() {
             self.over(owner, Some(CompleteError::Unknown(code)));
         }
@@ -261,7 +268,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.drop_pieces(peer);
         let deadline = Instant::now() + self.config.timeout;
         while self.is_moving(peer) && Instant::now() < deadline && self.step_device() {}
-        let moving = self.is_moving(peer);
+        let moving = self.is_moving(peer) || self.is_unsure();
         for index in self.ops.of(peer).collect::<Vec<_>>() {
             let Some(op) = self.ops.get_mut(index) else { continue };
             if op.parts == 0 {
@@ -299,6 +306,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
             }
         }
+        self.sharing.part(&mut self.inner, peer);
         self.inner.detach(peer);
         self.sharing.turn(&mut self.inner);
         self.expect_silence();

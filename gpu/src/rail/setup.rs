@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use fishplate_core::error::AttachError;
-use fishplate_core::mem::Peer;
+use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::sync::host::Host;
 use fishplate_shm::HandshakeError;
 
-use super::{GpuLink, GpuRail};
+use super::{GpuLink, GpuRail, Refused};
 use crate::{Device, DeviceError, DevicePtr, RevokeError};
 
 /// What the owner of an engine may do with a [`GpuRail`] in it.
@@ -50,6 +50,48 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// The device's.
     pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
         self.0.alloc(size)
+    }
+
+    /// See [`GpuRail::device`].
+    pub fn device(&self) -> &D {
+        self.0.device()
+    }
+
+    /// See [`GpuRail::why`].
+    pub fn why(&self) -> Option<Refused> {
+        self.0.why()
+    }
+
+    /// Copies bytes into registered memory of the device, and waits for that.
+    ///
+    /// # Errors
+    /// The range is not registered, or the device is busy or refuses.
+    pub fn write(&mut self, at: DevicePtr, bytes: &[u8]) -> Result<(), PostError> {
+        let local = self.0.registered(at, bytes.len()).ok_or(PostError::BadKey)?;
+        // SAFETY: the range is registered; the bytes are not the device's.
+        unsafe { self.0.place_bytes(local, Untrusted::from_slice(bytes)) }
+    }
+
+    /// Copies bytes out of registered memory of the device, and waits for that.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn read(&mut self, at: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
+        let local = self.0.registered(at, into.len()).ok_or(PostError::BadKey)?;
+        // SAFETY: as above.
+        unsafe { self.0.fetch_bytes(local, into) }
+    }
+
+    /// See [`GpuRail::free`].
+    ///
+    /// # Errors
+    /// See [`GpuRail::free`].
+    ///
+    /// # Safety
+    /// As for [`GpuRail::free`].
+    pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.0.free(at, deadline) }
     }
 
     /// See [`GpuRail::revoke`].

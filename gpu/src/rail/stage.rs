@@ -20,31 +20,45 @@ const LEN: usize = 16 * PAGE;
 
 /// Pinned memory of this process for one copy at a time.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(crate) struct Stage {
     memory: Option<(Segment, DevicePtr)>,
     /// A copy that had not ended when its caller gave up.
     late: Option<Mark>,
+    /// There was one of which nobody knows.
+    lost: bool,
 }
 
 impl Stage {
     /// Memory that the device can use, if there is any.
-    pub(super) fn new<D: Device>(device: &mut D) -> Self {
+    pub(crate) fn new<D: Device>(device: &mut D) -> Self {
         let segment = Segment::create(LEN).ok();
         let memory = segment.and_then(|segment| {
             // SAFETY: mapped until `end`, which unpins it.
             let at = unsafe { device.pin(segment.ptr(), segment.len()) }.ok()?;
             Some((segment, at))
         });
-        Stage { memory, late: None }
+        Stage { memory, late: None, lost: false }
     }
 
     /// Gives the memory back, unless the device may still be using it.
-    pub(super) fn end<D: Device>(&mut self, device: &mut D) {
+    pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         let over = self.late.is_none_or(|mark| device.reached(mark) == Ok(true));
         // SAFETY: nothing queued uses it any more.
         if !over || unsafe { device.unpin(segment.ptr()) }.is_err() {
             std::mem::forget(segment);
+        }
+    }
+
+    /// Whether the device may still be copying.
+    pub(super) fn is_unsure(&self) -> bool {
+        self.late.is_some() || self.lost
+    }
+
+    /// Asks after a copy that was late.
+    pub(super) fn look<D: Device>(&mut self, device: &mut D) {
+        if self.late.is_some() {
+            let _ = self.free(device);
         }
     }
 
@@ -67,6 +81,7 @@ impl Stage {
     /// Leaves the memory mapped and unused for good: the device may still be using it.
     #[cold]
     fn forsake(&mut self) {
+        self.lost = true;
         if let Some((segment, _)) = self.memory.take() {
             std::mem::forget(segment);
         }
@@ -112,6 +127,57 @@ impl Stage {
             }
         }
     }
+
+    /// Copies bytes into memory of the device.
+    ///
+    /// # Safety
+    /// The bytes fit the memory of the device from `to` on.
+    pub(crate) unsafe fn place<D: Device>(
+        &mut self,
+        device: &mut D,
+        to: DevicePtr,
+        from: Untrusted<'_>,
+        deadline: Instant,
+    ) -> Result<(), PostError> {
+        let mut done = 0;
+        while done < from.len() {
+            let piece = (from.len() - done).min(LEN);
+            let (bytes, at) = self.free(device)?;
+            // SAFETY: the piece fits the staging memory, which is ours,
+            // and lies inside both ranges.
+            unsafe {
+                copy_bytes(from.as_ptr().add(done), bytes.as_ptr(), piece);
+                self.copy(device, to.at(done as u64), at, piece as u64, deadline)?;
+            }
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// As [`place`](Self::place), the other way.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn fetch<D: Device>(
+        &mut self,
+        device: &mut D,
+        from: DevicePtr,
+        into: &mut [u8],
+        deadline: Instant,
+    ) -> Result<(), PostError> {
+        let mut done = 0;
+        while done < into.len() {
+            let piece = (into.len() - done).min(LEN);
+            let (bytes, at) = self.free(device)?;
+            // SAFETY: as in `place`.
+            unsafe {
+                self.copy(device, at, from.at(done as u64), piece as u64, deadline)?;
+                copy_bytes(bytes.as_ptr(), into.as_mut_ptr().add(done), piece);
+            }
+            done += piece;
+        }
+        Ok(())
+    }
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
@@ -129,21 +195,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             unsafe { copy_to_window(from.as_ptr(), view, len) };
             return Ok(());
         }
+        let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         let deadline = Instant::now() + self.config.timeout;
-        let device = self.sharing.driver();
-        let mut done = 0;
-        while done < len {
-            let piece = (len - done).min(LEN);
-            let (bytes, at) = self.stage.free(device)?;
-            // SAFETY: the piece fits the staging memory, which is ours,
-            // and lies inside both ranges.
-            unsafe {
-                copy_bytes(from.as_ptr().add(done), bytes.as_ptr(), piece);
-                self.stage.copy(device, target.at(done as u64), at, piece as u64, deadline)?;
-            }
-            done += piece;
-        }
-        Ok(())
+        // SAFETY: `len` bytes from there are inside the registered memory.
+        unsafe { self.stage.place(self.sharing.driver(), target, from, deadline) }
     }
 
     /// # Safety
@@ -161,18 +216,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        let device = self.sharing.driver();
-        let mut done = 0;
-        while done < len {
-            let piece = (len - done).min(LEN);
-            let (bytes, at) = self.stage.free(device)?;
-            // SAFETY: as in `place_bytes`.
-            unsafe {
-                self.stage.copy(device, at, source.at(done as u64), piece as u64, deadline)?;
-                copy_bytes(bytes.as_ptr(), into.as_mut_ptr().add(done), piece);
-            }
-            done += piece;
-        }
-        Ok(())
+        // SAFETY: as in `place_bytes`.
+        unsafe { self.stage.fetch(self.sharing.driver(), source, &mut into[..len], deadline) }
     }
 }

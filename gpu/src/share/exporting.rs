@@ -91,6 +91,9 @@ impl<D: Device> Sharing<D> {
     /// Tells a peer where a buffer is, unless it knows. The version is the user's, or one of our
     /// own: greater than all before it. The handle of the allocation goes before the first version
     /// that lies in it, so the peer can open it without asking.
+    ///
+    /// # Errors
+    /// See [`TellError`]. Where the link has no room for now, the peer is not told, and may ask.
     pub fn publish<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -107,16 +110,18 @@ impl<D: Device> Sharing<D> {
         if line.ended().is_some() {
             return Err(gone);
         }
-        if !line.has_room() {
-            return Err(TellError::Peer(fault(peer, Some(at.alloc), Fault::Again)));
-        }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = board(&mut line).told.get(&buffer) != Some(&Some(binding));
-        if told {
+        // Known from here on: who is not told of it may ask.
+        let room = !told || line.has_room();
+        if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);
         }
         if new {
             self.serve_queries(links, buffer);
+        }
+        if !room {
+            return Err(TellError::Peer(fault(peer, Some(at.alloc), Fault::Again)));
         }
         Ok(Published { binding, told })
     }

@@ -1,11 +1,10 @@
-//! Packets of other packages over the socket of a link. A package names its kinds and says what it
-//! makes of them by an [`Extension`], and reaches the socket through a [`Line`]. Slow path, as all
-//! of [`control`](super).
+//! Packets of other packages over the socket of a link. A package declares its kinds and handles
+//! them in an [`Extension`], and sends through a [`Line`]. Slow path, like all of
+//! [`control`](super).
 //!
-//! An extension is there from the first call of [`Line::extension`] on. What arrives before breaks
-//! the protocol, as every unknown kind does: register it before anything is exchanged that the peer
-//! answers. Nothing is taken out of the socket before the first exchange, import, or pass of a
-//! rail.
+//! The first call of [`Line::extension`] registers an extension. A packet that arrives before is a
+//! violation, like every unknown kind, so register it before any exchange with the peer. Nothing is
+//! received before the first exchange, import, or pass of a rail.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -26,32 +25,30 @@ use crate::segment::Segment;
 /// Packets of extensions that wait for room in the socket, before their senders are refused.
 const MAX_QUEUED: usize = 1024;
 
-/// Notices that wait for room in the socket before the peer fails:
-/// it makes us answer but does not read.
+/// Notices that wait for room in the socket before the peer fails: it requests replies and does not
+/// read them.
 const MAX_NOTICES: usize = 16 * 1024;
 
-/// What one end of a link knows of another package's packets. It dies with the link.
+/// State and handler of another package's packets at one end of a link. Dropped with the link.
 pub trait Extension: Any + Debug + Send {
-    /// Its kinds of packets: within [`EXTENSIONS`], and no other extension's. Of two that share a
-    /// kind, the one that was registered first gets it.
+    /// Its packet kinds: within [`EXTENSIONS`], and disjoint from those of others. A shared kind
+    /// goes to the extension registered first.
     const KINDS: RangeInclusive<u16>;
 
-    /// Segments that it announces at most, beside those of the rail's regions.
+    /// Most segments that it announces, in addition to those of the rail's regions.
     const SEGMENTS: u16;
 
     /// The state at the start of a link. `home`: the peer is this very process.
     fn new(home: bool) -> Self;
 
-    /// Takes in a packet of one of its kinds, with its descriptors, from a peer that is not
-    /// trusted. Must not wait, and bounds what it keeps. A descriptor that it does not take breaks
-    /// the protocol.
+    /// Handles a packet of one of its kinds, with its descriptors, from an untrusted peer. Must not
+    /// block, and must bound what it keeps. A descriptor that it does not take is a violation.
     ///
     /// # Errors
     /// Any error ends the link.
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 
-    /// A packet with descriptors could not be taken in,
-    /// for want of descriptors here: its content is lost.
+    /// A packet was lost because this process has no free descriptors.
     fn lost(&mut self);
 }
 
@@ -71,7 +68,7 @@ impl<E: Extension> Handler for E {
     }
 }
 
-/// The extensions of one link: as many as there are types of them.
+/// The extensions of one link, one per type.
 #[derive(Debug, Default)]
 pub(super) struct Extensions(Vec<(RangeInclusive<u16>, Box<dyn Handler>)>);
 
@@ -95,9 +92,9 @@ impl Extensions {
     }
 }
 
-/// What holds descriptors that go with a packet.
+/// Owns descriptors to send with a packet.
 pub trait Descriptors: Debug + Send + Sync {
-    /// They, in order; at most [`MAX_FDS`](crate::extension::MAX_FDS).
+    /// The descriptors in order; at most [`MAX_FDS`](crate::extension::MAX_FDS).
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 }
 
@@ -113,7 +110,7 @@ impl<'a> Line<'a> {
         Line { control, pidfd: pidfd.map(AsFd::as_fd) }
     }
 
-    /// The state of an extension, which is registered if it is not yet.
+    /// Returns the state of an extension; registers it on the first call.
     pub fn extension<E: Extension>(&mut self) -> &mut E {
         const { assert!(*E::KINDS.start() >= *EXTENSIONS.start(), "kinds of the protocol itself") };
         let control = &mut *self.control;
@@ -129,37 +126,37 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The peer's nonce: which life of which process this is.
+    /// The peer's nonce, which identifies this connection of its process.
     pub fn incarnation(&self) -> Nonce {
         self.control.incarnation
     }
 
-    /// The socket, to wait for.
+    /// The socket, for `poll(2)`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.control.fd()
     }
 
-    /// The peer's process, to wait for its end, if it is known.
+    /// The peer's pidfd, for `poll(2)`, if it is known.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd
     }
 
-    /// Why nothing more will come, if so.
+    /// Why the connection ended, if it has.
     pub fn ended(&self) -> Option<PeerError> {
         self.control.ended()
     }
 
-    /// The peer's process is known to be gone.
+    /// Records that the peer's process has exited.
     pub fn died(&mut self) {
         self.control.ended.get_or_insert(PeerError::Died);
     }
 
-    /// Whether something waits for room in the socket.
+    /// Whether notices wait for room in the socket.
     pub fn has_notices(&self) -> bool {
         self.control.has_notices()
     }
 
-    /// Whether [`tell`](Line::tell) would not make the queue any longer than it may be.
+    /// Whether the queue of [`tell`](Line::tell) has room.
     pub fn has_room(&self) -> bool {
         self.control.notices.len() < MAX_QUEUED
     }
@@ -174,12 +171,12 @@ impl<'a> Line<'a> {
             control.ended = Some(PeerError::Protocol(Violation::Credit));
             return control.notices.clear();
         }
-        control.notices.push_back(Notice::Extension(packet, fds));
+        control.notices.push_back(Notice::Packet(packet, fds));
         control.send_notices();
     }
 
-    /// Takes in what has arrived, a bounded number of packets, and sends what waits, without
-    /// waiting. Whether nothing more is to come for now.
+    /// Receives a bounded number of packets and sends waiting ones, without blocking. Returns
+    /// whether the socket is drained.
     pub fn pump(&mut self) -> bool {
         self.control.pump()
     }
@@ -192,19 +189,42 @@ impl<'a> Line<'a> {
         self.control.exchange(blob, deadline)
     }
 
-    /// Tells the peer of a segment, now or in a later [`pump`](Line::pump).
+    /// The first half of an exchange: sends the bytes, now or in a later [`pump`](Line::pump).
+    ///
+    /// # Errors
+    /// The blob is longer than [`MAX_BLOB`](crate::MAX_BLOB).
+    pub fn send_blob(&mut self, blob: &[u8]) -> Result<(), HandshakeError> {
+        self.control.send_blob(blob)
+    }
+
+    /// The second half: takes the peer's bytes, if they have arrived. Does not wait.
+    ///
+    /// # Errors
+    /// The peer hung up, or broke the protocol.
+    pub fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
+        self.control.take_blob()
+    }
+
+    /// Waits until a packet has arrived, or a waiting one can be sent.
+    ///
+    /// # Errors
+    /// The deadline expired, or the peer is gone.
+    pub fn rest(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
+        self.control.rest(deadline)
+    }
+
+    /// Announces a segment to the peer, now or in a later [`pump`](Line::pump).
     pub fn announce(&mut self, segment: Segment) {
         self.control.announce(segment);
     }
 
-    /// Tells the peer that the segment of that number is not used any more.
+    /// Withdraws the segment of this number.
     pub fn withdraw(&mut self, number: u32) {
         self.control.withdraw(number);
     }
 
-    /// Where `len` bytes at `offset` of the peer's segment of that number are mapped here, until
-    /// they are [released](Line::release) or the link ends. Waits until the peer has announced the
-    /// segment.
+    /// Maps `len` bytes at `offset` of the peer's segment, until they are [released](Line::release)
+    /// or the link ends. Waits until the peer has announced the segment.
     ///
     /// # Errors
     /// The deadline expired, the peer is gone, or the range does not lie inside the segment.
@@ -218,7 +238,7 @@ impl<'a> Line<'a> {
         self.control.import(number, offset, len, deadline)
     }
 
-    /// Gives back one import.
+    /// Releases one import.
     ///
     /// # Safety
     /// The caller imported that segment through this link, has not released it, and no longer uses
@@ -227,7 +247,7 @@ impl<'a> Line<'a> {
         self.control.release(number);
     }
 
-    /// Leaves a segment of the peer mapped for good: a device may still be writing into it.
+    /// Leaks the mapping of a peer's segment, because a device may still write into it.
     #[cold]
     pub fn keep(&mut self, number: u32) {
         if let Some(segment) = self.control.segments.iter_mut().find(|known| known.number == number) {

@@ -1,6 +1,5 @@
-//! Things put aside to be dropped later: a list that any thread adds to and that is taken whole.
-//! Adding never waits, not even for a thread that has lost its processor. Allocates a node for each
-//! thing.
+//! A lock-free list of values to drop later: any thread adds, and one takes the whole list. Adding
+//! never blocks, not even on a preempted thread. Allocates a node per value.
 //!
 //! | edge    | store         | load           | carries               |
 //! |---------|---------------|----------------|-----------------------|
@@ -46,7 +45,7 @@ impl<T> List<T> {
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 
-    /// Whether there is nothing. Stale as soon as it is told.
+    /// Whether the list is empty. May be stale on return.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()
     }

@@ -1,4 +1,4 @@
-//! Where peers connect. Slow path only; nothing here waits.
+//! The listening socket. Slow path only; nothing here waits.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,11 +16,10 @@ const BACKLOG: i32 = 256;
 /// How long one handshake with a listener may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where peers connect. A path is removed again on drop, if it still is the file that was made
-/// here; one that exists already is left alone. A process that is killed leaves its path behind, an
-/// abstract name vanishes with it.
+/// A listening socket. Drop removes its path, if it is still the file created here. A killed
+/// process leaves its path behind; an abstract name disappears with it.
 ///
-/// Accept in the process that bound: it is the one whose death connecting peers watch for.
+/// Accept in the process that bound it: connecting peers watch that process.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
@@ -51,7 +50,7 @@ impl Listener {
         self.fd.as_fd()
     }
 
-    /// The handshakes that are open. Never held while anything waits.
+    /// Locks the open handshakes. Never held while a call waits.
     pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,20 +61,20 @@ impl Drop for Listener {
         // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop
         // ends.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // What waits to be accepted may have sent descriptors: see `Socket`.
+        // Connections that wait to be accepted may carry descriptors: see `Socket`.
         while let Ok(socket) = accept_now(self.fd()) {
             drop(Socket::new(socket));
         }
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)
         {
-            // Nothing can be done about a failure here, and nothing depends on it.
+            // Ignored: nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Device and inode of a file: what tells ours from one that was put in its place.
+/// Device and inode of a file, to tell ours from a replacement.
 fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::symlink_metadata(path).ok()?;

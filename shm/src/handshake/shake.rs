@@ -17,7 +17,7 @@ use crate::packet::{Kind, MAX_PACKET, Nonce, Reader, Writer};
 use crate::segment::{self, Access, Mapping, errno};
 use crate::socket::{Packet, Sender, Socket};
 
-/// What a Hello says.
+/// The contents of a Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     role: Role,
@@ -28,8 +28,8 @@ struct Hello {
     common_len: u64,
     id: u64,
     membarrier: bool,
-    /// Where the sender's nonce lies in its own memory: whoever can read it there can read and
-    /// write all of it.
+    /// The address of the nonce in the sender's memory. A process that can read it there can read
+    /// and write all of that memory.
     probe: u64,
     nonce: Nonce,
 }
@@ -97,7 +97,7 @@ impl Hello {
     }
 }
 
-/// Reads the body of a Hello and writes the packet again: see [`fuzzing`](crate::fuzzing).
+/// Decodes the body of a Hello and encodes it again: see [`fuzzing`](crate::fuzzing).
 pub(crate) fn hello_again(body: Reader<'_>) -> Result<Vec<u8>, HandshakeError> {
     Ok(Hello::decode(body)?.encode())
 }
@@ -117,22 +117,22 @@ fn nonce() -> Result<Nonce, HandshakeError> {
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
-/// The nonces of the handshakes that this process is in: a peer with one of them, and our process
-/// number, is ourselves. After a fork the number alone could be another's.
+/// The nonces of this process's open handshakes. A peer with one of them and our process ID is this
+/// process; after a fork the ID alone does not prove it.
 #[derive(Debug)]
 struct Mine(Nonce);
 
 static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
 
 impl Mine {
-    /// Notes a nonce for as long as the handshake lasts.
+    /// Registers a nonce for the time of the handshake.
     fn enter(nonce: Nonce) -> Self {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
         Mine(nonce)
     }
 
-    /// Whether a handshake of this process has that nonce. The other end of ours has not left its
-    /// own before we are ready.
+    /// Whether a handshake of this process has this nonce. The other end keeps its nonce registered
+    /// until we are ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -152,17 +152,17 @@ pub(crate) struct Shake {
     peer: Credentials,
     buffer: Box<[u8]>,
     ours: Hello,
-    /// Where our nonce lies for the peer to read, until the handshake is over.
+    /// Our nonce, for the peer to read until the handshake completes.
     _probe: Box<Nonce>,
     _mine: Mine,
-    /// What we bring, once it is made.
+    /// Our memory, once it is created.
     made: Option<Made>,
-    /// Packets that are due, and whether the descriptors of what we bring go with them.
+    /// Packets to send, and whether our descriptors go with them.
     unsent: VecDeque<(Vec<u8>, bool)>,
     stage: Stage,
 }
 
-/// What the peer has said.
+/// What the peer has sent so far.
 #[derive(Debug)]
 enum Stage {
     Nothing,
@@ -170,14 +170,14 @@ enum Stage {
     Offer(Hello, Given),
 }
 
-/// What we bring.
+/// The memory that we offer.
 #[derive(Debug)]
 struct Made {
     lane: LaneMemory,
     common: Option<(OwnedFd, Mapping)>,
 }
 
-/// What the peer brings.
+/// The memory that the peer offers.
 #[derive(Debug)]
 struct Given {
     lane: LaneMemory,
@@ -185,7 +185,7 @@ struct Given {
     common: Option<Mapping>,
     /// Whether the peer is this very process.
     home: bool,
-    /// Whether the peer's memory was found readable.
+    /// Whether the peer's memory is readable.
     shown: bool,
 }
 
@@ -229,7 +229,7 @@ impl Shake {
             && Arc::ptr_eq(&self.profile.doorbell, &profile.doorbell)
     }
 
-    /// Goes on until the peer has to. What both bring, once all is said.
+    /// Continues until the peer must act. Returns both offers once the handshake is complete.
     fn go_on(&mut self) -> Result<Option<(Hello, Made, Given)>, HandshakeError> {
         loop {
             if !self.send()? {
@@ -271,7 +271,7 @@ impl Shake {
         if !self.profile.config.users.admit(self.peer.uid) {
             return Err(HandshakeError::User(self.peer.uid));
         }
-        // The end that listens takes no memory for a peer that has not shown any of its own.
+        // The listening end allocates nothing before the peer's Offer.
         if self.ours.role == Role::Second {
             self.make(&theirs)?;
         }
@@ -302,8 +302,8 @@ impl Shake {
         if self.made.is_none() {
             self.make(&theirs)?;
         }
-        // The other end keeps its nonce where it says until we are ready; only a process that lets
-        // us shows it.
+        // The peer keeps its nonce at this address until we are ready. Reading it succeeds only if
+        // the kernel permits access.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
         let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
         let mut ready = Writer::new(Kind::Ready);
@@ -330,7 +330,7 @@ impl Shake {
         Ok(())
     }
 
-    /// Sends what is due. Whether all of it is sent.
+    /// Sends the due packets. Returns whether all are sent.
     fn send(&mut self) -> Result<bool, HandshakeError> {
         while let Some((packet, offers)) = self.unsent.front() {
             let mut fds = Vec::new();
@@ -351,8 +351,8 @@ impl Shake {
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
         let Shake { socket, profile, peer, ours, .. } = self;
         let common = made.common.map(|(_, mapping)| mapping).or(given.common);
-        // Towards this process the kernel copies only if it is the peer: another could name our own
-        // memory as its.
+        // Kernel copies within this process are allowed only if it is the peer itself: another peer
+        // could pass our memory off as its own.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
             control: Control::new(socket, theirs.max_segments, theirs.nonce, given.home),
@@ -408,7 +408,7 @@ impl HalfOpen for Shake {
     }
 }
 
-/// As many descriptors as must be. On another number they close.
+/// Takes exactly `N` descriptors; closes them if the number differs.
 fn exactly<const N: usize>(fds: Batch) -> Result<[Foreign; N], HandshakeError> {
     if fds.len() != N {
         return Err(HandshakeError::BadPacket);

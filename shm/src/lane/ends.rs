@@ -41,10 +41,10 @@ pub(crate) struct Producer {
     pub(super) at: u64,
     /// The consumer's cursor as last loaded.
     pub(super) freed: u64,
-    /// The cells from `at` to below here hold no stamp that the consumer could be waiting for.
-    /// Always beyond `at`, and never beyond what `freed` allows.
+    /// The cells from `at` up to here hold no valid stamp. Always beyond `at`, and never beyond
+    /// what `freed` allows.
     pub(super) claimed: u64,
-    /// Whether a record of the other lane has come since cells were claimed last.
+    /// Whether a record of the other lane has arrived since the last claim.
     pub(super) answered: bool,
     cursor: *const AtomicU64,
 }
@@ -61,8 +61,8 @@ pub(crate) struct Consumer {
     cursor: *const AtomicU64,
 }
 
-/// Where the next record of a lane will appear: a look at it touches nothing else. Good until the
-/// consumer advances.
+/// The place of a lane's next record. Polling it touches no other memory. Valid until the consumer
+/// advances.
 #[derive(Debug)]
 pub(crate) struct Watch {
     place: *const AtomicU64,
@@ -79,16 +79,16 @@ unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// How many cells the producer claims at least. With half as many, messages of 8 bytes come a
-/// little slower, with twice as many no faster.
+/// Fewest cells that the producer claims. Half as many make messages of 8 bytes a little slower;
+/// twice as many gain nothing.
 pub(super) const CLAIMED: u64 = 8;
 
-/// How many cells before it is needed a line is asked for to be read: beyond those that are claimed
-/// behind a short record and may not be written yet, which would have to be claimed again. A
-/// constant, so that the address is known before the record in between has arrived.
+/// Prefetch distance of the consumer, in cells. Beyond the cells claimed behind a short record,
+/// which the producer would have to claim again. A constant, so that the address does not depend on
+/// records in between.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
-/// How many cells of one record are asked for before it is copied: what a payload of 4 KiB takes.
+/// Most cells of one record that are prefetched before it is copied: those of a 4 KiB payload.
 const READ_AT_ONCE: u64 = 65;
 
 impl Producer {
@@ -103,8 +103,8 @@ impl Producer {
         Producer { cells: first, mask, at: start, freed: start, claimed, answered: false, cursor }
     }
 
-    /// Finds room for a record of so many cells and returns its first byte. The payload goes to 16
-    /// and up.
+    /// Reserves room for a record of `cells` cells and returns its first byte. The payload begins
+    /// at byte 16.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, Refused> {
         // One cell more than the record: `publish` may clear the stamp of the one behind it.
@@ -129,8 +129,8 @@ impl Producer {
         if self.at.wrapping_sub(freed) + cells > self.mask { Err(Refused::Full) } else { Ok(()) }
     }
 
-    /// Makes the record visible whose payload has been written to what
-    /// [`reserve`](Producer::reserve) returned.
+    /// Publishes the record that [`reserve`](Producer::reserve) returned, once its payload is
+    /// written.
     ///
     /// # Safety
     /// The last `reserve` was for this many cells and succeeded, and its record has not been
@@ -152,22 +152,21 @@ impl Producer {
             (*first.cast::<AtomicU64>()).store(stamp(self.at), edge!("lane.stamp.store", Release));
         }
         self.at = next;
-        // One ahead of when it has to be, so that no short record has to look at the cell behind
-        // it.
+        // One cell early, so that short records need not check the cell behind them.
         if !self.has_claimed(next.wrapping_add(1)) {
             self.claim(cells);
         }
     }
 
-    /// Whether a cell at or beyond our position holds no stamp, for certain.
+    /// Whether a cell at or beyond our position is claimed, so that it holds no stamp.
     #[inline(always)]
     pub(super) fn has_claimed(&self, position: u64) -> bool {
         // Within a lane of each other, so the sign tells which is ahead.
         (position.wrapping_sub(self.claimed) as i64) < 0
     }
 
-    /// Makes sure that a free cell does not hold the stamp of `position`. It is stored to only if
-    /// it does: whoever publishes would wait for its line.
+    /// Clears the stamp of `position` from a free cell, if it is there. Stores only then, because a
+    /// store would wait for the line.
     #[inline(always)]
     fn clean(&mut self, position: u64) {
         // SAFETY: the cell lies in the ring and is reserved for us: see `reserve`. Relaxed: ours is
@@ -180,7 +179,7 @@ impl Producer {
         }
     }
 
-    /// Says that a record of the other lane has come.
+    /// Records that a record of the other lane has arrived.
     #[inline(always)]
     pub(crate) fn answered(&mut self) {
         self.answered = true;
@@ -190,10 +189,11 @@ impl Producer {
     /// are free: as many as a record of that length takes, up to a quarter of the lane, and
     /// [`CLAIMED`] at least. None behind a long record that belongs to a stream.
     ///
-    /// Out of line: called once for several short records, its registers would be saved for each.
+    /// Out of line: it runs once for several short records, and inlined it would save registers for
+    /// each.
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
-        // From our position on: a record longer than what was claimed ends beyond it.
+        // Counted from our position: a record may end beyond the claimed cells.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
         if !core::mem::take(&mut self.answered) && cells > CLAIMED {
             // The next cell is clean.
@@ -236,8 +236,8 @@ impl Consumer {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }
 
-    /// The header of the next record, if there is one. Load it once per record, and believe nothing
-    /// in it.
+    /// The header of the next record, if there is one. Load it once per record; its contents are
+    /// untrusted.
     #[inline(always)]
     pub(crate) fn header(&self) -> Option<u64> {
         // SAFETY: the cell lies in the ring, which `new` was promised is mapped; the peer writes it
@@ -271,16 +271,15 @@ impl Consumer {
         self.mask
     }
 
-    /// Begins to fetch a cell ahead of the next record: where several have come, the transfer of
-    /// one line goes on while another is looked at.
+    /// Prefetches a cell ahead of the next record, so that transfers overlap when several records
+    /// have arrived.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;
         prefetch_read(self.cells.wrapping_add(place));
     }
 
-    /// Begins to fetch the lines of the next record, of so many cells, so that they come while its
-    /// head is looked at.
+    /// Prefetches the lines of the next record while its head is handled.
     #[inline(always)]
     pub(crate) fn prefetch_record(&self, cells: u64) {
         for ahead in 1..cells.min(READ_AT_ONCE) {
@@ -288,12 +287,12 @@ impl Consumer {
         }
     }
 
-    /// Goes on to the record behind. Returns whether the producer was told of the room, and may
-    /// have waited for it.
+    /// Advances to the next record. Returns whether the freed cells were published, which a
+    /// producer may wait for.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
-        // The cursor is a line that the producer reads: it is told a quarter of the lane at a time.
+        // The producer reads this line, so the cursor is stored only every quarter of the lane.
         if self.at.wrapping_sub(self.told) <= self.mask / 4 {
             return false;
         }
@@ -306,7 +305,7 @@ impl Consumer {
 }
 
 impl Watch {
-    /// Whether the record is there.
+    /// Whether the record has arrived.
     ///
     /// # Safety
     /// The lane is mapped.
@@ -318,7 +317,7 @@ impl Watch {
     }
 }
 
-/// Asks for a line to be read. A hint, which touches nothing.
+/// Prefetches a line for reading.
 #[inline(always)]
 fn prefetch_read(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! The head of a lane's segment: what says that the segment is complete and whose it is, and the
+//! The header of a lane's segment: a magic number once it is complete, its owners' nonces, and the
 //! cursor of the other lane.
 
 use std::mem::offset_of;
@@ -33,7 +33,7 @@ const_assert_eq!(offset_of!(Header, guest), 32);
 const_assert_eq!(offset_of!(Header, freed), 128);
 
 impl Header {
-    /// Fills a fresh one in.
+    /// Completes a new header.
     pub(super) fn complete(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) {
         // Relaxed: edge `lane.magic` below carries these.
         self.sizes.store(sizes, Ordering::Relaxed);
@@ -45,7 +45,7 @@ impl Header {
         self.magic.store(magic, edge!("lane.magic.store", Release));
     }
 
-    /// Whether it was filled in with these.
+    /// Whether it was completed with these values.
     pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
         // Acquire, edge `lane.magic`. The loads behind it are relaxed.
         self.magic.load(edge!("lane.magic.load", Acquire)) == magic

@@ -1,4 +1,4 @@
-//! Many peers of which most are silent: who is looked at when, and that nobody is forgotten.
+//! Many peers, most of them silent: which ones a pass polls, and that none is forgotten.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -96,7 +96,7 @@ fn an_owner_that_is_about_to_sleep_has_looked_at_every_peer() {
     let bell = hub.bell();
     for (n, spoke) in spokes.iter_mut().enumerate() {
         cool(&mut hub);
-        // Before the announcement nobody rings.
+        // Peers do not notify before the announcement.
         say(spoke, 1);
         let mut seen = Seen::default();
         let armed = bell.prepare(&host).recheck(|| hub.poll(32, &mut seen) != 0);
@@ -118,7 +118,7 @@ fn what_comes_before_the_last_look_wakes_an_owner_that_passed_it_over() {
             say(spoke, 1);
             hub.poll(32, &mut seen) != 0
         });
-        // It has rung, so this sleep would end at once.
+        // It has notified, so this sleep would end at once.
         assert!(!word.is_announced());
         passed_over += u32::from(armed.is_some());
         drop(armed);

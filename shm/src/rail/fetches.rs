@@ -1,4 +1,4 @@
-//! Reads of payloads: which way they come, and that they come whole either way.
+//! Reads of payloads: which way is chosen, and that either way delivers the whole payload.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::testing::{PEER, Random, Seen, meet};
 
 const LEN: usize = 40_000;
 
-/// A clock that goes on only when it is told to, and by so much with each look.
+/// A clock that advances only on request, and by a fixed step with each reading.
 struct Clock {
     now: AtomicU64,
     look: AtomicU64,
@@ -60,7 +60,7 @@ impl<'c> Ends<'c> {
         Ends { clock, rails, memory, key }
     }
 
-    /// Whether the kernel copies between the two here.
+    /// Whether the kernel permits copies between the two ends.
     fn direct(&mut self) -> bool {
         let direct = self.rails[0].attached(PEER).is_some_and(|attached| attached.cma);
         if !direct {
@@ -169,7 +169,7 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     let region = unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
     ends.key = ends.rails[1].register(&region).unwrap().0;
     assert_eq!(ends.rails[0].import(PEER, ends.key, LEN as u64), Ok(None));
-    // It is counted as over: a pause between two payloads is no part of what they take.
+    // The pause between two payloads does not count as transfer time.
     let ways: Vec<_> = (0..600)
         .map(|_| {
             clock.now.fetch_add(1_000_000, Ordering::Relaxed);

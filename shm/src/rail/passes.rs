@@ -1,5 +1,5 @@
-//! What one pass does and what it leaves to the next: staged operations longer than a pass, several
-//! at once, and an owner that sleeps when a pass says that there is nothing to do.
+//! The limits of one pass: staged operations longer than a pass, several at once, and an owner that
+//! sleeps when a pass reports no work.
 
 use std::ptr::NonNull;
 
@@ -38,7 +38,7 @@ fn asleep(bell: &Bell) -> bool {
     unsafe { &*word.cast::<AtomicU32>() }.load(Ordering::Relaxed) != 0
 }
 
-/// Lets the owner of `sleeper` only sleep when a pass finds nothing to do, until `done`.
+/// Polls until `done`, and lets the owner of `sleeper` sleep whenever a pass finds no work.
 fn runs_to_its_end(
     [sleeper, other]: &mut [TestRail; 2],
     seen: &mut [Seen; 2],

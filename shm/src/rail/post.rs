@@ -1,6 +1,6 @@
-//! Moving data: where the two kinds of memory and the three ways to reach it part. Nothing here
-//! allocates or blocks; a direct copy is one system call, and once in a while another that looks
-//! whether the process is still the one that we met.
+//! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates or
+//! blocks; a kernel copy is one system call, and now and then another that checks the peer's
+//! process.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ use crate::roster::Places;
 use crate::staged;
 
 impl<H: Host> ShmRail<H> {
-    /// Whether a record can be sent to a peer now that tells of a write which another way carried.
+    /// Whether a peer's lane has room to announce a write that did not go through it.
     #[inline]
     pub fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
@@ -29,7 +29,7 @@ impl<H: Host> ShmRail<H> {
         attached.reserve(1).map(drop)
     }
 
-    /// Tells a peer of a write that another way has carried, all of which is visible to it.
+    /// Announces a write that did not go through the lane and is fully visible to the peer.
     #[inline]
     pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
@@ -80,7 +80,7 @@ impl<H: Host> ShmRail<H> {
         Ok(Posted::Done)
     }
 
-    /// As `post`, for memory that is not mapped.
+    /// Like `post`, for memory that is not mapped.
     ///
     /// # Safety
     /// As for `post`; the range has been checked.
@@ -128,7 +128,7 @@ impl<H: Host> ShmRail<H> {
         self.stage(peer, staged::Posted::new(way, local, remote, data, cx))
     }
 
-    /// Posts what goes through the lane in chunks.
+    /// Posts a staged operation, which goes through the lane in chunks.
     fn stage(&mut self, peer: Peer, op: staged::Posted) -> Result<Posted, PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         self.roster.warm(attached, peer);
@@ -142,8 +142,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload, whichever way has been the quicker one of late. See
-    /// [`Fetches`](crate::fetch::Fetches).
+    /// Reads a payload by the way that was recently faster. See [`Fetches`](crate::fetch::Fetches).
     ///
     /// # Safety
     /// As for `Rail::post_fetch`.
@@ -168,7 +167,7 @@ impl<H: Host> ShmRail<H> {
                 // SAFETY: handed on.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
-                // Pending: the kernel does not copy any more, or found nothing there.
+                // Pending: the kernel stopped permitting copies, or the memory is not mapped there.
                 if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
                     attached.fetches.copied(len, took);
                 }
@@ -185,7 +184,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Copies completely and at once, where that is possible.
+    /// Copies and completes at once, if possible.
     ///
     /// # Safety
     /// As for `Rail::copy_to` or `Rail::copy_from`, by `way`.
@@ -198,7 +197,7 @@ impl<H: Host> ShmRail<H> {
     ) -> Option<Result<(), PostError>> {
         let Some(attached) = find(&mut self.peers, peer) else { return Some(Err(PostError::PeerDown)) };
         if attached.blocked {
-            // A staged write is under way: what is copied now would overtake it.
+            // A staged write is in flight: a copy now would overtake it.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
         }
         let import = match attached.import_of(remote.key.key) {
@@ -231,7 +230,7 @@ enum Place {
     Private(u64),
 }
 
-/// Finds what a post names, and refuses what cannot be posted now.
+/// Resolves the target of a post, or returns why it cannot be posted.
 #[inline(always)]
 fn resolve(
     peers: &mut Places,
@@ -270,7 +269,7 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// Has the kernel copy. Finds out here if it does not do so any more.
+/// Copies by the kernel. Records if the kernel refuses.
 ///
 /// # Safety
 /// `local` is valid, for reads or writes by `way`.
@@ -282,7 +281,7 @@ unsafe fn direct(
     host: &impl Host,
 ) -> Result<(), CmaError> {
     let remote = attached.remote.as_mut().ok_or(CmaError::Refused)?;
-    // The kernel may have given its number to another process.
+    // Its process ID may have been reused.
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }

@@ -18,7 +18,7 @@ impl<H: Host> ShmSetup<'_, H> {
     /// See [`ShmRail::attach`].
     ///
     /// # Errors
-    /// The place is taken, or the link was made with another rail's profile.
+    /// The slot is in use, or the link was made with another rail's profile.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         self.0.attach(peer, link)
     }
@@ -26,7 +26,7 @@ impl<H: Host> ShmSetup<'_, H> {
     /// See [`ShmRail::attach_self`].
     ///
     /// # Errors
-    /// The place is taken, or there is no memory for a lane.
+    /// The slot is in use, or there is no memory for a lane.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.0.attach_self(peer)
     }

@@ -66,6 +66,59 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
+    /// Registers memory of a device. `dmabuf`: the descriptor by which the provider is to reach it
+    /// (`FI_MR_DMABUF`), and where the memory begins in that; without one, it asks the device's
+    /// driver for the address.
+    ///
+    /// # Errors
+    /// The provider's, among them that it takes no descriptors.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register); the memory is the device's.
+    #[doc(alias = "fi_mr_regattr")]
+    pub unsafe fn register_device(
+        domain: &Arc<Domain>,
+        (ptr, len): (NonNull<u8>, usize),
+        (iface, device): (c_int, u32),
+        dmabuf: Option<(c_int, u64)>,
+        access: u64,
+        requested_key: u64,
+    ) -> Result<MemoryRegion, CallError> {
+        type Register = unsafe extern "C" fn(*mut fid, *const fi_mr_attr, u64, *mut *mut fid_mr) -> c_int;
+        let call = "fi_mr_regattr";
+        let base_addr = ptr.as_ptr().cast();
+        let whole = libc::iovec { iov_base: base_addr, iov_len: len };
+        let (fd, offset) = dmabuf.unwrap_or((-1, 0));
+        let buffer = Tailed::new(fi_mr_dmabuf { fd, offset, len, base_addr });
+        let (mr_iov, flags) = match dmabuf {
+            Some(_) => ((&raw const buffer).cast(), FI_MR_DMABUF),
+            None => ((&raw const whole).cast(), 0),
+        };
+        let attr = Tailed::new(fi_mr_attr {
+            mr_iov,
+            iov_count: 1,
+            access,
+            offset: 0,
+            requested_key,
+            context: ptr::null_mut(),
+            auth_key_size: 0,
+            auth_key: ptr::null_mut(),
+            iface,
+            device: device.into(),
+        });
+        let mut mr = ptr::null_mut();
+        // SAFETY: the domain is open, attributes and the place for the answer are ours, the memory
+        // our caller's.
+        unsafe {
+            let this = domain.as_ptr();
+            let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, regattr));
+            let register = register.ok_or(CallError::missing(call))?;
+            CallError::check(call, register(this.cast(), (&raw const attr).cast(), flags, &mut mr) as isize)?;
+        }
+        let fid = NonNull::new(mr).ok_or(CallError { call, code: Code(FI_EOTHER) })?;
+        Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
+    }
+
     /// Opens the registration to what arrives at an endpoint, where the provider wants that
     /// (`FI_MR_ENDPOINT`).
     ///

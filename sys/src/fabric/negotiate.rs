@@ -69,6 +69,11 @@ impl Level {
     }
 }
 
+/// Those for an ask. A provider that wants memory of devices registered as such says so.
+fn mr_modes(ask: &Ask<'_>) -> i32 {
+    if ask.devices { MR_MODES | FI_MR_HMEM } else { MR_MODES }
+}
+
 /// What is looked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -86,6 +91,8 @@ pub struct Ask<'a> {
     pub notify: Option<Notify>,
     /// Atomics too (`FI_ATOMIC`).
     pub atomics: bool,
+    /// Memory of devices too (`FI_HMEM`).
+    pub devices: bool,
 }
 
 impl<'a> Ask<'a> {
@@ -99,6 +106,7 @@ impl<'a> Ask<'a> {
             level: None,
             notify: None,
             atomics: false,
+            devices: false,
         }
     }
 }
@@ -364,7 +372,7 @@ fn hints(
     hints.set_mode(MODES);
     hints.set_endpoint_type(FI_EP_RDM);
     hints.set_op_flags(level.flag());
-    hints.set_mr_mode(MR_MODES);
+    hints.set_mr_mode(mr_modes(ask));
     hints.set_data_progress(data);
     hints.set_threading(threads);
     hints.set_resource_mgmt(FI_RM_ENABLED);
@@ -378,6 +386,9 @@ fn wanted(ask: &Ask<'_>, persona: &Persona) -> u64 {
     }
     if ask.atomics {
         caps |= FI_ATOMIC;
+    }
+    if ask.devices {
+        caps |= FI_HMEM;
     }
     caps
 }
@@ -417,7 +428,7 @@ fn judge(
     if mode != 0 {
         return Err(Why::Mode(mode));
     }
-    let mr_mode = domain.mr_mode & !MR_MODES;
+    let mr_mode = domain.mr_mode & !mr_modes(ask);
     if mr_mode != 0 {
         return Err(Why::MrMode(mr_mode));
     }

@@ -45,6 +45,7 @@ mod address;
 mod batch;
 mod complete;
 mod config;
+mod device;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imports;
@@ -56,6 +57,7 @@ mod slab;
 mod watch;
 
 pub use config::{FabricConfig, SetupError};
+pub use device::{DeviceMemory, Dmabuf, Interface};
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -114,6 +116,8 @@ enum Event {
 struct Registered {
     key: u64,
     memory: MemoryRegion,
+    /// Where it lies, if it is a device's.
+    device: Option<device::Span>,
 }
 
 /// A write that was accepted and not handed over yet.
@@ -173,7 +177,8 @@ pub struct FabricRail {
     /// Flags of each write, if it must say them.
     say_level: Option<u64>,
     /// Writes that are shorter are given to the provider to be copied, others are just handed over.
-    /// `None` where they are held back, have a level of their own, or a message behind them.
+    /// `None` where they are held back, have a level of their own, a message behind them, or may be
+    /// of a device.
     short_below: Option<usize>,
     /// Whether writes are held back.
     more: bool,
@@ -204,8 +209,8 @@ pub struct FabricRail {
     /// Where a message is put together that the provider copies.
     scratch: Box<[u8]>,
 
-    /// Called before arrivals are reported.
-    on_arrival: Option<Box<dyn FnMut() + Send>>,
+    /// The device whose memory can be registered.
+    device: Option<Box<dyn DeviceMemory>>,
     broken: bool,
     /// Posts accepted of all peers when they were counted last, wrapping.
     accepted_marked: u32,
@@ -286,13 +291,22 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Has `hook` called before what has arrived is reported, once for all that one read of the
-    /// queue brought. This is where writes to a device's memory are flushed
-    /// (`cuFlushGPUDirectRDMAWrites`), if the device's ordering attribute says that a completion
-    /// seen by the processor does not make them visible to the device. `None`: nothing is called.
-    pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
-        self.on_arrival = hook;
+    /// Lets memory of a device be registered, if the offer was asked for with
+    /// [`Ask::devices`](super::Ask::devices). Where the device
+    /// [must be flushed](DeviceMemory::must_flush), that is done once for all that one read of the
+    /// queue brought, before it is reported.
+    ///
+    /// # Errors
+    /// [`AttachError::Full`]: the rail has a device.
+    pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
+        if self.device.is_some() {
+            return Err(AttachError::Full);
+        }
+        self.device = Some(device);
+        self.short_below = None;
+        self.peers.look_at_writes();
         self.plan();
+        Ok(())
     }
 
     /// The offer that the rail was opened on.
@@ -409,15 +423,18 @@ impl FabricSetup<'_> {
         self.0.attach_self(peer)
     }
 
-    /// See [`FabricRail::before_arrivals`].
-    pub fn before_arrivals(&mut self, hook: Option<Box<dyn FnMut() + Send>>) {
-        self.0.before_arrivals(hook);
+    /// See [`FabricRail::reach`].
+    ///
+    /// # Errors
+    /// As of [`FabricRail::reach`].
+    pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
+        self.0.reach(device)
     }
 }
 
 // SAFETY: nothing is ever mapped. A context is free, and its end reported, once the provider has
 // completed it; what the rail reports before that is `Unknown`. `FabricSetup` fills places that are
-// free and sets the hook.
+// free.
 unsafe impl Rail for FabricRail {
     type Setup<'a> = FabricSetup<'a>;
 
@@ -437,20 +454,23 @@ unsafe impl Rail for FabricRail {
         if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
-        match region.kind() {
-            RegionKind::Private | RegionKind::Shared { .. } | RegionKind::Common { .. } => {}
+        let ordinal = match region.kind() {
+            RegionKind::Private | RegionKind::Shared { .. } | RegionKind::Common { .. } => None,
+            RegionKind::Device { ordinal } => Some(ordinal),
             _ => return Err(AttachError::Unsupported),
-        }
+        };
         if self.regions.len() == self.config.max_regions as usize {
             return Err(AttachError::Full);
         }
         let system = |error: CallError| AttachError::System(error.code.0);
         let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
         let key = self.fresh_key();
-        // SAFETY: valid while registered, and written by others at any time:
-        // the promise of `Region::new`.
-        let mut memory =
-            unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?;
+        let mut memory = match ordinal {
+            Some(ordinal) => self.register_device((ptr, len), ordinal, access, key)?,
+            // SAFETY: valid while registered, and written by others at any time:
+            // the promise of `Region::new`.
+            None => unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?,
+        };
         let mode = self.offer.info.domain().mr_mode;
         if mode & FI_MR_ENDPOINT != 0 {
             // SAFETY: dropping the rail drops its registrations first.
@@ -458,7 +478,9 @@ unsafe impl Rail for FabricRail {
         }
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
         let (key, desc) = (memory.key(), memory.desc() as u64);
-        self.regions.push(Registered { key, memory });
+        let start = ptr.as_ptr().addr();
+        let device = ordinal.map(|_| device::Span { start, end: start + len });
+        self.regions.push(Registered { key, memory, device });
         Ok((RailKey { key, base }, desc))
     }
 
@@ -563,6 +585,18 @@ unsafe impl Rail for FabricRail {
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.reap(budget, sink)
+    }
+
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.place_bytes(to, from) }
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: handed on to our caller.
+        unsafe { self.fetch_bytes(from, into) }
     }
 
     #[inline(always)]

@@ -156,9 +156,9 @@ impl Sink for Looks {
 }
 
 #[test]
-fn the_hook_is_called_before_arrivals_are_reported_and_not_for_ends() {
+fn a_device_is_flushed_before_arrivals_are_reported_and_not_for_ends() {
     if let Some(why) = support::absent() {
-        return println!("SKIPPED the_hook_is_called_before_arrivals: {why}");
+        return println!("SKIPPED a_device_is_flushed_before_arrivals: {why}");
     }
     let Link { rails, .. } = pair(&manual("shm"), TRACKED, 4);
     let [mut origin, mut target]: [FabricRail; 2] = rails.try_into().unwrap();
@@ -170,9 +170,8 @@ fn the_hook_is_called_before_arrivals_are_reported_and_not_for_ends() {
     let (mut here, mut there) = (looks(), looks());
     for (rail, looks) in [(&mut origin, &here), (&mut target, &there)] {
         let calls = looks.0.clone();
-        rail.before_arrivals(Some(Box::new(move || {
-            calls.fetch_add(1, Relaxed);
-        })));
+        let flush = move || _ = calls.fetch_add(1, Relaxed);
+        rail.reach(Box::new(support::Flushed(flush))).unwrap();
     }
     let local = Local { ptr: source.ptr(), len: 64, desc };
     for n in 0..10u32 {

@@ -2,9 +2,13 @@
 
 use std::env;
 use std::ffi::CString;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use fishplate_core::error::PostError;
+use fishplate_core::mem::Untrusted;
+use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate};
 
 /// Small enough that everything runs out.
@@ -83,3 +87,38 @@ macro_rules! rails {
     )*};
 }
 pub(crate) use rails;
+
+/// A device of which nothing is registered: the rail flushes it, and this is called.
+pub struct Flushed<F>(pub F);
+
+// SAFETY: there is no memory of it.
+unsafe impl<F: FnMut() + Send> DeviceMemory for Flushed<F> {
+    fn interface(&self) -> Interface {
+        Interface::Cuda
+    }
+
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn dmabuf(&mut self, _: NonNull<u8>, _: usize) -> Option<Dmabuf> {
+        None
+    }
+
+    fn must_flush(&self) -> bool {
+        true
+    }
+
+    fn flush(&mut self) -> Result<(), i32> {
+        (self.0)();
+        Ok(())
+    }
+
+    unsafe fn place(&mut self, _: NonNull<u8>, _: Untrusted<'_>) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    unsafe fn fetch(&mut self, _: NonNull<u8>, _: &mut [u8]) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+}

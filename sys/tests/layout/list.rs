@@ -45,6 +45,7 @@ layout! {
             size av_open cq_open endpoint scalable_ep cntr_open poll_open stx_ctx srx_ctx query_atomic query_collective
             endpoint2
         }
+        fi_mr_attr { iov_count access offset requested_key context auth_key_size auth_key iface device }
         fi_ops_mr { size reg regv regattr }
         fi_ops_av { size insert insertsvc insertsym remove lookup straddr av_set }
         fi_ops_cq { size read readfrom readerr sread sreadfrom signal strerror }
@@ -63,6 +64,7 @@ layout! {
         fi_av_attr r#type "type" type_
         fi_bus_attr pci "attr" attr
         fi_domain_attr data_progress "data_progress" __bindgen_anon_1
+        fi_mr_attr mr_iov "mr_iov" __bindgen_anon_1
     }
     numbers {
         FI_PROV_ATTR_ONLY FI_NUMERICHOST
@@ -72,7 +74,7 @@ layout! {
         FI_SOURCE FI_DIRECTED_RECV
         FI_CONTEXT2 FI_RX_CQ_DATA FI_MSG_PREFIX FI_CONTEXT
         FI_MR_LOCAL FI_MR_RAW FI_MR_VIRT_ADDR FI_MR_ALLOCATED FI_MR_PROV_KEY FI_MR_MMU_NOTIFY FI_MR_RMA_EVENT
-        FI_MR_ENDPOINT FI_MR_HMEM
+        FI_MR_ENDPOINT FI_MR_HMEM FI_HMEM_SYSTEM FI_HMEM_CUDA FI_HMEM_ROCR FI_HMEM_ZE
         FI_PROGRESS_UNSPEC FI_PROGRESS_AUTO FI_PROGRESS_MANUAL
         FI_THREAD_UNSPEC FI_THREAD_SAFE FI_THREAD_FID FI_THREAD_DOMAIN FI_THREAD_COMPLETION FI_THREAD_ENDPOINT
         FI_RM_UNSPEC FI_RM_DISABLED FI_RM_ENABLED

@@ -1,7 +1,8 @@
 //! Rows 17 to 20, 31 and 34: which rails there are, and what goes over which.
 
+use fishplate::Limits;
 use fishplate::config::Settings;
-use fishplate::rails;
+use fishplate::rails::{self, OpenRail};
 use fishplate::topology::{Anchor, LinkState, Machine, Nic, PciPath};
 use fishplate_core::engine::{Config, RailPolicy};
 use fishplate_testing::fabric::{Fake, Persona};
@@ -58,12 +59,16 @@ fn machine() -> Machine {
     Machine { nics: (0..4).map(nic).collect(), ..Machine::default() }
 }
 
+fn open(settings: &Settings, fake: &Fake, anchor: Anchor) -> Vec<OpenRail> {
+    rails::open(settings, Limits::DEFAULT, fake.library(), &machine(), anchor, Some(2)).unwrap()
+}
+
 #[test]
 fn row_19_rails_are_chosen_by_distance() {
     let fake = Fake::new(Persona::cxi(), 19);
     let settings = Settings { providers: vec!["cxi".into()], ..Settings::DEFAULT };
     for (node, want) in [(0, ["cxi0", "cxi1"]), (1, ["cxi2", "cxi3"])] {
-        let rails = rails::open(&settings, fake.library(), &machine(), Anchor::Node(node), 2).unwrap();
+        let rails = open(&settings, &fake, Anchor::Node(node));
         let names: Vec<&str> = rails.iter().map(|rail| rail.interface.as_str()).collect();
         assert_eq!(names, want);
     }
@@ -74,7 +79,7 @@ fn row_20_rails_are_pinned_by_name() {
     let fake = Fake::new(Persona::cxi(), 20);
     let interfaces = vec!["cxi3".to_owned(), "cxi0".to_owned()];
     let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
-    let rails = rails::open(&settings, fake.library(), &machine(), Anchor::Node(0), 2).unwrap();
+    let rails = open(&settings, &fake, Anchor::Node(0));
     let names: Vec<&str> = rails.iter().map(|rail| rail.interface.as_str()).collect();
     assert_eq!(names, ["cxi3", "cxi0"]);
 }

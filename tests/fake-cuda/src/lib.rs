@@ -39,6 +39,7 @@ const INVALID_CONTEXT: Code = 201;
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
+const NOT_SUPPORTED: Code = 801;
 
 /// Size of physical segments, where `cuMemAlloc` gives such.
 const SEGMENT: u64 = 1 << 16;

@@ -8,7 +8,8 @@ use fishplate_gpu::fake::{FakePhysical, Kind};
 use fishplate_gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
 
 use crate::{
-    Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, add, answer, code, current, find, library, ordinal, put,
+    Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, add, answer, code, current, find, library,
+    ordinal, put,
 };
 
 /// What virtual memory comes in multiples of.
@@ -377,6 +378,26 @@ unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, ptr: *mut c_v
     });
     // SAFETY: the caller's promise.
     answer(found.and_then(|seen| unsafe { put(place, seen) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetHandleForAddressRange(
+    handle: *mut c_void,
+    ptr: u64,
+    len: usize,
+    kind: c_uint,
+    flags: c_ulonglong,
+) -> Code {
+    answer(current().and_then(|(library, _)| {
+        let whole = ptr.is_multiple_of(4096) && len.is_multiple_of(4096);
+        if !whole || kind != 1 || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let (fd, _) = library.process.dmabuf(DevicePtr(ptr), len as u64).ok_or(NOT_SUPPORTED)?;
+        // SAFETY: a place for a descriptor, the caller's promise.
+        unsafe { *handle.cast::<c_int>() = fd.into_raw_fd() };
+        Ok(())
+    }))
 }
 
 #[unsafe(no_mangle)]

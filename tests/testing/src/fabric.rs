@@ -31,6 +31,7 @@ mod world;
 
 pub use persona::{Dead, Persona};
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fishplate_sys::fabric::Library;
@@ -42,6 +43,18 @@ pub const FAKES_MAX: usize = 64;
 
 /// The networks that `fi_getinfo` finds: one entry point per place.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
+
+/// How the NICs of a network reach memory of devices. Addresses are told apart by it alone.
+pub trait Bus: fmt::Debug + Send + Sync {
+    /// The device, by its owner's number for it, in whose memory these bytes lie.
+    fn device_of(&self, at: u64, len: usize) -> Option<u32>;
+
+    /// Writes as a NIC does: whoever must flush does not see it before.
+    fn write(&self, at: u64, bytes: &[u8]);
+
+    /// Reads as a NIC does.
+    fn read(&self, at: u64, into: &mut [u8]);
+}
 
 /// A network of simulated endpoints. Those opened in it outlive it;
 /// nothing new can be opened after.
@@ -84,6 +97,19 @@ impl Fake {
     /// Lets the provider refuse to close registrations from now on, or no longer.
     pub fn keep_registrations(&self, keep: bool) {
         self.state().keeps_registrations = keep;
+    }
+
+    /// Joins the NICs to devices, where the persona has `FI_HMEM`.
+    pub fn join_devices(&self, bus: Arc<dyn Bus>) {
+        self.state().bus = Some(bus);
+    }
+
+    /// Registrations open that are memory of devices, and how many of them were made by a
+    /// descriptor.
+    pub fn device_registrations(&self) -> (usize, usize) {
+        let state = self.state();
+        let of_devices = state.mrs.iter().filter(|mr| mr.device);
+        (of_devices.clone().count(), of_devices.filter(|mr| mr.by_descriptor).count())
     }
 
     /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that

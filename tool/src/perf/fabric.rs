@@ -205,7 +205,8 @@ fn open<const RAILS: usize>(settings: &Settings) -> Outcome<[OpenRail; RAILS]> {
     let library = unsafe { rails::load(settings) }.map_err(|error| refused(RailsError::Load(error)))?;
     let machine = Machine::here().unwrap_or_default();
     let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
-    let rails = rails::open(settings, library, &machine, anchor, RAILS).map_err(refused)?;
+    let rails =
+        rails::open(settings, seat::LIMITS, library, &machine, anchor, Some(RAILS)).map_err(refused)?;
     rails.try_into().map_err(|_| Failure::run("fewer rails were opened than asked for"))
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::{RailId, Region, RegionKind};
-use fishplate_gpu::{Device, DevicePtr, GpuConfig, GpuRail, GpuStats, Refused};
+use fishplate_gpu::{AnyDevice, Device, DevicePtr, GpuConfig, GpuRail, GpuStats, Refused};
 use fishplate_shm::Link;
 use fishplate_sys::LinuxHost;
 
@@ -26,7 +26,6 @@ use crate::failure::{Failure, Outcome};
 use crate::report::{Moved, Row};
 use crate::room;
 
-use device::Chosen;
 use mirror::Copies;
 
 /// Memory of the signals, which both have in common.
@@ -38,7 +37,7 @@ const TALK: [usize; 2] = [2048, 2048 + 128];
 /// How long both sides take memory back from each other, at the end.
 const PART: Duration = Duration::from_secs(5);
 
-type Rail = GpuRail<Chosen, LinuxHost>;
+type Rail = GpuRail<AnyDevice, LinuxHost>;
 
 /// What one side brings.
 struct Side {

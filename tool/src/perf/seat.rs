@@ -32,6 +32,9 @@ pub const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..Ma
 /// Receives that a test has open at once.
 pub const RECEIVES: usize = 1024;
 
+/// What one process of two has at once.
+pub const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 1024 };
+
 /// The context that the tests use.
 pub const CONTEXT: ContextId = ContextId(0);
 
@@ -349,10 +352,9 @@ pub struct Base<const RAILS: usize> {
 impl<const RAILS: usize> Base<RAILS> {
     /// Takes the memory.
     pub fn new(config: Config, host: LinuxHost) -> Self {
-        let limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 1024 };
         Base {
             config,
-            storage: Storage::new(&config, limits),
+            storage: Storage::new(&config, LIMITS),
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
             host,
             never: Asleep::new(),

@@ -1,7 +1,7 @@
-//! What a worker is held up by, in a word that its queue may look at any time. Only a report:
-//! nothing is handed over by it, and it is as old as the worker's last turn.
+//! What blocks a worker, in a word that its queue may read at any time. Informational: it publishes
+//! nothing, and is as old as the worker's last turn.
 
-/// The command that a worker cannot do yet, and that what was submitted after it waits behind.
+/// The command that a worker cannot start yet, and that blocks later submissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// [`Event::index`](super::super::command::Event::index) of the command.
@@ -15,8 +15,8 @@ pub struct Held {
 pub enum HeldBy {
     /// Room in the engine: a window, a table or a rail is full.
     Room,
-    /// What the engine has: the commands before a marker, the acknowledgements of a quiet, the
-    /// first half of a copy between peers.
+    /// Something in the engine: the commands before a marker, the acknowledgements of a quiet, or
+    /// the first half of a copy between peers.
     Engine,
     /// The command that this one follows, in any queue: its
     /// [`Event::index`](super::super::command::Event::index).

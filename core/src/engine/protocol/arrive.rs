@@ -1,6 +1,6 @@
-//! Two-sided messages as rails report them. State changes only: nothing here posts. Everything a
-//! peer says is checked before it has an effect. A message that is not the next of its stream is
-//! kept until its turn, on its sender's credit.
+//! Receiving two-sided messages from rails. Changes state only; nothing here posts. All input from
+//! a peer is checked before it has an effect. A message that arrives out of order is kept until its
+//! turn, on its sender's credit.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
@@ -17,7 +17,7 @@ use super::request::{Received, Sender, Stage};
 use super::stock::Kept;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A message of one of the protocol's kinds.
+    /// Handles a message of one of the protocol's kinds.
     #[inline(never)]
     pub(in super::super) fn tagged_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if !self.next_tagged(peer, bytes) {
@@ -39,15 +39,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match block {
             Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
             Err(violation) => {
-                // It broke the rules: nothing of it stays.
+                // A violation: drop the message.
                 let _ = protocol.matcher.discard(id);
                 Err(violation)
             }
         }
     }
 
-    /// Checks everything about a message. Copies the head again, as
-    /// the first look at it had no effect.
+    /// Slow path: checks everything about a message. Copies the head again, because the fast path
+    /// had no effect.
     #[inline(never)]
     fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if let Err(violation) = self.tagged_checked(peer, bytes) {
@@ -109,7 +109,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     self.in_order(stream);
                     return Ok(());
                 }
-                // One that was here before has no header left, and needs none.
+                // A duplicate needs no header.
                 let (window, mut cells) = self.window(stream);
                 if window.seen(head.word, &mut cells)? {
                     self.held(stream, Arrival::Duplicate);
@@ -149,12 +149,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether a message of this kind is an answer with a number.
+    /// Whether a message of this kind is a numbered reply.
     fn is_numbered(&self, stream: u32, kind: u8) -> bool {
         self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
-    /// The next message of a stream, with its payload.
+    /// Handles the next message of a stream, with its payload.
     #[inline(always)]
     fn payload(
         &mut self,
@@ -166,7 +166,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         let peer = self.streams[stream as usize].peer;
         let len = payload.len();
-        // The matcher's word for the block comes afterwards, if one is needed.
+        // The matcher's cookie for the block is set later, if one is needed.
         match protocol.matcher.arrive(peer as u32, tag, len as u64, 0) {
             Ok(Arrive::Matched { context, .. }) => {
                 let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
@@ -245,7 +245,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Header(header))
     }
 
-    /// A payload that came before its turn.
+    /// Keeps a payload that arrived out of order.
     #[inline(never)]
     fn park_payload(
         &mut self,
@@ -255,7 +255,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         payload: Untrusted<'_>,
         token: u64,
     ) -> Result<(), Violation> {
-        // One that was here before has no credit, and needs none.
+        // A duplicate needs no credit.
         let (window, mut cells) = self.window(stream);
         if window.seen(word, &mut cells)? {
             self.held(stream, Arrival::Duplicate);
@@ -269,7 +269,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let what = Parcel::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
         match self.park(stream, word, Parked { at: Place::default(), what }) {
             Ok(true) => Ok(()),
-            // Here before, or beyond the window: what was kept for it goes back.
+            // A duplicate, or beyond the window: release what was kept for it.
             other => {
                 self.give_back(kept, false);
                 other.map(drop)
@@ -277,7 +277,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The turn of a message that was kept: its payload, or its header.
+    /// Matches a kept message when its turn comes.
     pub(in super::super) fn turn(&mut self, stream: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         let peer = self.streams[stream as usize].peer;
@@ -298,7 +298,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Gives a kept message to a receive that is in no list and no longer in the matcher.
+    /// Delivers a kept message to a receive that is in no list and not in the matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
         let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
@@ -336,7 +336,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Frees a block or a header. `credit`: its peer gets the credit back.
+    /// Frees a block or a header. `credit`: returns the credit to its peer.
     pub(super) fn give_back(&mut self, kept: Kept, credit: bool) {
         let Some(protocol) = &mut self.protocol else { return };
         match kept {
@@ -360,7 +360,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A send of ours has matched, and the receiver has all it wants of it; or could not take it.
+    /// Handles a Fin: the receiver of our send has all it wants, or could not take it.
     fn finned(
         &mut self,
         stream: u32,
@@ -387,7 +387,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The receiver wants the payload of a send of ours in chunks.
+    /// Handles a Pull: the receiver wants the payload of our send in chunks.
     fn pull_asked(&mut self, peer: u16, token: u64, request: u64, len: u64) -> Result<(), Violation> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
@@ -400,7 +400,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The slot of a send to this peer that waits for an answer.
+    /// The slot of a send to this peer that waits for a reply.
     fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
@@ -409,7 +409,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
     }
 
-    /// The peer keeps more of what we send. A message that was overtaken says less than is known.
+    /// Handles a Room: the peer has more room for our messages. A reordered older Room changes
+    /// nothing.
     fn room_given(&mut self, stream: u32, words: [u64; 2]) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let takes = &mut protocol.accounts[stream as usize].takes;
@@ -421,7 +422,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// A part of a payload that a receive of ours pulls.
+    /// Handles a chunk of a payload that our receive pulls.
     fn chunk(
         &mut self,
         stream: u32,
@@ -436,7 +437,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if slot.stage != Stage::Chunks || slot.stream != stream {
             return self.chunk_for_device(index, stream, offset, bytes);
         }
-        // Chunks come in any order, each once: together they fill what was asked for.
+        // Chunks arrive in any order, each once, and together fill the requested range.
         let len = bytes.len() as u64;
         let want = slot.fit(slot.len).0;
         if len == 0 || len > slot.left || offset > want || len > want - offset {
@@ -460,7 +461,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Ends a receive as failed. It is in no list and not in the matcher.
+    /// Fails a receive that is in no list and not in the matcher.
     #[cold]
     pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
         let Some(protocol) = &mut self.protocol else { return };

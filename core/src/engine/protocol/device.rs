@@ -1,9 +1,9 @@
-//! Two-sided messages from and into a device's memory, which the processor may not touch. Such a
-//! send keeps its payload, whatever its length, for its receiver to read. Such a receive reads like
-//! any other; a payload that came in a message, or must come in chunks, goes through a block and is
-//! then placed by a rail. Slow paths; none waits but for a device.
+//! Two-sided messages from and into device memory, which the processor may not access. Such a send
+//! keeps its payload, whatever its length, for its receiver to read. Such a receive reads like any
+//! other. A payload that arrives in a message or in chunks goes through a block, and a rail then
+//! places it. Slow paths that wait only for a device.
 
-use crate::error::{OpError, PostError, Violation};
+use crate::error::{AttachError, OpError, PostError, Violation};
 use crate::mem::{LocalAddr, RailId, Untrusted, copy_bytes};
 use crate::op::Fault;
 use crate::rail::{Local, Rail};
@@ -18,11 +18,11 @@ use super::head;
 use super::request::{Buffer, DEVICE, Received, Sender, Stage};
 use super::stock::Kept;
 
-/// Most of a device's memory that one chunk carries, in bytes: it passes through the stack.
+/// Longest chunk from device memory, in bytes: it is staged on the stack.
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// The buffer of a receive that the processor may not touch, or that is wrong as `error` says.
+    /// The buffer of a receive in device memory. Returns any `error` but [`OpError::DeviceMemory`].
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(
@@ -36,7 +36,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The memory that a receive fills, wherever it lies. `true`: the processor may not touch it.
+    /// The memory that a receive fills, wherever it lies. `true`: device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn buffer_anywhere(
@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))
     }
 
-    /// Begins to fetch the payload of such a receive, which is in no list.
+    /// Starts reading the payload of such a receive, which is in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
@@ -65,16 +65,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if want == 0 {
             return self.tell(index);
         }
-        if let Some(remote) = self.reach(source, &offer) {
-            if !self.start_read(index, want, remote, Stage::ReadingDevice) {
-                self.later(index, Stage::FetchDevice);
+        let unreached = match self.reach(source, &offer) {
+            Err(why) => why,
+            Ok(remote) => {
+                if !self.start_read(index, want, remote, Stage::ReadingDevice) {
+                    self.later(index, Stage::FetchDevice);
+                }
+                return;
             }
-            return;
-        }
-        // Only what would have fitted a message is kept where nobody can read it.
+        };
+        // Only payloads that fit a message are kept in unreadable memory.
         let Some(protocol) = &mut self.state.protocol else { return };
         if want > protocol.outgoing.size() as u64 {
-            return self.state.unreadable(index, Fault::Receiver);
+            return match unreached {
+                // The message overtook the announcement of its memory.
+                AttachError::Unheard => self.later(index, Stage::FetchDevice),
+                _ => self.state.unreadable(index, Fault::Receiver),
+            };
         }
         let slot = &protocol.requests.slots[index as usize];
         let (stream, token) = (slot.stream, slot.token);
@@ -100,7 +107,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.give_back(Kept::Header(header), false);
     }
 
-    /// Has a payload that lies in a block placed. The receive is in no list.
+    /// Places a payload from a block. The receive is in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn place(&mut self, index: u32, ours: bool) {
@@ -123,7 +130,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(protocol) = &mut self.state.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
         if let Err(error) = placed {
-            // Of a copy that the device was given and has not finished, nobody knows.
+            // The device may still finish the copy, so the outcome is unknown.
             slot.spoil(Received::Unknown(Fault::Post(RailId(0), error)));
         }
         let token = slot.token;
@@ -138,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         protocol.requests.end(index, &mut self.state.pending.ends);
     }
 
-    /// Sends a chunk of a payload that the processor may not touch. `false`: no rail has room.
+    /// Sends a chunk of a payload in device memory. `false`: no rail has room.
     #[cold]
     #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
@@ -154,7 +161,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Ok(()) => {}
             Err(PostError::Again) => return false,
             Err(_) => {
-                // The receiver waits for bytes that will not come, and only this tells it so.
+                // The receiver waits for bytes that will not arrive; only a failed peer ends that.
                 let peer = self.state.streams[stream as usize].peer;
                 self.state.fail_peer(peer, crate::error::PeerError::Rail(RailId(0)));
                 return false;
@@ -170,7 +177,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A payload that came in a message has matched such a receive.
+    /// Handles a payload that arrived in a message and matched such a receive.
     #[cold]
     #[inline(never)]
     pub(super) fn matched_device(
@@ -195,7 +202,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// As `deliver`, to such a receive.
+    /// Like `deliver`, for such a receive.
     #[cold]
     #[inline(never)]
     pub(super) fn deliver_device(&mut self, index: u32, tag: Tag, kept: Kept) {
@@ -224,7 +231,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A part of a payload that such a receive pulls.
+    /// Handles a chunk of a payload that such a receive pulls.
     #[cold]
     #[inline(never)]
     pub(super) fn chunk_for_device(
@@ -257,7 +264,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The payload of such a receive cannot be had. Its sender is told, and it ends.
+    /// Fails such a receive, whose payload cannot be transferred, and notifies the sender.
     #[cold]
     #[inline(never)]
     pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
@@ -267,7 +274,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, Stage::Tell);
     }
 
-    /// Forgets a peer and the blocks that hold its payloads: what is not placed yet never will be.
+    /// Removes a peer: fails receives whose payload is not placed yet, and frees the blocks.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {

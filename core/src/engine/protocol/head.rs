@@ -1,4 +1,4 @@
-//! What two-sided messages look like on the wire. Little-endian, no padding.
+//! The wire format of two-sided messages. Little-endian, no padding.
 //!
 //! ```text
 //! head, 16 bytes: kind u8 | context u8 | op u8 | 0 u8 | word u32 | ack u32 | freed u32
@@ -28,7 +28,7 @@ use crate::rail::RailKey;
 use super::super::joint::{Pairing, RAILS_MAX};
 use super::super::tag::Tag;
 
-/// Bytes of the part that all of them have.
+/// Bytes of the head that all of them share.
 pub(crate) const HEAD: usize = 32;
 /// Bytes of a synchronous message before its payload.
 pub(crate) const SYNC: usize = 40;
@@ -47,7 +47,7 @@ pub(crate) const PULL: u8 = 20;
 pub(crate) const CHUNK: u8 = 21;
 pub(crate) const ROOM: u8 = 22;
 
-/// What the kinds from [`FIN`] to [`CHUNK`] have more where they have a number: see `failover`.
+/// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number: see `failover`.
 pub(crate) const NUMBERED: u8 = 4;
 
 /// A region that no receiver can read: the payload has to be pulled in messages.
@@ -72,7 +72,7 @@ impl Head {
         Head { kind, context, op: 0, word: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
     }
 
-    /// Four words, as they travel.
+    /// Encodes the head as four words.
     #[inline(always)]
     pub(crate) fn write(&self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
@@ -102,7 +102,7 @@ impl Head {
         Ok((head, rest))
     }
 
-    /// The tag that it carries, if it is of a kind that carries one.
+    /// The tag, in a kind that carries one.
     #[inline(always)]
     pub(crate) fn tag(&self) -> Result<Tag, Violation> {
         if self.words[1] >> 32 != 0 {
@@ -112,7 +112,7 @@ impl Head {
     }
 }
 
-/// What follows the head of a request to send: where the payload lies at the sender.
+/// The body of a request to send: where the payload lies at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer<const RAILS: usize> {
     /// Names the send to the sender. Never 0.
@@ -126,8 +126,8 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The region at the sender, or [`UNREADABLE`].
     pub region: u16,
     pub generation: u16,
-    /// The region's keys on the rails that join the two ends, and which those are, by bit:
-    /// at each end as it counts its rails.
+    /// The region's keys on the rails that join the two ends, and the bitmask of those rails, each
+    /// in the numbering of its own end.
     pub rails: u16,
     pub keys: [RailKey; RAILS],
 }
@@ -145,7 +145,7 @@ impl<const RAILS: usize> Offer<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Writes all after the head; returns the length of the message so far, the head included.
+    /// Writes the body after the head; returns the length of both.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
@@ -156,8 +156,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// Copies out and checks what follows the head, from a peer to which `ours` of our rails lead,
-    /// by bit. Without the keys of all of them it cannot be read.
+    /// Copies out and checks the body from a peer that our rails in the bitmask `ours` reach. If a
+    /// key of these is missing, the payload counts as unreadable.
     pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {
@@ -180,7 +180,7 @@ impl<const RAILS: usize> Offer<RAILS> {
             Some(keys) => Offer { token, len, offset, size, region, generation, rails: ours, keys },
             None => Offer { token, len, offset, size, region: UNREADABLE, generation, ..Offer::NONE },
         };
-        // What does not lie inside its region is nobody's memory.
+        // The payload must lie inside its region.
         match offer.offset.checked_add(offer.len) {
             Some(end) if end <= offer.size && offer.size <= i64::MAX as u64 && offer.token != 0 => Ok(offer),
             _ => Err(Violation::Bounds),

@@ -1,6 +1,6 @@
-//! What a lost peer leaves behind. Its failure ends the receives that name it and those whose
-//! payload it still had; receives from anybody stay posted, and payloads that are here can still be
-//! received. Its removal clears all that is left. Slow paths.
+//! Cleans up after failed and removed peers. A failure ends the receives that name the peer and
+//! those whose payload it still held. Receives from any source stay posted, and payloads that have
+//! arrived can still be received. A removal clears the rest. Slow paths.
 
 use crate::error::PeerError;
 use crate::op::Fault;
@@ -13,7 +13,7 @@ use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A peer has failed.
+    /// Handles the failure of a peer.
     #[cold]
     pub(in super::super) fn fail_matching(&mut self, peer: u16, why: PeerError) {
         let failed = Received::Failed(Fault::Peer(why));
@@ -50,20 +50,20 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         self.give_back(Kept::Header(header), false);
                     }
                 }
-                // What is to be placed is here.
+                // The payload is already here.
                 Stage::Place | Stage::PlaceOurs => {}
-                // Whoever has it in hand, or reads it, ends it.
+                // Its current holder, or its read, ends it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
                 Stage::Posted | Stage::Ended => {}
             }
         }
     }
 
-    /// A peer is forgotten, and with it every message of it that nobody has received.
+    /// Removes a peer and all its messages that are not received.
     #[cold]
     pub(in super::super) fn forget_matching(&mut self, peer: u16) {
         self.forget_placing(peer);
-        // Messages that wait for their turn.
+        // Parked messages.
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {
@@ -74,8 +74,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         let Some(protocol) = &mut self.protocol else { return };
-        // Messages that wait for their receive, and claimed ones:
-        // their names go stale here, their memory is freed below.
+        // Unexpected and claimed messages: their ids become stale here, their memory is freed
+        // below.
         protocol.matcher.forget_source(peer as u32);
         // The same for receives that read from the peer,
         // and for those whose turn has not come since it failed.

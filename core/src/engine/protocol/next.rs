@@ -1,6 +1,6 @@
-//! The message that most are: the next of its stream, with its payload, for a receive that is
-//! there. Hot: no call but the copy of a longer payload. Whatever else it is, nothing has changed,
-//! and `arrive` looks at everything about it.
+//! The fast path of messages: the next of its stream, with its payload, for a posted receive. Hot:
+//! the only call is the copy of a longer payload. In any other case nothing has changed, and
+//! `arrive` handles the message.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_message};
@@ -14,24 +14,22 @@ use super::head::{self, Head};
 use super::request::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The usual case at once: the next message of its stream, with its payload, and nothing about
-    /// its cursor or credits that has to be looked at closely. `false`: it is something else, and
-    /// nothing changed.
+    /// Handles the usual case: the next message of its stream, with its payload, whose cursor and
+    /// credits need no further checks. `false`: another case, and nothing changed.
     #[inline(always)]
     pub(super) fn next_tagged(&mut self, peer: Peer, bytes: Untrusted<'_>) -> bool {
         let Ok((head, payload)) = Head::read(bytes) else { return false };
         let Some(protocol) = &mut self.protocol else { return false };
         let count = self.peers.len();
         let stream = head.context as usize * count + peer.0 as usize;
-        // Of a context that is not configured there is no stream; one that is shut is not
-        // unhurried. Where the peer has asked to be told of what is yet to come, that is made due
-        // below.
+        // An unconfigured context has no stream, and a shut stream is not `unhurried`. If the peer
+        // has requested an acknowledgement of later numbers, it is made due below.
         let Some(s) = self.streams.get_mut(stream) else { return false };
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // The first look is one: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is
-        // not wholly posted is among those that are not acknowledged.
+        // One combined check: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is not
+        // fully posted is not acknowledged either.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
@@ -45,13 +43,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let source = Sender::new(PeerId { index: peer.0, generation: s.generation });
         account.freed = head.freed;
-        // Its credit goes back at once: most often its receive is there.
+        // Return the credit now: usually the receive is posted.
         account.returned = account.returned.wrapping_add(1);
         if acked != 0 {
             s.acked = s.acked.plus(acked as u64);
             self.open -= s.silent_over();
         }
-        // An acknowledgement is not hurried: whoever waits for one asks, or says so in the message.
+        // The acknowledgement may be late: a sender that waits for one requests it.
         let half = self.config.window as u64 / 2;
         if head.op != 0
             || s.owed() > half
@@ -62,7 +60,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.stats.arrived += 1;
         let tag = Tag { lo: head.words[0], hi: head.words[1] as u32 };
         let len = payload.len() as u64;
-        // The matcher's word for what is kept of it comes afterwards, if that is needed.
+        // The matcher's cookie is set later, if the message is kept.
         match protocol.matcher.arrive(peer.0 as u32, tag, len, 0) {
             Ok(Arrive::Matched { context, .. }) => {
                 let Some(receive) = protocol.requests.slots.get_mut(context as u32 as usize) else {
@@ -85,7 +83,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Handles a message that no receive has matched: the matcher has stored it, or has no room.
+    /// Handles an unexpected message, which the matcher has stored or has no room for.
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
@@ -103,7 +101,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// What follows for such a message when its receive is into a device's memory.
+    /// Continues such a message if its receive is into device memory.
     #[cold]
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {

@@ -1,4 +1,4 @@
-//! Receiving: the calls for users. Only the wait blocks; an error means that nothing was done.
+//! The calls that receive. Only the wait blocks; after an error nothing was done.
 
 use crate::error::{OpError, PeerError, WaitError};
 use crate::mem::{LocalAddr, PeerId};
@@ -13,7 +13,7 @@ use super::super::{Engine, State};
 use super::request::{Buffer, Cancelled, DEVICE, Envelope, Received, Request, Stage, Status};
 use super::stock::Kept;
 
-/// Passes before a wait looks at the clock, or sleeps.
+/// Passes before a wait reads the clock or sleeps.
 const QUICK_PASSES: u32 = 256;
 
 /// A message that only its holder can receive. One that is neither received nor
@@ -21,28 +21,26 @@ const QUICK_PASSES: u32 = 256;
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed {
-    /// What it says of itself.
+    /// Its source, tag and length.
     pub envelope: Envelope,
     id: UnexpectedId,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Receives the oldest message that matches, now or when it comes, into `len` bytes at `into`;
-    /// without `into`, none of it. A message matches when it comes from `source`, or that is none,
+    /// Receives the oldest matching message, now or when it arrives, into `len` bytes at `into`;
+    /// without `into`, nothing is copied. A message matches if it comes from `source` (`None`: any)
     /// and agrees with `tag` in every bit that is not set in `ignore` (PSM's `tagsel` is
-    /// `!ignore`). `word` comes back in the status.
+    /// `!ignore`). The status returns `word`.
     ///
-    /// Neither blocks nor allocates. The buffer stays registered and untouched until the receive
-    /// has ended, which it does once, whatever happens to its peer; one from anybody waits on when
-    /// a peer fails. It takes its place among
-    /// [`MatchMemory::receives`](super::MatchMemory::receives) until its status is taken by
-    /// [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv) or
-    /// [`wait_recv`](Self::wait_recv).
+    /// Neither blocks nor allocates. Keep the buffer registered and untouched until the receive has
+    /// ended. It ends exactly once, whatever happens to its peer; one from any source outlives
+    /// failed peers. It uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives)
+    /// until its status is taken by [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv)
+    /// or [`wait_recv`](Self::wait_recv).
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::Again`] when no place is free, what is wrong with
-    /// region, range or peer, and [`OpError::PeerFailed`] only if no message of it is left that
-    /// matches.
+    /// [`OpError::NoMatching`]; [`OpError::Again`] if no slot is free; the error of an invalid
+    /// region, range or peer; and [`OpError::PeerFailed`] if the peer left no matching message.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm2_mq_irecv2")]
     #[doc(alias = "fi_trecv")]
@@ -61,8 +59,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts a receive whose message has not come, into memory of the processor. `None`: it is
-    /// something else, and nothing changed.
+    /// Fast path: posts a receive into host memory whose message has not arrived. `None`: another
+    /// case, and nothing changed.
     #[inline(always)]
     fn recv_now(
         &mut self,
@@ -88,7 +86,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(protocol.requests.open(index, &buffer, word, posted))
     }
 
-    /// Every other receive, and everything that is wrong with one.
+    /// Slow path: all other receives, and all errors.
     #[inline(never)]
     fn recv_slow(
         &mut self,
@@ -121,13 +119,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// What the oldest message that matches says of itself, if one is here that nobody has
-    /// received. Makes one pass if not, and looks again. The message stays. Neither blocks nor
-    /// allocates.
+    /// Returns the envelope of the oldest matching unexpected message. If there is none, makes one
+    /// pass and looks again. The message stays. Neither blocks nor allocates.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if no message
-    /// of it is left that matches: none will come.
+    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if the peer
+    /// left no matching message.
     #[doc(alias = "psm2_mq_iprobe")]
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
@@ -139,8 +136,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.look_for(source, tag, ignore)?.map(|(_, message)| self.state.envelope(&message)))
     }
 
-    /// As [`probe`](Self::probe), and claims the message: no receive and no probe finds it any
-    /// more. Claimed messages may be [received](Self::mrecv) in any order.
+    /// Like [`probe`](Self::probe), and claims the message: other receives and probes skip it.
+    /// Claimed messages may be [received](Self::mrecv) in any order.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -188,17 +185,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(request)
     }
 
-    /// Throws a claimed message away. A synchronous send of it, and one whose payload its sender
-    /// keeps, is done with nothing delivered. There is no status to take.
+    /// Discards a claimed message. A synchronous or rendezvous send completes with nothing
+    /// delivered. There is no status to take.
     ///
     /// # Errors
-    /// As [`mrecv`](Self::mrecv): it takes the place of a receive for a moment.
+    /// As [`mrecv`](Self::mrecv), because it briefly uses a receive slot.
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
         self.mrecv(message, None, 0).map(|request| self.forget(request))
     }
 
-    /// Nobody will ask for the status of this receive.
+    /// Detaches a receive: its status is dropped when it ends.
     pub(in super::super) fn forget(&mut self, request: Request) {
         if let Some(protocol) = &mut self.state.protocol
             && let Ok(index) = protocol.requests.find(request)
@@ -217,8 +214,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         protocol.is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
     }
 
-    /// Takes a receive back, if nothing has matched. Either way it ends, once, and its status is to
-    /// be taken. Neither blocks nor makes progress.
+    /// Cancels a receive that has not matched. Either way it ends, once, and its status must be
+    /// taken. Neither blocks nor makes progress.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if its status was taken before. [`OpError::NoMatching`].
@@ -283,13 +280,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         requests.oldest().map(|index| requests.take(index))
     }
 
-    /// Waits until a receive has ended, and takes its status: a receive that fails has one too.
-    /// `deadline_ns` counts as [`Host::now_ns`] does; `u64::MAX` means none. Makes passes
-    /// meanwhile, the first few without a look at the clock.
+    /// Waits until a receive has ended or failed, and takes its status. `deadline_ns` is in the
+    /// clock of [`Host::now_ns`]; `u64::MAX` means none. Makes passes meanwhile, the first few
+    /// without reading the clock.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still open, and can be waited for again.
-    /// [`OpError::StaleToken`] if its status was taken before.
+    /// [`WaitError::Deadline`]: it is still open; wait again. [`OpError::StaleToken`] if its status
+    /// was already taken.
     #[doc(alias = "psm2_mq_wait2")]
     #[inline]
     pub fn wait_recv<H: Host, P: Park>(
@@ -361,8 +358,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(None)
     }
 
-    /// A stored message has matched outside of a pass:
-    /// posts what it needs, and tells its sender of what it freed in time.
+    /// Handles a stored message that matched outside a pass: posts what it needs, and makes the
+    /// return of its credit due.
     #[inline(never)]
     pub(super) fn after_match(&mut self) {
         if self.state.has_chores() {
@@ -380,7 +377,7 @@ fn refused(error: TagError) -> OpError {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Whether a receive may name this peer: one that has failed only for what it has left.
+    /// Whether a receive may name this peer. A failed one may be named for the messages it left.
     #[inline(always)]
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {

@@ -1,7 +1,8 @@
-//! Payloads that stayed at their sender: read from its memory where that can be reached, sent in
-//! chunks where not; and what senders are told afterwards. Part of a pass, bounded as it is; what
-//! finds no room is tried again in the next.
+//! Rendezvous: reads payloads from their sender's memory if it is reachable, pulls them in chunks
+//! otherwise, and notifies the sender. Part of a pass and bounded like it; work that finds no room
+//! is retried in the next.
 
+use crate::error::AttachError;
 use crate::mem::{PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
 use crate::rail::Rail;
@@ -15,7 +16,7 @@ use super::head::{self, Offer, UNREADABLE};
 use super::request::{Received, Stage};
 use super::stock::Kept;
 
-/// Sends that are pulled: a list through the slots of operations.
+/// Sends that their receivers pull: a list through the slots of operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pulled {
     head: u32,
@@ -41,7 +42,7 @@ impl Pulled {
         self.len += 1;
     }
 
-    /// The first goes behind all others, if it still is the first.
+    /// Moves `first` from the front to the back, if it is still in front.
     fn turn(&mut self, slots: &mut [PendingSlot], first: u32) {
         if self.head == first && self.tail != first {
             self.remove(slots, first);
@@ -49,7 +50,7 @@ impl Pulled {
         }
     }
 
-    /// Takes one out, from wherever it stands.
+    /// Removes a send from any position.
     pub(super) fn remove(&mut self, slots: &mut [PendingSlot], index: u32) {
         let (mut before, mut at) = (NONE, self.head);
         while at != NONE && at != index {
@@ -70,15 +71,15 @@ impl Pulled {
     }
 }
 
-/// What became of an attempt to read a payload.
+/// The result of an attempt to read a payload.
 enum Read {
-    /// It is here.
+    /// It has been copied.
     Copied,
-    /// It is on its way.
+    /// A read is in flight.
     Started,
-    /// There is no room; later.
+    /// There is no room; retry later.
     Later,
-    /// It cannot be read, or there is no telling when there will be room.
+    /// It cannot be read, or room may never become free.
     Unable,
 }
 
@@ -110,7 +111,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 stuck = 0;
                 continue;
             }
-            // The way to one peer is full; that to another need not be.
+            // No room towards one peer does not stop the others.
             let Some(protocol) = &mut self.state.protocol else { return };
             protocol.pulled.turn(&mut self.state.pending.slots, index);
             stuck += 1;
@@ -120,14 +121,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Why the sender of a receive's message cannot be asked any more, if it cannot.
+    /// Returns why the sender of a receive's message is unreachable, if it is.
     pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
         let source = protocol.requests.slots[index as usize].source.get()?;
         self.state.lost(source)
     }
 
-    /// Begins to fetch the payload of a receive that is in no list.
+    /// Starts reading the payload of a receive that is in no list.
     fn bring(&mut self, index: u32, by_message: bool) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -170,7 +171,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             (protocol.stats.fetched + 1, protocol.stats.pulled + 1);
         let slot = &mut protocol.requests.slots[index as usize];
         (slot.stage, slot.left) = (Stage::Chunks, want);
-        // The sender counts the header as free once it has sent all; here it must be free before.
+        // The sender counts the header as free once it has sent everything, so free it here first.
         let header = core::mem::replace(&mut slot.header, NONE);
         if header != NONE {
             self.state.give_back(Kept::Header(header), false);
@@ -183,7 +184,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Tells the sender that a receive is over, and ends it. It is in no list.
+    /// Sends a Fin and ends a receive that is in no list.
     pub(super) fn tell(&mut self, index: u32) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
@@ -214,7 +215,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let ptr = slot.ptr;
         let header = &protocol.headers.slots[slot.header as usize];
         let (source, offer) = (header.source, header.offer);
-        let Some(remote) = self.reach(source, &offer) else { return Read::Unable };
+        let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
             // SAFETY: the offer lies inside its region, which is mapped here with the size that the
@@ -225,15 +226,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;
         }
-        // Every slot is taken. A read that is under way frees its own;
-        // all others may be taken by ends that nobody asks for.
+        // No slot is free. A read in flight will free its own; all others may hold completions that
+        // are never taken.
         match &self.state.protocol {
             Some(protocol) if protocol.reads != 0 => Read::Later,
             _ => Read::Unable,
         }
     }
 
-    /// Posts reads of `want` bytes of a receive's message. `false`: there is no room; later.
+    /// Posts reads of `want` bytes of a receive's message. `false`: no room; retry later.
     pub(super) fn start_read(&mut self, index: u32, want: u64, remote: u16, stage: Stage) -> bool {
         let Some(protocol) = &self.state.protocol else { return false };
         let slot = &protocol.requests.slots[index as usize];
@@ -264,10 +265,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// The imported region that an offer lies in, imported now if it was not yet.
-    pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+    /// Returns the imported region of an offer; imports it on first use.
+    pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
         if offer.region == UNREADABLE {
-            return None;
+            return Err(AttachError::Unsupported);
         }
         let theirs = (offer.region, offer.generation);
         let place = (source.index as usize ^ (offer.region as usize) << 2) % HINTS;
@@ -280,31 +281,33 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let hint = self.state.hints[place];
         if self.state.remotes.get(hint as usize).is_some_and(serves) {
-            return Some(hint);
+            return Ok(hint);
         }
         let found = self.state.remotes.iter().position(serves).map(|found| found as u16);
-        let found = found.or_else(|| self.import_offer(source, offer))?;
+        let found = match found {
+            Some(found) => found,
+            None => self.import_offer(source, offer)?,
+        };
         self.state.hints[place] = found;
-        Some(found)
+        Ok(found)
     }
 
     #[cold]
-    fn import_offer(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Option<u16> {
+    fn import_offer(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
         let theirs = (offer.region, offer.generation);
-        // What the peer had under this number before is gone.
+        // An import of an earlier region with this number is stale.
         let stale = |slot: &RemoteSlot<RAILS>| {
             slot.is_idle() && slot.peer == source.index && slot.theirs.0 == offer.region
         };
         while let Some(index) = self.state.remotes.iter().position(stale) {
             self.release_slot(index);
         }
-        // A device's memory too: it is not mapped, and nothing but these reads names it.
+        // Also for device memory, because it is not mapped and only these reads use it.
         let handle = Handle { theirs, len: offer.size, device: false, keys: offer.keys };
-        // What its owner has not announced is not waited for: the payload comes in chunks, if it
-        // comes.
-        let id = self.import_evicting(source, handle, R::try_import).ok()?;
+        // Do not wait for the owner's announcement.
+        let id = self.import_evicting(source, handle, R::try_import)?;
         self.state.remotes[id.index()].auto = true;
-        Some(id.index() as u16)
+        Ok(id.index() as u16)
     }
 
     /// Sends the next chunk of a send that its receiver pulls. `false`: no rail has room.
@@ -326,34 +329,33 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Notes that the next `len` bytes of a send have gone out.
+    /// Records that the next `len` bytes of a send were sent.
     pub(super) fn chunk_sent(&mut self, index: u32, len: u64) {
         let slot = &mut self.state.pending.slots[index as usize];
         slot.offset += len;
         let total = slot.left;
         let stream = slot.stream;
         if slot.offset == total {
-            // Where chunks have numbers they may have to be sent again, and the receiver tells when
-            // it has all.
+            // Numbered chunks may have to be resent, so wait for the receiver's Fin.
             if !self.state.is_kept(stream) {
                 self.state.pending.slots[index as usize].fetch = false;
                 self.state.end_if_over(index);
             }
-            // Its own post may still be outstanding, but nothing more of it is to be sent.
+            // The send's own post may still be outstanding, but its payload is sent.
             self.state.stop_pulling(index);
         }
     }
 }
 
-/// Places of the cache that finds an imported region.
+/// Entries of the cache of imported regions.
 pub(crate) const HINTS: usize = 64;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Why a peer cannot be asked any more, if it cannot.
+    /// Returns why a peer is unreachable, if it is.
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {
-                // It has been told that nothing of it is read any more.
+                // Our Bye has promised not to read its memory any more.
                 PeerState::Closing if self.has_parted(peer.index) => {
                     Some(Fault::Peer(crate::error::PeerError::Closed))
                 }
@@ -365,7 +367,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// An operation of the protocol that read a payload is over.
+    /// Handles the completion of a read of a payload.
     pub(in super::super) fn read_over(&mut self, op: u32) {
         let slot = &mut self.pending.slots[op as usize];
         slot.inner = false;
@@ -389,7 +391,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             Outcome::Failed(fault) => match self.lost(source) {
                 Some(_) => self.fail_receive(index, Received::Failed(fault)),
-                // Its sender still has it: it can send it.
+                // The sender still holds the payload and can send it.
                 None => {
                     if let Some(protocol) = &mut self.protocol {
                         if protocol.requests.slots[index as usize].stage == Stage::ReadingDevice {

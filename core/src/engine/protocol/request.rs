@@ -1,8 +1,8 @@
-//! Receives: a fixed table of slots from the call that posts one to the call that takes its status.
+//! Receives: a fixed table of slots, each used from posting a receive to taking its status.
 //!
-//! A slot is free, posted (in the matcher), on its way (matched, its data still moving), or ended.
-//! The ended are a list in order of completion; those that have something to post are another.
-//! Nothing here allocates; everything is a few stores.
+//! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
+//! ended. Ended receives form a list in order of completion; those with something to post form
+//! another. Nothing here allocates; every step is a few stores.
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
 
-/// A receive whose status was not taken yet. A taken or foreign one is an error, never "done".
+/// A receive whose status has not been taken. A stale or foreign one is an error, never "done".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
@@ -57,35 +57,35 @@ impl fmt::Display for Received {
     }
 }
 
-/// What a message says of itself.
+/// Source, tag and length of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender.
     pub source: PeerId,
     /// The sender's tag.
     pub tag: Tag,
-    /// What was sent, in bytes, whatever the buffer holds.
+    /// Length of the message in bytes, even if it was truncated.
     pub len: u64,
 }
 
-/// The end of one receive. No field is left over from another.
+/// The completion of one receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The receive.
     pub request: Request,
-    /// The word that was given with it.
+    /// The `word` that was passed with it.
     pub word: u64,
     /// How it ended.
     pub outcome: Received,
-    /// What matched, if anything has.
+    /// The message that matched, if one did.
     pub envelope: Option<Envelope>,
-    /// What is in the buffer, in bytes from its start.
+    /// Bytes delivered into the buffer, from its start.
     pub delivered: u64,
-    /// Counts ends, of receives and of reported operations alike: the order in which they came.
+    /// Position among all completions, of receives and operations.
     pub order: u64,
 }
 
-/// What became of a cancellation.
+/// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
     /// Nothing had matched: the receive ends as [`Received::Cancelled`]; its status can be taken.
@@ -94,7 +94,7 @@ pub enum Cancelled {
     AlreadyMatched,
 }
 
-/// Where a receive puts what it gets, checked.
+/// The checked buffer of a receive.
 #[derive(Clone, Copy)]
 pub(super) struct Buffer {
     pub ptr: *mut u8,
@@ -102,18 +102,18 @@ pub(super) struct Buffer {
     pub region: u16,
 }
 
-/// Where a receive stands.
+/// The state of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// In the matcher.
     Posted,
-    /// Matched, and its payload is to be fetched; `true`: by messages, because reading it failed.
+    /// Matched; its payload must be read. `true`: pulled in chunks, because reading failed.
     Fetch(bool),
     /// An operation of ours reads it.
     Reading,
     /// The sender sends it in chunks.
     Chunks,
-    /// All is here, or lost; the sender is to be told.
+    /// The payload has arrived or is lost; a Fin is due.
     Tell,
     /// As `Fetch(false)`, into a device's memory.
     FetchDevice,
@@ -131,7 +131,7 @@ pub(crate) enum Stage {
     Ended,
 }
 
-/// How much of its message a receive has got, or that its `outcome` tells more.
+/// How much of its message a receive got; `outcome` has the details of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
@@ -139,14 +139,14 @@ pub(crate) enum Fit {
     Told,
 }
 
-/// Who sent a message: a peer in one word, so that what is stored in a slot is loaded in the same
-/// width. A load that covers several stores waits until all before them are in the cache, those to
-/// memory of a peer included.
+/// The sender of a message, as one word, so that loads of a slot have the width of the stores. A
+/// load that spans several stores cannot be forwarded: it waits until all earlier stores have
+/// retired, those to a peer's memory included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sender(u32);
 
 impl Sender {
-    /// Nobody yet. No peer has the number 65535.
+    /// No sender yet. No peer has the number 65535.
     pub(crate) const NONE: Sender = Sender(u32::MAX);
 
     #[inline(always)]
@@ -161,7 +161,7 @@ impl Sender {
     }
 }
 
-/// One receive: three cache lines. A match in time touches two, and loads at the width it stored.
+/// One receive: three cache lines. An expected match touches two.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -179,22 +179,22 @@ pub struct RecvSlot {
     pub(crate) order: u64,
     pub(crate) posted: ReceiveId,
     pub(crate) source: Sender,
-    /// The region of the buffer, as the table of regions counts.
+    /// Index of the buffer's region.
     pub(crate) region: u16,
     pub(crate) stage: Stage,
     pub(crate) fit: Fit,
-    /// Nobody wants its status.
+    /// Its status is not wanted.
     pub(crate) unclaimed: bool,
     /// The stream that the message came in.
     pub(crate) stream: u32,
-    /// Where the sender keeps the payload.
+    /// The header that says where the sender keeps the payload.
     pub(crate) header: u32,
-    /// Names the send to the sender.
+    /// The sender's token of the send.
     pub(crate) token: u64,
     /// Bytes that have not arrived in chunks.
     pub(crate) left: u64,
 
-    /// How it ended, where that is neither whole nor cut.
+    /// The result, if it is neither complete nor truncated.
     outcome: Received,
 }
 
@@ -235,7 +235,7 @@ impl RecvSlot {
         self.stage != Stage::Ended && self.capacity != 0 && self.region == region
     }
 
-    /// Whether a message has matched and its payload is still on its way.
+    /// Whether a message has matched and its payload is in flight.
     pub(crate) fn is_moving(&self) -> bool {
         !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
@@ -246,7 +246,7 @@ impl RecvSlot {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
     }
 
-    /// It ends in another way than with as much of its message as fits: nothing is delivered.
+    /// Sets a failed or cancelled result: nothing is delivered.
     #[cold]
     pub(crate) fn spoil(&mut self, outcome: Received) {
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
@@ -268,8 +268,8 @@ impl RecvSlot {
     }
 }
 
-/// What the matcher is told of a receive into a device's memory: no slot has such a number, so who
-/// takes it for one finds none and looks closer.
+/// Flag in the matcher's context of a receive into device memory. It makes the slot number out of
+/// range, so the fast path misses.
 pub(super) const DEVICE: u64 = 1 << 31;
 
 impl Listed for RecvSlot {
@@ -335,7 +335,7 @@ impl<'m> Requests<'m> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// It is over.
+    /// Ends a receive.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];
@@ -349,14 +349,14 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Something of it is to be posted by the next pass.
+    /// Queues a receive for the next pass.
     pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
         self.slots[index as usize].stage = stage;
         self.due.push(&mut self.slots, index);
         self.due_len += 1;
     }
 
-    /// The next that has something to post, and where it stood.
+    /// Takes the next due receive and its stage.
     pub(crate) fn pop_due(&mut self) -> Option<(u32, Stage)> {
         let index = self.due.first()?;
         self.remove_due(index);
@@ -364,13 +364,13 @@ impl<'m> Requests<'m> {
         Some((index, stage))
     }
 
-    /// Takes one off that list.
+    /// Removes a receive from the due list.
     pub(crate) fn remove_due(&mut self, index: u32) {
         self.due.remove(&mut self.slots, index);
         self.due_len -= 1;
     }
 
-    /// How many have something to post.
+    /// Number of due receives.
     #[inline(always)]
     pub(crate) fn due(&self) -> u32 {
         self.due_len
@@ -382,7 +382,7 @@ impl<'m> Requests<'m> {
         self.ended.first()
     }
 
-    /// What is to be said of one that has ended.
+    /// The status of an ended receive.
     #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
         let slot = &self.slots[index as usize];
@@ -396,8 +396,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes the status of one that has ended; its name is stale from now on. In line, so that a
-    /// caller loads no more of it than it looks at.
+    /// Takes the status of an ended receive, whose id becomes stale. Inlined, so that a caller
+    /// loads only the fields it uses.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);

@@ -1,6 +1,5 @@
-//! Sending. A message that can be posted at once is, and is done on return; everything else takes
-//! its place behind what its stream has and is posted by the passes that follow. Nothing here
-//! blocks; an error means that nothing was done.
+//! Sending. A message is posted at once if possible; any other is queued on its stream and posted
+//! by later passes. Nothing here blocks; after an error nothing was done.
 
 use core::ptr::NonNull;
 
@@ -22,13 +21,13 @@ use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
 
-/// What is sent.
+/// The payload of a send.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes that may be reused when the call returns, whatever it says. At most
-    /// [`Engine::eager_max`] of the peer.
+    /// Bytes that may be reused on return, even after an error. At most [`Engine::eager_max`] of
+    /// the peer.
     Bytes(&'a [u8]),
-    /// So many bytes from here on, which stay as they are, and registered, until the send is done.
+    /// This many bytes at an address. Keep them registered and unchanged until the send is done.
     Region(LocalAddr, usize),
 }
 
@@ -39,31 +38,30 @@ pub(crate) enum Form {
     Eager,
     /// With its payload, done once it has matched.
     Sync,
-    /// As a header; the receiver fetches the payload.
+    /// As a header; the receiver reads the payload.
     Request,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends a message that a receive with a matching tag gets. Messages of one context to one peer
-    /// match in the order sent. The peer may be this engine. Neither blocks nor allocates.
+    /// Sends a tagged message. Messages of one context to one peer match in the order sent. The
+    /// peer may be this engine. Neither blocks nor allocates.
     ///
-    /// [`Issued::Done`]: the payload may be reused; the message is on its way, and
-    /// [`quiet`](Self::quiet) says when it has arrived. [`Issued::Pending`]: the payload of a
-    /// region must stay as it is until the send has ended. Its
-    /// [`Completion`](crate::op::Completion) says so, and carries how many bytes the receiver took
-    /// where it took them itself. With [`Notice::Silent`] there is none, and `quiet` alone says so:
-    /// it waits until the receiver has all that it takes itself.
+    /// [`Issued::Done`]: the payload may be reused; the message is in flight, and
+    /// [`quiet`](Self::quiet) waits for its arrival. [`Issued::Pending`]: do not change a region's
+    /// payload until the send has ended. Its [`Completion`](crate::op::Completion) reports that,
+    /// with the number of bytes that the receiver read. With [`Notice::Silent`] only `quiet` does:
+    /// it waits until the receiver has read what it wants.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::TooLong`] for a slice, what is wrong with context,
-    /// region or peer, or [`OpError::Again`]: no room in rails or tables, or as many headers wait
-    /// at the receiver as may. [`OpError::Rail`]: a rail refused a slice for good.
+    /// [`OpError::NoMatching`]; [`OpError::TooLong`] for a slice; the error of an invalid context,
+    /// region or peer; [`OpError::Again`]: no room in rails or tables, or no header room at the
+    /// receiver. [`OpError::Rail`]: a rail permanently refused a slice.
     #[doc(alias = "psm2_mq_isend")]
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
     #[doc(alias = "fi_tsend")]
-    // Out of line: the stack that this saves lies
-    // on the path between two messages, see `sent_at_once`.
+    // The slow path is out of line, because its stack frame would burden this one: see
+    // `sent_at_once`.
     #[inline(always)]
     pub fn send(
         &mut self,
@@ -79,8 +77,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, false)
     }
 
-    /// [`send`](Self::send) that ends only once a receive has matched, also where the peer is this
-    /// engine. Never [`Issued::Done`]: its completion carries how many bytes the receiver took.
+    /// [`send`](Self::send) that ends only once a receive has matched, even if the peer is this
+    /// engine. Never [`Issued::Done`]: its completion carries the number of bytes that the receiver
+    /// took.
     ///
     /// # Errors
     /// As [`send`](Self::send). A slice waits in one of
@@ -99,7 +98,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, true)
     }
 
-    /// Whether the receiver of a send that has not been taken fetches its payload.
+    /// Whether the receiver of a send reads its payload. The send's completion is not taken yet.
     pub(crate) fn is_fetched(&self, token: Token) -> bool {
         let index = self.state.pending.find(token);
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
@@ -166,7 +165,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: len as u64 })
     }
 
-    /// Everything that cannot simply be posted, and everything that is wrong.
+    /// Slow path: messages that cannot be posted at once, and all errors.
     #[inline(never)]
     fn send_slow(
         &mut self,
@@ -193,7 +192,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         slot.ok_or(OpError::UnknownPeer)?.usable()?;
         let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
         let account = &mut protocol.accounts[stream as usize];
-        // What the processor may not touch stays where it is.
+        // Payloads in device memory are never eager.
         let eager = len <= account.takes.eager as usize && !device;
         if !eager && region == u16::MAX {
             return Err(OpError::TooLong { len, max: account.takes.eager as usize });
@@ -218,8 +217,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = match payload {
             Payload::Region(at, len) => locate(state.locals, at, len as u64)?.0.as_ptr(),
             Payload::Bytes([]) => NonNull::dangling().as_ptr(),
-            // The last block is for receives into device memory:
-            // they end without needing anything of a send.
+            // The last block is reserved for receives into device memory, which can end without
+            // help of a send.
             Payload::Bytes(_) if state.devices != 0 && protocol.outgoing.is_last() => {
                 return Err(OpError::Again);
             }
@@ -268,7 +267,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts bytes that have a credit on any rail, or fails: no copy of them is kept to retry with.
+    /// Posts bytes that have a credit on any rail, or fails, because no copy is kept for a retry.
     fn send_bytes(&mut self, stream: u32, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, OpError> {
         let s = &self.state.streams[stream as usize];
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
@@ -294,7 +293,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Done { value: bytes.len() as u64 })
     }
 
-    /// Posts a send that took its place in its stream.
+    /// Posts a send that is queued on its stream.
     pub(in super::super) fn post_send(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
         let (seq, word) = (s.next, s.word(self.state.mask));
@@ -330,7 +329,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Form::Request => head::REQUEST,
         };
         let head = Head {
-            // Whoever sent it waits for its acknowledgement.
+            // The sender waits for its acknowledgement.
             op: (slot.form == Form::Eager) as u8,
             word,
             freed: self.state.returned(stream),
@@ -373,8 +372,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// Sends an answer of the protocol, with the next number if its stream is kept. A Room, which
-    /// acknowledges, waits for no number. `None`: no rail has room, or the peer has failed.
+    /// Sends a reply of the protocol, with the next number if its stream is kept for failover. A
+    /// Room has no number. `None`: no rail has room, or the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -415,7 +414,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts an answer of the protocol under the word in its head.
+    /// Posts a reply of the protocol under the word in its head.
     pub(in super::super) fn post_answer_as(
         &mut self,
         stream: u32,
@@ -436,13 +435,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// A message with its payload has taken the next number and a credit, and told of the cursor
-    /// and of all credits given back. No slot follows it: the stream itself is open until it is
-    /// acknowledged.
+    /// Records an eager message: it takes the next number and a credit, and carries the cursor and
+    /// all returned credits. It needs no slot: the stream counts as open until it is acknowledged.
     ///
-    /// Few lines are written, each in one go, and none that does not change: stores become visible
-    /// in the order of the program, and one to a lane that has to wait for its line holds up all
-    /// behind it.
+    /// Writes few cache lines, and only fields that change: stores retire in program order, so a
+    /// store to a lane that waits for its line delays all later ones.
     #[inline(always)]
     fn sent_at_once(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
@@ -457,7 +454,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 account.told = account.returned;
             }
         }
-        // While nothing is owed, no pass has counted.
+        // If nothing is owed, `age` is 0 already.
         if tells {
             (s.ack_sent, s.age) = (cursor, 0);
         }
@@ -486,7 +483,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         offer
     }
 
-    /// Nothing more of a send's payload goes out.
+    /// Stops sending the payload of a pulled send.
     pub(in super::super) fn stop_pulling(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         if core::mem::take(&mut self.pending.slots[index as usize].pulled) {
@@ -494,7 +491,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// What a send had is given back. Called once, when it ends.
+    /// Releases the resources of a send. Called once, when it ends.
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];
@@ -508,7 +505,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
         match form {
             Form::Request => account.asked = account.asked.saturating_sub(1),
-            // It never went out, so nobody gives its credit back.
+            // It was never sent, so its credit will not be returned.
             Form::Eager | Form::Sync if !numbered => account.sent = account.sent.wrapping_sub(1),
             Form::Eager | Form::Sync => {}
         }

@@ -1,6 +1,6 @@
-//! What is kept for messages that cannot go on yet: blocks for payloads, headers for payloads that
-//! stayed at the sender, and one account per stream that says how many of them each side may still
-//! use. Fixed at setup; nothing here allocates or posts.
+//! Memory for waiting messages: blocks for payloads, headers for payloads that stay at the sender,
+//! and per stream an account of what each side may still use. Fixed at setup; nothing here
+//! allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
@@ -10,7 +10,7 @@ use super::super::list::NONE;
 use super::MatchLimits;
 use super::head::Offer;
 
-/// Which block or header an unexpected message has.
+/// The block or header of an unexpected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     /// Its payload is here.
@@ -22,7 +22,7 @@ pub(crate) enum Kept {
 impl Kept {
     const HEADER: u64 = 1 << 63;
 
-    /// As the word that the matcher keeps.
+    /// Encodes it as the matcher's cookie.
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
         match self {
@@ -42,11 +42,11 @@ impl Kept {
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSlot {
     link: u32,
-    /// The stream that it counts for, or none: it is free, or its peer was removed.
+    /// The stream that it belongs to; none if it is free or its peer was removed.
     pub(crate) stream: u32,
     pub(crate) len: u32,
     pub(crate) source: PeerId,
-    /// Names a synchronous send that waits for the match; 0: it is not synchronous.
+    /// The token of a synchronous send that waits for the match; otherwise 0.
     pub(crate) token: u64,
 }
 
@@ -54,17 +54,17 @@ pub struct BlockSlot {
 unsafe impl Zeroable for BlockSlot {}
 
 impl BlockSlot {
-    /// A block that nobody uses.
+    /// A free block.
     pub const EMPTY: BlockSlot =
         BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
-/// Payloads of equal room.
+/// A pool of blocks of equal size.
 pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     pub slots: &'m mut [BlockSlot],
     size: usize,
-    /// What was never taken is neither read nor written, nor are its bytes.
+    /// Slots and bytes that were never taken are neither read nor written.
     free: FreeList,
 }
 
@@ -102,7 +102,7 @@ impl<'m> Blocks<'m> {
         self.free.used()
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     #[inline]
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
@@ -132,7 +132,7 @@ pub struct HeaderSlot<const RAILS: usize> {
 unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
 
 impl<const RAILS: usize> HeaderSlot<RAILS> {
-    /// A header that nobody uses.
+    /// A free header.
     pub const EMPTY: Self =
         HeaderSlot { link: 0, stream: NONE, source: PeerId { index: 0, generation: 0 }, offer: Offer::NONE };
 }
@@ -140,7 +140,7 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
 /// All headers.
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
-    /// What was never taken is neither read nor written.
+    /// Slots that were never taken are neither read nor written.
     free: FreeList,
 }
 
@@ -168,8 +168,8 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     }
 }
 
-/// Room of one sort, for payloads or for headers: what each stream has from the start, and what is
-/// left for the streams that need more.
+/// Room of one kind, for payloads or headers: the initial share of each stream, and the shared
+/// rest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub each: u32,
@@ -177,13 +177,13 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// What a stream has after so many doublings.
+    /// A stream's room after this many doublings.
     #[inline(always)]
     pub(crate) fn after(&self, doublings: u8) -> u32 {
         self.each << doublings
     }
 
-    /// Doubles what a stream has, if there is as much left.
+    /// Doubles a stream's room, if enough of the shared rest is left.
     fn double(&mut self, doublings: &mut u8) -> bool {
         let more = self.after(*doublings);
         let grows = more != 0 && more <= self.left;
@@ -194,47 +194,45 @@ impl Room {
         grows
     }
 
-    /// Takes back what a stream had beyond its start.
+    /// Returns a stream's additional room to the shared rest.
     pub(crate) fn take_back(&mut self, doublings: u8) {
         self.left += self.after(doublings) - self.each;
     }
 }
 
-/// What the two ends of a stream may still use of each other's memory.
+/// What the two ends of a stream use of each other's memory.
 ///
-/// Credits are messages whose payload the receiver has room to keep. `sent` and `freed` count ours
-/// at the peer, `kept` and `returned` count the peer's here. A header is used from its request to
-/// send until the answer, so it needs no count on the wire.
+/// `sent` and `freed` count our credits at the peer, `kept` and `returned` the peer's here. A
+/// header is in use from its request to send until the reply, so it needs no count on the wire.
 ///
 /// A cache line, so that the index is a shift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(64))]
 pub struct Account {
-    /// Messages with a payload sent, and how many of their credits came back.
+    /// Messages sent with a payload, and how many of their credits were returned.
     pub(crate) sent: u32,
     pub(crate) freed: u32,
-    /// Requests to send that were not answered.
+    /// Requests to send without a reply.
     pub(crate) asked: u32,
     /// Payloads and headers of the peer that are kept here.
     pub(crate) kept: u32,
     pub(crate) headers: u32,
-    /// Credits of the peer given back, and of how many it was told.
+    /// Credits returned to the peer, and how many of them it knows of.
     pub(crate) returned: u32,
     pub(crate) told: u32,
-    /// Longest payload that travels in its message to this peer, in bytes; how many payloads, and
-    /// how many headers, it keeps of ours.
+    /// The peer's limits: longest eager payload, credits and headers.
     pub(crate) takes: MatchLimits,
-    /// Fins sent; Fins that came; and how many the peer says it has sent, in its Bye.
+    /// Fins sent; Fins received; and how many the peer has sent, according to its Bye.
     pub(crate) fins_sent: u32,
     pub(crate) fins_heard: u32,
     pub(crate) fins_said: u32,
-    /// How often the peer was given twice the credits, and twice the headers.
+    /// Doublings of the peer's credits, and of its headers.
     pub(crate) credit_doublings: u8,
     pub(crate) header_doublings: u8,
-    /// It is yet to be told so.
+    /// A Room is due.
     pub(crate) grown: bool,
-    /// Messages that were sent at once, since the peer was connected: a counter of the engine's,
-    /// kept beside what such a message stores anyway.
+    /// Messages sent on the fast path since the peer was connected: a counter of the engine, kept
+    /// in a cache line that such a message writes anyway.
     pub(crate) at_once: u64,
 }
 
@@ -258,13 +256,13 @@ impl Account {
         at_once: 0,
     };
 
-    /// Gives the peer twice the credits, if there is room.
+    /// Doubles the peer's credits, if there is room.
     #[cold]
     pub(crate) fn grow_credits(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.credit_doublings);
     }
 
-    /// Gives the peer twice the headers, if there is room.
+    /// Doubles the peer's headers, if there is room.
     #[cold]
     pub(crate) fn grow_headers(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.header_doublings);
@@ -276,19 +274,18 @@ impl Account {
         self.sent.wrapping_sub(self.freed)
     }
 
-    /// Credits given back of which the peer was not told.
+    /// Returned credits that the peer does not know of.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u32 {
         self.returned.wrapping_sub(self.told)
     }
 
-    /// The peer says how many credits it has given back in all.
+    /// Handles the peer's total of returned credits.
     #[inline(always)]
     pub(crate) fn freed(&mut self, freed: u32) -> Result<(), Violation> {
         let more = freed.wrapping_sub(self.freed);
         if more > self.used() {
-            // An older message, overtaken, repeats what is known;
-            // a number ahead of what was sent is forged.
+            // A reordered older message changes nothing; a total beyond what was sent is forged.
             return if more >> 31 != 0 { Ok(()) } else { Err(Violation::Credit) };
         }
         self.freed = freed;

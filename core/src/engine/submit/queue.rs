@@ -1,5 +1,5 @@
-//! The way of everything that is not simply done directly: looked at closely, refused by name, done
-//! at once where the rail can, or put behind what its stream has, to be posted in order.
+//! The slow path of operations: checks them, returns specific errors, completes them at once if the
+//! rail can copy, or queues them on their stream to be posted in order.
 
 use core::ptr::NonNull;
 
@@ -31,7 +31,7 @@ pub(super) struct Target {
     pub mapped: *mut u8,
 }
 
-/// What an operation has to post: data, a message, or data and then a message.
+/// What an operation posts: data, a message, or data and then a message.
 #[derive(Clone, Copy)]
 struct Ask {
     kind: Kind,
@@ -101,8 +101,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// The second half of [`put_signal`](Self::put_signal), after
-    /// [`put_signal_mapped`](Self::put_signal_mapped): posts it to a rail, now or later.
+    /// [`put_signal`](Self::put_signal) after [`put_signal_mapped`](Self::put_signal_mapped) has
+    /// declined: posts it to a rail, now or later.
     #[inline(never)]
     pub fn put_signal_posted(
         &mut self,
@@ -156,8 +156,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// The second half of [`signal`](Self::signal), after [`signal_mapped`](Self::signal_mapped):
-    /// posts it to a rail, now or later.
+    /// [`signal`](Self::signal) after [`signal_mapped`](Self::signal_mapped) has declined: posts it
+    /// to a rail, now or later.
     #[inline(never)]
     pub fn signal_posted(
         &mut self,
@@ -252,7 +252,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// Nothing of the stream is in flight: what is done directly now keeps its place in the order.
+    /// Whether nothing of the stream is in flight, so that a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
@@ -290,7 +290,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
-    /// What a rail needs to copy at once. `None` when the peer has failed: the slow path says why.
+    /// The rail and arguments of a direct copy. `None` if the peer has failed: the slow path
+    /// returns why.
     #[inline]
     fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
         self.usable(to.peer).ok()?;
@@ -330,7 +331,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Puts an operation behind what its stream has, and posts what can be posted.
+    /// Appends an operation to its stream, and posts as much as possible.
     #[inline(never)]
     fn enqueue(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<Issued, OpError> {
         self.usable(self.state.streams[stream as usize].peer)?;
@@ -341,7 +342,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// An inject that cannot simply be copied: posted now, or refused with nothing changed.
+    /// Posts an inject that cannot be copied directly, or refuses it with nothing changed.
     #[inline(never)]
     pub(super) fn inject_slow(
         &mut self,
@@ -408,7 +409,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Takes a slot for an operation and puts it at the end of its stream.
+    /// Takes a slot for an operation and appends it to its stream.
     #[inline(always)]
     fn open_slot(&mut self, stream: u32, ask: Ask, notice: Notice) -> Result<u32, OpError> {
         let index = self.pending.slots.take().ok_or(OpError::Again)?;
@@ -428,8 +429,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
             *reply_to = token.0;
         }
-        // The first operation with data that a fence holds back carries it; what comes later is
-        // posted later.
+        // The first operation with fenced data carries the fence; later ones are posted after it.
         let data = match kind {
             _ if left == 0 => 0,
             Kind::Write => WRITES,
@@ -453,7 +453,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(index)
     }
 
-    /// Takes back an operation of which nothing was posted, the last of its stream.
+    /// Removes the last operation of its stream, of which nothing was posted.
     fn cancel_slot(&mut self, stream: u32, index: u32) {
         let state = &mut self.streams[stream as usize];
         if self.pending.slots[index as usize].state == Stage::Open {
@@ -475,7 +475,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         each.fold(self.room(peer), |most, (_, &inject)| most.max(inject)) as usize
     }
 
-    /// A rail refused to copy at once.
+    /// Maps a rail's refusal of a direct copy to an error.
     #[cold]
     fn refused(&mut self, rail: usize, peer: u16, error: PostError) -> OpError {
         match error {

@@ -1,10 +1,10 @@
-//! The usual numbered operation: one post, nothing before it that waits, room everywhere. It is
-//! posted at once. One that is reported takes its slot afterwards, with nothing in it that is left
-//! to do; a silent one takes none: its stream counts its post, and the cursor that passes its
-//! number says the rest.
+//! The single-post tier of numbered operations: one post, nothing queued before it, room in the
+//! window and the rail. It is posted at once. A reported operation takes its slot afterwards,
+//! already fully posted. A silent one takes none: its stream counts the post, and an
+//! acknowledgement of its number ends it.
 //!
-//! `None` means that nothing has changed and that the operation goes into the queue. A rail that
-//! refuses is asked again from there, and it is there that a refusal is dealt with.
+//! `None` means that nothing has changed and that the operation goes to the queue, which also
+//! retries and handles refusals of the rail.
 
 use core::ptr::NonNull;
 
@@ -21,7 +21,7 @@ use super::super::{ContextId, Engine, State};
 use super::queue::Target;
 use super::{Issued, Notice};
 
-/// What one post needs to know.
+/// The parameters of one post.
 struct Way {
     peer: u16,
     context: u8,
@@ -30,13 +30,13 @@ struct Way {
     word: u32,
     /// The slot that the operation will take; [`NONE`] for a silent one.
     index: u32,
-    /// The tag of its post, but for the bytes.
+    /// The tag of its post, without the size.
     tag: u64,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A silent put that is one piece, from its look-ups to its post: what a stream of puts over a
-    /// network does, made in one go. `false`: nothing has changed.
+    /// Posts a silent put of one piece, from look-up to post in one function: the hot path of puts
+    /// over a network. `false`: nothing has changed.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -54,7 +54,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return false;
         }
-        // Of a context that is not configured there is no stream.
+        // An unconfigured context has no stream.
         let peer = remote.peer;
         let stream = state.stream_of(context.0, peer) as usize;
         if !state.streams.get(stream).is_some_and(|s| s.clear(state.config.window, WRITES | kept(RAILS))) {
@@ -66,7 +66,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return false;
         }
-        // A rail is picked only for what will be posted: its turn is over with that.
+        // Pick a rail last, because picking uses up its turn.
         let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
         let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) =
@@ -101,8 +101,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a write that is one piece, on none of the rails in `exclude`. A `from_region` that
-    /// does not exist: an inject, which the rail copies at once.
+    /// Posts a write of one piece, not on the rails in `exclude`. An invalid `from_region` marks an
+    /// inject, which the rail copies at once.
     #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
     #[inline(always)]
     pub(super) fn write_single(
@@ -134,8 +134,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// Posts a message that has a number, and with it the reverse stream's cursor. `data` says
-    /// which data it carries, as for [`clear`](super::super::stream::Stream::clear).
+    /// Posts a numbered message together with the reverse stream's cursor. `data` is the kind of
+    /// data it carries, as for [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
@@ -171,8 +171,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         bytes != 0 && self.pairings.get(peer as usize).is_some_and(|pairing| bytes <= pairing.single as u64)
     }
 
-    /// Where the next number of a stream can go now, with about so many bytes and such data, if one
-    /// post is all that stands before it. On none of the rails in `exclude`.
+    /// Chooses the rail and tag for the next number of a stream, if it can be posted at once.
+    /// Excludes the rails in `exclude`.
     #[inline(always)]
     fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8, exclude: u16) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
@@ -191,7 +191,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(Way { peer, context, rail, seq, word, index, tag })
     }
 
-    /// Notes an operation whose one post was made, or was not.
+    /// Records the result of an operation's only post.
     #[inline(always)]
     fn single_posted(
         &mut self,

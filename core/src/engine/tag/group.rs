@@ -1,9 +1,9 @@
 //! Hash tables of groups. A group is all entries with one key, oldest first; only its leader, the
-//! oldest, is in the chain of a bucket. So a look-up meets one entry per key, however many are
-//! alike, and what it finds is the oldest.
+//! oldest, is in the chain of a bucket. So a look-up visits one entry per key, and finds the
+//! oldest.
 //!
-//! The members of a group form a ring: before the leader stands the youngest. Adding and removing
-//! cost a few stores, whichever member it is; no group is ever walked.
+//! The members of a group form a ring; the youngest precedes the leader. Adding and removing any
+//! member cost a few stores; groups are never walked.
 //!
 //! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted
 //! by `BITS`, and the table in the low bits.
@@ -15,7 +15,7 @@ const HEAD: u32 = 1 << 31;
 /// In `chain.prev`: not a leader.
 const MEMBER: u32 = u32::MAX;
 
-/// What an entry needs to be in one table.
+/// The links of an entry in one table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
     /// Leader: the nodes after and before it in its bucket's chain; before the first, [`HEAD`] and
@@ -47,7 +47,7 @@ pub(super) struct Buckets<'m, const BITS: u32> {
 }
 
 impl<'m, const BITS: u32> Buckets<'m, BITS> {
-    /// Empty tables over as much of `heads`, which is not empty, as is a power of two.
+    /// Empty tables over the largest power of two of `heads`, which is not empty.
     pub(super) fn new(heads: &'m mut [u32]) -> Self {
         let len = 1 << heads.len().min(HEAD as usize - 1).ilog2();
         let heads = &mut heads[..len];
@@ -127,7 +127,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         }
     }
 
-    /// Takes an entry out of its group. A leader's heir is the next oldest.
+    /// Removes an entry from its group. The next oldest succeeds a leader.
     #[inline(always)]
     pub(super) fn remove<T: Grouped>(&mut self, entries: &mut [T], entry: u32, table: usize) {
         let GroupLinks { chain, ring } = *entries[entry as usize].group(table);
@@ -136,7 +136,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         if chain.prev == MEMBER {
             return;
         }
-        // Who stands in the chain instead: the heir, or whoever came behind.
+        // The replacement in the chain: the successor, or the next group.
         let (forward, back) = if ring.next == entry {
             (chain.next, chain.prev)
         } else {

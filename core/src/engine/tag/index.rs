@@ -1,11 +1,11 @@
 //! Indexes over unexpected messages:
 //! one hash table per shape that receives and probes use, a few at a time.
 //!
-//! A message is indexed when somebody looks for it, not when it arrives: each index has a cursor
-//! into the order of arrival, and a search that finds nothing before the cursor moves it on,
-//! message by message, until one matches. So a message enters each index at most once, and messages
-//! received in order enter none. A shape gets an index with its second search among more than
-//! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first walks them.
+//! Messages are indexed by searches, not on arrival. Each index has a cursor into the order of
+//! arrival. A search that finds nothing before the cursor advances it, message by message, until
+//! one matches. So a message enters each index at most once, and messages received in order enter
+//! none. A shape gets an index with its second search among more than
+//! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first scans them.
 
 use super::super::list::NONE;
 use super::key::Key;
@@ -13,7 +13,7 @@ use super::posted::Found;
 use super::shape::{NO_INDEX, Shapes};
 use super::unexpected::{Index, Unexpected};
 
-/// An index gives way to another shape when it served none of so many searches.
+/// Searches without a hit after which another shape may take the index.
 const PATIENCE: u64 = 64;
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
@@ -51,7 +51,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.find_indexed(index as usize, salt, mask, key.under(mask))
     }
 
-    /// Goes through all but the oldest.
+    /// Scans all messages but the oldest.
     fn walk(&self, mask: Key, key: Key) -> Found {
         let mut at = self.slots[self.order.head as usize].order.next;
         let mut passed = 1;
@@ -104,7 +104,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// A message was stored, and it is the oldest that the indexes which had all have not.
+    /// Updates the cursors of complete indexes: the stored message is the first that they lack.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -115,7 +115,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.caught_up = 0;
     }
 
-    /// Takes a message, which is still in the order, out of the indexes.
+    /// Removes a message from the indexes, before it leaves the order.
     #[inline(never)]
     pub(super) fn leave_indexes(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
@@ -131,7 +131,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Gives a shape an empty index: a free one, or that of a shape not searched for recently.
+    /// Assigns an empty index to a shape: a free one, or that of a shape not searched for recently.
     #[cold]
     fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
         let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {
@@ -139,8 +139,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
             None => {
                 let oldest = (0..INDEXES).min_by_key(|k| self.indexes[*k].used)?;
                 if self.clock - self.indexes[oldest].used < PATIENCE {
-                    // Searches without an index count too,
-                    // or a shape out of use would keep its index.
+                    // Count searches without an index too, or an unused shape would keep its index.
                     self.clock += 1;
                     return None;
                 }
@@ -156,7 +155,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         Some(number as u8)
     }
 
-    /// Takes its index from a shape: every message in it is unlinked.
+    /// Revokes a shape's index and unlinks every message in it.
     #[cold]
     pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
         let Index { shape, cursor, .. } = self.indexes[number];
@@ -179,7 +178,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// No message is left: every index is empty, and given up.
+    /// Frees all indexes, because no message is left.
     #[cold]
     pub(super) fn drop_indexes<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
         for index in &self.indexes {

@@ -1,11 +1,10 @@
 //! Receives that wait, in the order of posting.
 //!
-//! The youngest few are only in that order; the others are in the hash table too, by shape and
-//! masked key, or in the overflow list when their shape has no place. So a short queue is never
-//! hashed, and in a long one every receive is hashed at most once, when it is no longer among the
-//! youngest; a bounded number more wait for that until a message is not for the oldest. An arrival
-//! looks at the oldest receive, at one group per shape, at the overflow list, and at the youngest
-//! few.
+//! The youngest few are only in that order. The others are also in the hash table, by shape and
+//! masked key, or in the overflow list if their shape has no slot. So a short queue is never
+//! hashed, and in a long one every receive is hashed at most once. Hashing a bounded number more is
+//! delayed while each message matches the oldest receive. An arrival checks the oldest receive, one
+//! group per shape, the overflow list, and the youngest few.
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
@@ -13,12 +12,12 @@ use super::key::Key;
 use super::shape::{OVERFLOW, Shapes};
 use super::words::{ReceiveId, Tag};
 
-/// What a slot holds.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing: never used, or its receive was cancelled.
+    /// Free: never used, or its receive was cancelled.
     Free,
-    /// Nothing: a message was given to its receive.
+    /// Free: its receive has matched.
     Matched,
     /// A receive that is not indexed.
     Fresh,
@@ -62,7 +61,7 @@ impl PostedSlot {
         state: State::Free,
     };
 
-    /// The mask of a receive whose shape has no place.
+    /// The mask of a receive without a shape.
     fn own_mask(&self) -> Key {
         let Links { next, prev } = self.group.ring;
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
@@ -102,7 +101,7 @@ impl Grouped for PostedSlot {
     }
 }
 
-/// What a search found, and what it took.
+/// The result of a search, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     /// The slot, or [`NONE`].
@@ -122,8 +121,8 @@ pub(super) struct Posted<'m> {
     /// The oldest that is not indexed, and how many are not.
     pub cursor: u32,
     pub fresh: u32,
-    /// How many need not be, and how many are not although they could be found faster, as long as
-    /// every message is for the oldest.
+    /// How many need not be indexed, and how many more are not while every message matches the
+    /// oldest receive.
     unhashed: u32,
     most_fresh: u32,
     /// How many are.
@@ -194,8 +193,8 @@ impl<'m> Posted<'m> {
         shapes
     }
 
-    /// Takes out the oldest receive and returns its id and context,
-    /// if it accepts a message with this key and is not indexed.
+    /// Removes the oldest receive and returns its id and context, if it accepts a message with this
+    /// key and is not indexed.
     #[inline(always)]
     pub(super) fn pop_fresh<const S: usize>(
         &mut self,
@@ -260,7 +259,7 @@ impl<'m> Posted<'m> {
             passed += 1;
         }
         if index == NONE {
-            // Those not indexed are younger than all others.
+            // Receives that are not indexed are younger than all others.
             at = self.cursor;
             while at != NONE {
                 let slot = &self.slots[at as usize];
@@ -310,7 +309,7 @@ impl<'m> Posted<'m> {
         Some(ReceiveId { index, generation: seq as u32 })
     }
 
-    /// Indexes the oldest receive that is not. There is one.
+    /// Indexes the oldest receive that is not indexed. There is one.
     #[inline(never)]
     fn index_oldest_fresh<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
         let index = self.cursor;
@@ -347,7 +346,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Takes a receive out, which waits.
+    /// Removes a waiting receive.
     #[inline(never)]
     pub(super) fn remove<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32, state: State) {
         let slot = &mut self.slots[index as usize];
@@ -376,7 +375,7 @@ impl<'m> Posted<'m> {
         self.free = index;
     }
 
-    /// The slot of an id, if no later receive took it.
+    /// The slot of an id, unless a later receive uses it.
     #[inline(always)]
     pub(super) fn slot(&self, id: ReceiveId) -> Option<&PostedSlot> {
         self.slots.get(id.index as usize).filter(|slot| slot.seq as u32 == id.generation)

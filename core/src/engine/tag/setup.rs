@@ -1,4 +1,4 @@
-//! What a matcher is made of: memory, borrowed, and values to set.
+//! The borrowed memory and the configuration of a matcher.
 
 use super::posted::PostedSlot;
 use super::unexpected::UnexpectedSlot;
@@ -15,7 +15,7 @@ pub struct MatcherMemory<'m> {
 }
 
 impl MatcherMemory<'_> {
-    /// A good length of `buckets` for so many receives and messages.
+    /// A good length of `buckets` for this number of receives and messages.
     pub const fn buckets(posted: usize, unexpected: usize) -> usize {
         let most = if posted > unexpected { posted } else { unexpected };
         2 * if most < 1 { 1 } else { most }.next_power_of_two()
@@ -33,14 +33,13 @@ pub struct MatcherConfig {
     /// the seed, so that ids of one matcher mean nothing to another. Tests begin just before a wrap
     /// of 32 bits.
     pub first_sequence: Option<u64>,
-    /// So many of the youngest receives are looked at one by one, and not hashed.
+    /// Number of youngest receives that are scanned linearly, not hashed.
     pub unhashed: u32,
-    /// So many more are hashed only when a message comes that is not for the oldest receive: a
-    /// window of receives that match in order is never hashed, and the first message out of order
-    /// costs as much more.
+    /// Number of further receives that are hashed only once a message does not match the oldest
+    /// receive. A window of receives that match in order is never hashed; the first message out of
+    /// order pays for it.
     pub lazily: u32,
-    /// Up to this many messages, a receive
-    /// that does not match the oldest scans the rest, without an index.
+    /// Up to this many messages, a receive that does not match the oldest scans the rest linearly.
     pub walked: u32,
 }
 

@@ -1,17 +1,17 @@
 //! Shapes: the masks in use. Of all receives with one mask, a message matches those whose masked
 //! key equals its own, so one look-up answers for all of them.
 //!
-//! A shape stays known after its last receive until its place is needed for another mask, except
-//! while it is pinned. When every place is taken by shapes in use, further masks are [`OVERFLOW`].
+//! A shape keeps its slot after its last receive until another mask needs it, or for as long as it
+//! is pinned. When shapes in use fill the table, further masks are [`OVERFLOW`].
 
 use super::key::Key;
 use crate::engine::mix;
 
-/// Of receives whose mask has no place.
+/// The shape of receives whose mask has no slot.
 pub(super) const OVERFLOW: u8 = u8::MAX;
-/// Shapes at most: their set is one word.
+/// Most shapes: their set is one word.
 pub(super) const MOST: usize = 64;
-/// The mask of a place never taken: a source is compared whole or not at all, so no receive has it.
+/// The mask of an unused slot. A source is compared whole or not at all, so no receive has it.
 const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
 /// No index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
@@ -22,11 +22,11 @@ pub(super) const NO_INDEX: u8 = u8::MAX;
 pub(super) struct Shape {
     pub mask: Key,
     pub salt: Key,
-    /// Not above the number of any indexed receive: that of the first, since there was none.
+    /// A lower bound of the numbers of indexed receives: that of the first since there was none.
     pub min_seq: u64,
     /// Receives in the hash table.
     pub indexed: u32,
-    /// How often it was asked for by [`Matcher::shape`](super::Matcher::shape) and not released.
+    /// Reservations by [`Matcher::shape`](super::Matcher::shape) that are not released.
     pub pins: u32,
     /// Searches among many unexpected messages that had no index for it.
     pub walks: u8,
@@ -36,14 +36,14 @@ pub(super) struct Shape {
 
 const _: () = assert!(size_of::<Shape>() == 64);
 
-/// Where a mask belongs.
+/// The result of looking up a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It is known here.
+    /// It has this slot.
     Known(u8),
-    /// It is not, and this place can be taken from a shape that is not in use, or from none.
+    /// It has none, and may take this free or idle slot.
     Idle(u8),
-    /// It is not, and every place is in use.
+    /// It has none, and every slot is in use.
     Nowhere,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],
     /// Bit s: shape s has indexed receives.
     pub active: u64,
-    /// The place looked at first when one must be given up.
+    /// Where the search for an idle slot starts.
     hand: u32,
     /// The shape used last, and others by a hash of their mask. Hints: any may be wrong.
     last: u8,
@@ -101,7 +101,7 @@ impl<const N: usize> Shapes<N> {
         self.get(shape).is_some_and(|shape| shape.mask == mask)
     }
 
-    /// Finds the place of a mask. The places of `kept` (bit s: place s) are not given up.
+    /// Looks up a mask. The slots of `kept` (bit s: slot s) are not idle.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 58) as usize;
@@ -127,7 +127,7 @@ impl<const N: usize> Shapes<N> {
         Place::Nowhere
     }
 
-    /// Gives an idle place, that has no index, to a mask.
+    /// Assigns an idle slot without an index to a mask.
     pub(super) fn take(&mut self, place: u8, mask: Key) {
         let shape = &mut self.all[place as usize];
         (shape.mask, shape.walks) = (mask, 0);

@@ -1,7 +1,7 @@
-//! Messages that came before their receive, in the order of arrival; and messages claimed by a
-//! matched probe, which are out of that order.
+//! Unexpected messages in the order of arrival, and messages that a matched probe claimed, which
+//! are not in that order.
 //!
-//! How they are found is in `index`.
+//! `index` has the searches.
 
 use crate::mem::Zeroable;
 
@@ -17,7 +17,7 @@ pub(super) struct Index {
     pub shape: u8,
     /// The oldest message that is not in it, or [`NONE`] when all are.
     pub cursor: u32,
-    /// When it served last.
+    /// The clock when it last served a search.
     pub used: u64,
 }
 
@@ -25,20 +25,20 @@ impl Index {
     pub(super) const NONE: Index = Index { shape: 0, cursor: NONE, used: 0 };
 }
 
-/// Indexes at most: a slot has links for so many.
+/// Most indexes: a slot has links for this many.
 pub(super) const MOST_INDEXES: usize = 4;
 
-/// Slots that are taken into use at a time: what a page holds.
+/// Slots that come into use at a time: one page.
 const WIDER: usize = 32;
 
-/// What a slot holds.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
     Free = 0,
     /// A message that any receive or probe may find.
     Stored,
-    /// A message that a matched probe took out.
+    /// A message that a matched probe claimed.
     Claimed,
 }
 
@@ -55,7 +55,7 @@ pub struct UnexpectedSlot {
     pub(super) state: State,
     /// Bit k: it is in index k.
     pub(super) linked: u8,
-    /// Bit k: it is the oldest that index k has not taken in.
+    /// Bit k: it is the oldest message that index k does not have.
     pub(super) cursor_of: u8,
     _pad: [u32; 3],
     pub(super) groups: [GroupLinks; MOST_INDEXES],
@@ -117,12 +117,12 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     /// Slots that are or were in use, or on the list of free ones. The others are not written.
     pub used: u32,
     next_seq: u64,
-    /// Among so many, no index is thought of.
+    /// Below this many messages a linear scan beats an index.
     pub walked: u32,
     pub indexes: [Index; INDEXES],
     /// Bit k: index k is in use.
     pub active: u8,
-    /// Bit k: index k has taken in every message.
+    /// Bit k: index k has every message.
     pub caught_up: u8,
     /// Counts searches that an index served.
     pub clock: u64,
@@ -135,8 +135,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         first_seq: u64,
         walked: u32,
     ) -> Self {
-        // A name that another matcher left here is stale.
-        // Memory that was never used stays untouched.
+        // Invalidates ids that another matcher left here. Does not touch memory that was never
+        // used.
         slots.iter_mut().filter(|slot| slot.state != State::Free).for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
@@ -197,8 +197,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         true
     }
 
-    /// Takes the oldest message out if it matches a key in the bits of `mask`
-    /// and no index knows it.
+    /// Removes the oldest message if it matches a key in the bits of `mask` and is in no index.
     #[inline(always)]
     pub(super) fn pop_unindexed<const S: usize>(
         &mut self,
@@ -229,7 +228,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         Some(arrived)
     }
 
-    /// Takes a stored message out of the order and the indexes. Its slot is still its own.
+    /// Removes a stored message from the order and the indexes, but keeps its slot.
     #[inline]
     pub(super) fn unlink<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32) {
         let slot = &self.slots[index as usize];
@@ -243,7 +242,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         }
     }
 
-    /// Frees the slot of a message that is in no list; its id is stale from now on.
+    /// Frees the slot of a message that is in no list; its id becomes stale.
     #[inline(always)]
     pub(super) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
@@ -252,7 +251,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         self.free = index;
     }
 
-    /// The slot number of an id whose message is here.
+    /// The slot number of a valid id.
     #[inline(always)]
     pub(super) fn slot(&self, id: UnexpectedId) -> Option<&UnexpectedSlot> {
         let slot = self.slots.get(id.index as usize)?;

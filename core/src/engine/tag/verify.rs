@@ -1,10 +1,10 @@
-//! A walk over everything a matcher has, that says what does not agree.
+//! A consistency check of a matcher's whole state.
 
 use super::super::list::{Fifo, Listed, NONE};
 use super::shape::OVERFLOW;
 use super::{Matcher, group, posted, unexpected};
 
-/// The entries of a list, oldest first, and whether its links agree.
+/// Walks a list, oldest first, and checks its links.
 fn check_list<const LIST: usize, T: Listed<LIST>>(
     list: Fifo<LIST>,
     slots: &[T],
@@ -66,12 +66,11 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
 }
 
 impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
-    /// Looks at every list, group and counter, and says the first thing that does not agree.
-    /// Changes nothing. For tests, and for whoever suspects that memory was overwritten. Slow:
-    /// looks at everything.
+    /// Checks every list, group and counter. Changes nothing. For tests, and to look for
+    /// overwritten memory. Slow: visits everything.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first inconsistency.
     #[cold]
     pub fn verify(&self) -> Result<(), &'static str> {
         self.verify_posted()?;

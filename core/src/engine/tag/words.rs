@@ -1,4 +1,4 @@
-//! The words of the matcher: what goes in and what comes out. All `Copy`, none borrows.
+//! The argument and result types of the matcher. All are `Copy`; none borrows.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr, BitXor, Not};
@@ -101,18 +101,18 @@ pub struct ReceiveId {
 }
 
 impl ReceiveId {
-    /// Names nothing: no matcher has so many receives.
+    /// An id that no receive has.
     pub(crate) const NONE: ReceiveId = ReceiveId { index: u32::MAX, generation: 0 };
 }
 
-/// A message that came before its receive. Stale once it was received, taken or discarded.
+/// An unexpected message. Stale once it was received, taken or discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedId {
     pub(super) index: u32,
     pub(super) generation: u32,
 }
 
-/// A kind of receive known beforehand: which bits it compares, and whether it names a source.
+/// A reserved kind of receive: which bits it compares, and whether it names a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeId(pub(super) u8);
 
@@ -125,25 +125,25 @@ pub struct Arrived {
     pub tag: Tag,
     /// The sender's length, in bytes.
     pub len: u64,
-    /// The caller's word for the message: where its payload lies, or what to ask the sender for.
+    /// The caller's cookie, for example where the payload lies.
     pub cookie: u64,
 }
 
-/// What became of a receive.
+/// The result of posting a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Post {
     /// It waits for a message.
     Waiting(ReceiveId),
-    /// It got this message, the oldest that matches. Nothing of either is left in the matcher.
+    /// It matched this message, the oldest possible. Neither is left in the matcher.
     Matched(Arrived),
 }
 
-/// What became of a message.
+/// The result of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Arrive {
-    /// It went to this receive, the oldest that matches. Nothing of either is left in the matcher.
+    /// It matched this receive, the oldest possible. Neither is left in the matcher.
     Matched {
         /// The receive, whose id is stale now.
         receive: ReceiveId,
@@ -154,16 +154,15 @@ pub enum Arrive {
     Stored(UnexpectedId),
 }
 
-/// What became of the wish to cancel a receive.
+/// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Cancel {
-    /// The receive is gone, and this was its context. No message will be given to it.
+    /// The receive is removed; this was its context. It will not match.
     Removed(u64),
-    /// The receive was given a message already. Nothing changed.
-    /// Reported until its slot is used again.
+    /// The receive has already matched. Nothing changed. Reported until its slot is reused.
     AlreadyMatched,
-    /// No such receive: cancelled before, over for long, or of another matcher. Nothing changed.
+    /// No such receive: already cancelled, ended long ago, or of another matcher. Nothing changed.
     Stale,
 }
 
@@ -175,7 +174,7 @@ pub enum TagError {
     Full,
     /// The tag or the mask has bits beyond the width chosen at setup.
     TooWide,
-    /// The id names nothing: what it named is over, or it is of another matcher.
+    /// The id is stale, or of another matcher.
     Stale,
     /// The message was not claimed by [`mprobe`](super::Matcher::mprobe).
     NotClaimed,
@@ -194,7 +193,7 @@ impl fmt::Display for TagError {
 
 impl core::error::Error for TagError {}
 
-/// Counters since setup. Plain numbers of one owner.
+/// Counters since setup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchStats {
     /// Searches: one per arrival that found posted receives,
@@ -204,8 +203,8 @@ pub struct MatchStats {
     pub probes: u64,
     /// Most look-ups in one search.
     pub most_probes: u32,
-    /// Most entries that one search passed over: hash neighbours with another key, entries not
-    /// indexed, receives beyond the limit of shapes. Groups of equal receives or messages are never
+    /// Most entries that one search visited without a match: hash neighbours with another key,
+    /// entries not indexed, receives beyond the limit of shapes. Groups of equal keys are never
     /// walked.
     pub longest_walk: u32,
     /// Messages that found their receive posted, and their bytes.

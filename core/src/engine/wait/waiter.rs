@@ -1,5 +1,5 @@
-//! What a wait needs: the [`Waiter`], when to ask whether peers live, and the loop over whatever a
-//! wait drives.
+//! The parts of a wait: the [`Waiter`], the schedule of liveness checks, and the loop that drives
+//! progress.
 
 use core::cell::Cell;
 
@@ -9,14 +9,14 @@ use crate::sync::event::{EventCount, Park};
 use crate::sync::host::{Host, Woken};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
-/// Turns between two looks at the clock for the peers' sake.
+/// Turns between two reads of the clock for liveness checks.
 const TURNS: u32 = 1024;
 
-/// How often a busy waiter asks whether its peers live, in nanoseconds. A parked one asks whenever
+/// Interval between liveness checks of a busy waiter, in nanoseconds. A parked one checks whenever
 /// it wakes.
 const CHECK_NS: u64 = 10_000_000;
 
-/// How a thread waits: its host, what it sleeps on, and the state of its spinning. One per thread.
+/// How a thread waits: its host, its parker, and the state of its spinning. One per thread.
 pub struct Waiter<'w, H: Host, P: Park = Asleep> {
     host: &'w H,
     event: &'w P,
@@ -26,7 +26,7 @@ pub struct Waiter<'w, H: Host, P: Park = Asleep> {
     pulse: Pulse,
 }
 
-/// When to ask whether the peers live: after every sleep, and now and then while busy.
+/// Schedules liveness checks: after every sleep, and every [`CHECK_NS`] while busy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pulse {
     turns: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Whether it is time, on a turn that does or does not follow a sleep.
+    /// Whether a check is due. `slept`: the turn follows a sleep.
     #[inline(always)]
     pub(crate) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -50,7 +50,7 @@ impl Pulse {
     }
 }
 
-/// What a waiter sleeps on that never sleeps.
+/// A parker that never parks: the waiter only spins.
 pub struct Asleep(EventCount);
 
 impl Park for Asleep {
@@ -65,24 +65,24 @@ impl Park for Asleep {
 }
 
 impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
-    /// Spins as `policy` says, then sleeps on `event`, which the rail rings: see the contract of
+    /// Spins as `policy` says, then sleeps on `event`, which the rail notifies: see the contract of
     /// [`Rail`].
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
         Waiter { host, event, wakes: true, naps: false, idle: Idle::new(policy), pulse: Pulse::default() }
     }
 
-    /// Sleeps also while something is left to do that no event announces, such as a post that a
-    /// rail refuses: for a policy whose sleeps are short.
+    /// Sleeps even while work is left that no event announces, such as a refused post. Use it with
+    /// a policy whose sleeps are short.
     pub fn napping(self) -> Self {
         Waiter { naps: true, ..self }
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counts(&self) -> Counts {
         self.idle.counts()
     }
 
-    /// Says whether there are more threads to run than processors to run them.
+    /// Sets whether there are more runnable threads than processors.
     pub fn set_oversubscribed(&mut self, oversubscribed: bool) {
         self.idle.set_oversubscribed(oversubscribed);
     }
@@ -94,8 +94,8 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
 }
 
 impl<'w, H: Host> Waiter<'w, H, Asleep> {
-    /// Never sleeps: for rails that cannot wake anybody. Yields when a wait gets long, which
-    /// `Waiter::new` with [`Policy::EXCLUSIVE`] does not: for threads that own their processor.
+    /// Never sleeps: for rails that cannot wake a sleeper. Yields in long waits; for threads that
+    /// own their processor, use `Waiter::new` with [`Policy::EXCLUSIVE`], which does not.
     pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
         Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
     }
@@ -109,7 +109,7 @@ impl Asleep {
     }
 }
 
-/// Notes that a sleep took place.
+/// A parker that records whether it slept.
 pub(crate) struct Noted<'a, P: ?Sized> {
     pub event: &'a P,
     pub slept: &'a Cell<bool>,
@@ -128,15 +128,15 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
     }
 }
 
-/// What a wait drives.
+/// The engine or worker that a wait drives.
 pub(crate) trait Drive {
     /// One pass. Returns how many events came in.
     fn pass(&mut self) -> u32;
 
-    /// Asks whether the peers live.
+    /// Checks whether peers are alive.
     fn check(&mut self);
 
-    /// Whether something is left to do that no event announces.
+    /// Whether work is left that no event announces.
     fn is_due(&self) -> bool;
 }
 

@@ -1,10 +1,9 @@
-//! Those who want to be notified of something that happens on somebody else's account: a worker
-//! whose next command waits for an event of another worker's queue, a thread that waits for another
-//! thread's queue. Nothing here blocks or allocates.
+//! Additional eventcounts to notify: of a worker whose next command waits for an event of another
+//! worker's queue, or of a thread that waits for another thread's queue. Nothing here blocks or
+//! allocates.
 //!
-//! Whoever brings things about notifies its listeners, if it has any, and forgets them; who still
-//! listens says so again. So a listener that went away costs one notification for nothing, and
-//! there is nothing to take back.
+//! A notifier notifies its listeners once and removes them; a listener that still waits registers
+//! again. So a listener that went away costs one spurious notification, and needs no removal.
 //!
 //! # The race
 //!
@@ -34,7 +33,7 @@ use crate::sync::{
     primitive::{AtomicPtr, Ordering, edge, filled},
 };
 
-/// Eventcounts to be notified once, `N` at most.
+/// At most `N` eventcounts to notify once.
 #[derive(Debug)]
 pub struct Listeners<'e, const N: usize = 8> {
     places: [AtomicPtr<EventCount>; N],
@@ -55,7 +54,7 @@ pub enum Listening {
 }
 
 impl<'e, const N: usize> Listeners<'e, N> {
-    /// Nobody listens.
+    /// No listeners.
     pub fn new() -> Self {
         Self { places: filled_places(), kind: PhantomData }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::*;
 use crate::sync::{
     primitive::AtomicU64,
-    testing::{LockHost, model, rounds, thread},
+    testing::{LockHost, Mutex, model, rounds, thread},
 };
 
 const ROUNDS: u64 = rounds(1, 2_000);
@@ -224,5 +224,46 @@ fn a_listener_is_seen_as_its_thread_made_it() {
         }
         assert_eq!(listeners.notify(&host), 0);
         drop(listener.join().unwrap());
+    });
+}
+
+/// As the worker of a node gives the bell up to its program: `node` is the lock of what both drive,
+/// `seat` the right to sleep on `event[1]`, which a peer rings. `work[0]` is 1 while the program
+/// holds `node`, and 2 from the end on.
+#[test]
+fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
+    model(|| {
+        let scene = Scene::new();
+        let locks = Arc::new([Mutex::new(()), Mutex::new(())]);
+        let worker = thread::spawn({
+            let (scene, locks) = (scene.clone(), locks.clone());
+            move || {
+                let [node, seat] = &*locks;
+                loop {
+                    drop(node.lock().unwrap());
+                    if scene.done(0) == 2 {
+                        break;
+                    }
+                    let _taken = seat.lock().unwrap();
+                    [&scene.event[0], &scene.event[1]].park(&scene.host, FOREVER, || scene.done(0) != 0);
+                }
+            }
+        });
+        let peer = thread::spawn({
+            let scene = scene.clone();
+            move || scene.publish(1, 1)
+        });
+        let [node, seat] = &*locks;
+        let held = node.lock().unwrap();
+        scene.publish(0, 1);
+        let taken = seat.lock().unwrap();
+        while scene.done(1) == 0 {
+            scene.event[1].park(&scene.host, FOREVER, || scene.done(1) != 0);
+        }
+        drop(taken);
+        scene.publish(0, 1);
+        drop(held);
+        worker.join().unwrap();
+        peer.join().unwrap();
     });
 }

@@ -27,8 +27,8 @@ impl<T> HeapSlab<T> {
 }
 
 impl<T: 'static> Pool<'static, T> {
-    /// A pool on the heap. Allocates now; the memory is freed when the pool is closed and every
-    /// slot given back, by whoever lets go last.
+    /// Creates a pool on the heap. Allocates now. The last holder frees the memory, once the pool
+    /// is closed and every slot is released.
     ///
     /// # Errors
     ///

@@ -55,7 +55,7 @@ assert_not_impl_any!(Pool<'static, u64>: Sync, Clone);
 // created here may have been given back, and be dropped, elsewhere.
 unsafe impl<T: Send> Send for Pool<'_, T> {}
 
-/// What a pool did so far. Plain numbers of its owner.
+/// The counters of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Slots taken.

@@ -1,4 +1,4 @@
-//! The side of a ring that takes values. Never blocks or allocates; one thread at a time owns it.
+//! The consumer's side of a ring. Never blocks or allocates; one thread at a time owns it.
 
 use core::{marker::PhantomData, ptr::NonNull, slice};
 
@@ -17,7 +17,7 @@ pub struct Consumer<'m, T, M: Memory = Private> {
     slots: Span<'m, T>,
     /// Values ever released: the truth, of which `header.head` is the published copy.
     head: u64,
-    /// The tail as last seen: the head at which the ring is empty as far as known.
+    /// The tail as last loaded: the ring is known to hold values up to here.
     seen: u64,
     /// The most values that an honest tail leaves in the ring; zero once the peer has shown that it
     /// is not honest. See the same field of the producer.
@@ -66,7 +66,7 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
 
 impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, head: u64) -> Self {
-        // `seen == head`: the first pop looks.
+        // `seen == head`, so the first pop loads the tail.
         Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
     }
 
@@ -146,7 +146,7 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Values as far as known, looking again only if these are fewer than `wanted`.
+    /// The known number of values. Loads the tail again only if it is less than `wanted`.
     #[inline(always)]
     fn filled_for(&mut self, wanted: usize) -> usize {
         let known = self.seen.wrapping_sub(self.head) as usize;

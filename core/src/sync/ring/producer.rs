@@ -1,4 +1,4 @@
-//! The side of a ring that fills slots. Never blocks or allocates; one thread at a time owns it.
+//! The producer's side of a ring. Never blocks or allocates; one thread at a time owns it.
 
 use core::{error::Error, fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull, slice};
 
@@ -67,11 +67,11 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
 
 impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, tail: u64) -> Self {
-        // `limit == tail`: the first push looks.
+        // `limit == tail`, so the first push loads the head.
         Self { header, slots, tail, limit: tail, believed: slots.capacity(), kind: PhantomData }
     }
 
-    /// Puts one value in.
+    /// Pushes one value.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
         self.believed == 0
     }
 
-    /// Free slots as far as known, looking again only if these are fewer than `wanted`.
+    /// The known number of free slots. Loads the head again only if it is less than `wanted`.
     #[inline(always)]
     fn free_for(&mut self, wanted: usize) -> usize {
         let known = self.limit.wrapping_sub(self.tail) as usize;

@@ -101,6 +101,64 @@ fn a_lost_device_ends_everything_as_unknown_and_hangs_nobody() {
 }
 
 #[test]
+fn memory_of_what_has_an_unknown_end_stays_in_use_at_both_ends() {
+    for relay in [false, true] {
+        let config = GpuConfig { force_relay: relay, timeout: Duration::from_millis(4), ..small() };
+        let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 5);
+        let local = pair.memory[0].local(0, LEN);
+        let host = NonNull::from(Box::leak(Box::new([0u64; 512]))).cast();
+        // SAFETY: never given back.
+        let host = unsafe { Region::new(host, 4096, RegionKind::Private) };
+        let (pinned, _) = pair.rails[0].register(&host).unwrap();
+        let counts = process(&pair.rails[0]).counts();
+        assert!(!pair.rails[0].touches(local));
+        pair.write(0, 0, 300, None, 0);
+        // The driver does not say how it goes, once.
+        process(&pair.rails[0]).fail(Call::Reached, 0, DeviceError::Driver(999));
+        if relay {
+            while pair.rails[0].streams.out() > 0 {
+                pair.rails[0].poll(8, &mut pair.seen[0]);
+            }
+        } else {
+            pair.until("an end", |pair| pair.ended(0).is_some());
+            assert_eq!(pair.ended(0), Some(Err(CompleteError::Unknown(999))));
+        }
+        assert!(pair.rails[0].touches(local), "relay {relay}");
+        for key in [pair.memory[0].key, pinned] {
+            assert_eq!(pair.rails[0].deregister(key), Err(AttachError::Kept(libc::EBUSY)));
+        }
+        // Nor does the peer get back what is open here.
+        pair.rails[0].release(PEER, pair.memory[1].key);
+        pair.rails[0].detach(PEER);
+        let Pair { driver, rails, .. } = pair;
+        let kept = process(&rails[0]).clone();
+        drop(rails);
+        assert_eq!((kept.counts().closes, kept.counts().unpins), (counts.closes, counts.unpins + 1));
+        driver.behave(|behaviour| behaviour.late = 0);
+        driver.drain();
+        assert_eq!(driver.violations(), [], "relay {relay}");
+    }
+}
+
+#[test]
+fn memory_that_the_processor_gave_up_to_fill_stays_until_the_device_has_finished() {
+    let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
+    let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 7);
+    let local = pair.memory[0].local(0, 64);
+    // SAFETY: registered.
+    let placed = unsafe { pair.rails[0].place(local, Untrusted::from_slice(&[1; 64])) };
+    assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
+    pair.rails[0].check_peers(&mut pair.seen[0]);
+    assert!(pair.rails[0].touches(local));
+    pair.driver.behave(|behaviour| behaviour.late = 0);
+    pair.driver.drain();
+    pair.rails[0].check_peers(&mut pair.seen[0]);
+    assert!(!pair.rails[0].touches(local));
+    assert_eq!(pair.rails[0].deregister(pair.memory[0].key), Ok(()));
+    pair.check();
+}
+
+#[test]
 fn a_peer_that_dies_ends_what_was_posted_to_it_and_its_memory_is_not_touched_again() {
     for relay in [false, true] {
         for seed in 1..6 {

@@ -137,19 +137,27 @@ impl FabricRail {
     /// Counts anew how many polls need do no more than read the queue.
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
-        let plain = !self.busy && self.on_arrival.is_none() && self.notify != Notify::Source;
+        let flushes = self.device.as_ref().is_some_and(|device| device.must_flush());
+        let plain = !self.busy && !flushes && self.notify != Notify::Source;
         self.plain_polls = if plain { LOOK - polls % LOOK } else { 1 };
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
-    /// Calls the hook if something has arrived.
+    /// Flushes the device if a NIC may have written to it: something has arrived, or a read has
+    /// ended. Where that fails all peers are lost: none of what has arrived is reported.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
-        let arrived = |entry: &Entry| is_arrival(entry) || entry.flags & FI_RECV != 0;
-        if let Some(hook) = &mut self.on_arrival
-            && self.entries.room(count).iter().any(arrived)
+        let Some(device) = self.device.as_mut().filter(|device| device.must_flush()) else { return };
+        let written = |entry: &Entry| {
+            let slot = entry.op_context.cast::<Slot>();
+            // SAFETY: a context that comes back without an arrival is ours, and stays where it is.
+            let is_read = || !slot.is_null() && unsafe { (*slot).kind } == Kind::Read;
+            is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
+        };
+        if self.entries.room(count).iter().any(written)
+            && let Err(code) = device.flush()
         {
-            hook();
+            self.lose_all(Code(code));
         }
     }
 

@@ -265,6 +265,13 @@ impl Peers {
         true
     }
 
+    /// From now on no write is handed over without a look at it.
+    pub fn look_at_writes(&mut self) {
+        for slot in &mut self.slots {
+            (slot.short_below, slot.plain) = (0, false);
+        }
+    }
+
     /// Frees a place.
     pub fn detach(&mut self, peer: u16) {
         self.slots[peer as usize] = GONE;

@@ -182,7 +182,7 @@ impl FabricRail {
     }
 
     /// A write to a peer that is not up, or on a rail that holds writes back, says the level with
-    /// each, or has words in messages.
+    /// each, has words in messages, or reaches a device.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[cold]
     #[inline(never)]
@@ -210,7 +210,8 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        if len <= self.inject {
+        // The provider cannot copy memory of a device: the processor may not touch it.
+        if len <= self.inject && !self.is_of_device(ptr, len) {
             if !self.close_batch() {
                 return Err(PostError::Again);
             }

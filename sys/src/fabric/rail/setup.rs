@@ -127,7 +127,7 @@ impl FabricRail {
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),
-            on_arrival: None,
+            device: None,
             broken: false,
             accepted_marked: 0,
             plain_polls: 0,

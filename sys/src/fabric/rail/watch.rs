@@ -127,10 +127,15 @@ impl FabricRail {
     /// The queue itself has failed: nothing can be known of any post.
     #[cold]
     pub(super) fn break_down(&mut self, code: Code) {
-        self.note_error(code);
-        if mem::replace(&mut self.broken, true) {
-            return;
+        if !mem::replace(&mut self.broken, true) {
+            self.lose_all(code);
         }
+    }
+
+    /// Gives all peers up.
+    #[cold]
+    pub(super) fn lose_all(&mut self, code: Code) {
+        self.note_error(code);
         for peer in 0..self.peers.slots.len() as u16 {
             if self.peers.slots[peer as usize].attached {
                 self.take_down(Peer(peer), PeerError::Lost);

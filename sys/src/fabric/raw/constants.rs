@@ -55,6 +55,15 @@ pub const FI_MR_RMA_EVENT: i32 = 1 << 8;
 pub const FI_MR_ENDPOINT: i32 = 1 << 9;
 pub const FI_MR_HMEM: i32 = 1 << 10;
 
+/// Flag of a registration, since 1.20.
+pub const FI_MR_DMABUF: u64 = 1 << 40;
+
+// `enum fi_hmem_iface`.
+pub const FI_HMEM_SYSTEM: i32 = 0;
+pub const FI_HMEM_CUDA: i32 = 1;
+pub const FI_HMEM_ROCR: i32 = 2;
+pub const FI_HMEM_ZE: i32 = 3;
+
 // `enum fi_progress`.
 pub const FI_PROGRESS_UNSPEC: i32 = 0;
 pub const FI_PROGRESS_AUTO: i32 = 1;

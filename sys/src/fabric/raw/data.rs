@@ -64,6 +64,32 @@ pub struct fi_msg_rma {
     pub data: u64,
 }
 
+/// Since 1.20.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fi_mr_dmabuf {
+    pub fd: c_int,
+    pub offset: u64,
+    pub len: usize,
+    pub base_addr: *mut c_void,
+}
+
+/// In C the first field and `device` are unions: of pointers, and of numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fi_mr_attr {
+    pub mr_iov: *const c_void,
+    pub iov_count: usize,
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub context: *mut c_void,
+    pub auth_key_size: usize,
+    pub auth_key: *mut u8,
+    pub iface: c_int,
+    pub device: u64,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_context {

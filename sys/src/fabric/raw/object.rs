@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use super::{Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_msg, fi_msg_rma};
+use super::{Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg, fi_msg_rma};
 
 /// What every object begins with.
 #[repr(C)]
@@ -95,7 +95,14 @@ pub struct fi_ops_mr {
         ) -> c_int,
     >,
     pub regv: Unused,
-    pub regattr: Unused,
+    pub regattr: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            attr: *const fi_mr_attr,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+        ) -> c_int,
+    >,
 }
 
 #[repr(C)]

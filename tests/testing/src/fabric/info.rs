@@ -96,6 +96,10 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     let mut progress = persona.progress;
     let mut threading = FI_THREAD_SAFE;
     let mut mr_mode = persona.mr_mode;
+    // It wants that of who asks for memory of devices, and of nobody else.
+    if asked.is_none_or(|(hints, ..)| hints.caps & FI_HMEM == 0) {
+        mr_mode &= !FI_MR_HMEM;
+    }
     let mut caps = persona.caps;
     let mut op_flags = 0;
     if let Some((hints, tx, rx, ep, domain, fabric)) = asked {
@@ -122,10 +126,9 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
             }
         }
         if let Some(domain) = domain {
-            if persona.mr_mode & !domain.mr_mode != 0 || domain.cq_data_size > persona.data_bytes {
+            if mr_mode & !domain.mr_mode != 0 || domain.cq_data_size > persona.data_bytes {
                 return None;
             }
-            mr_mode = persona.mr_mode;
             if domain.data_progress == FI_PROGRESS_AUTO && persona.progress != FI_PROGRESS_AUTO {
                 return None;
             }

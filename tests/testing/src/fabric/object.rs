@@ -128,7 +128,7 @@ fn begin(state: &mut State) -> u32 {
 
 unsafe extern "C" fn open_domain(
     fabric: *mut fid_fabric,
-    _info: *mut fi_info,
+    info: *mut fi_info,
     out: *mut *mut fid_domain,
     _context: *mut c_void,
 ) -> c_int {
@@ -136,7 +136,12 @@ unsafe extern "C" fn open_domain(
     unsafe {
         let world = Arc::clone(&(*fabric.cast::<FakeFabric>()).world);
         let raw = fid_domain { fid: head(FI_CLASS_DOMAIN, &DOMAIN), ops: table(&IN_DOMAIN), mr: table(&MR) };
-        let id = begin(&mut world.state());
+        let mut state = world.state();
+        let id = begin(&mut state);
+        if (*info).caps & FI_HMEM != 0 {
+            state.reaching.insert(id);
+        }
+        drop(state);
         *out = Box::into_raw(Box::new(FakeDomain { raw, world, id, domain: id })).cast();
     }
     0

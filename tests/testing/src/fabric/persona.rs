@@ -7,7 +7,7 @@ use fishplate_sys::fabric::raw::*;
 pub enum Dead {
     /// Operations towards it end with `FI_ECONNRESET`.
     Errors,
-    /// Nothing: operations towards it never end, and at last posts are refused for ever.
+    /// Operations towards it never complete; once queues are full, posts are refused for ever.
     Silence,
 }
 
@@ -28,6 +28,8 @@ pub struct Persona {
     pub mode: u64,
     /// Registration modes that the program must support.
     pub mr_mode: i32,
+    /// Whether memory of devices can be registered by a descriptor (`FI_MR_DMABUF`).
+    pub dmabuf: bool,
     /// Its data progress. A provider with `FI_PROGRESS_AUTO` also accepts a request for manual.
     pub progress: i32,
     /// The order of messages that it keeps; [`FI_ORDER_NONE`]: anything overtakes anything.
@@ -100,6 +102,7 @@ impl Persona {
             caps: BASE_CAPS,
             mode: FI_CONTEXT2,
             mr_mode: FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
+            dmabuf: false,
             progress: FI_PROGRESS_AUTO,
             order: FI_ORDER_NONE,
             data_bytes: 4,
@@ -250,6 +253,11 @@ impl Persona {
             ("shm", Self::shm()),
             ("shm", Self::shm2()),
         ]
+    }
+
+    /// The same, reaching memory of devices.
+    pub fn with_devices(self) -> Persona {
+        Persona { caps: self.caps | FI_HMEM, mr_mode: self.mr_mode | FI_MR_HMEM, ..self }
     }
 
     /// The same, without delays, refusals or short reads.

@@ -159,6 +159,11 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     if !injects && len > 0 && !state.may_use(id, local, len, desc, "a post") {
         return Err(libc::EINVAL);
     }
+    let of_device = len > 0 && state.device_of(local as usize, len).is_some();
+    if of_device && (injects || verb == Verb::Send) {
+        state.violation("a device's memory given to the processor to be copied");
+        return Err(libc::EFAULT);
+    }
     if !inject && !state.own(context) {
         return Err(libc::EINVAL);
     }
@@ -175,6 +180,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
         delivery: (flags | op_flags) & FI_DELIVERY_COMPLETE != 0 || !matches!(verb, Verb::Send | Verb::Write),
         local,
         len,
+        of_device,
         copy,
         data: data.map(|data| data & mask),
         addr,

@@ -10,15 +10,15 @@
 mod step;
 mod target;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fishplate_sys::fabric::raw::*;
 
-use super::Counts;
 use super::persona::Persona;
 use super::queue::Queue;
+use super::{Bus, Counts};
 
 /// What every address begins with.
 const NAME: [u8; 4] = *b"fake";
@@ -73,6 +73,9 @@ pub(super) struct Mr {
     pub len: usize,
     pub access: u64,
     pub key: u64,
+    /// Memory of a device.
+    pub device: bool,
+    pub by_descriptor: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +108,8 @@ pub(super) struct Op {
     pub delivery: bool,
     pub local: *mut u8,
     pub len: usize,
+    /// Whether `local` is a device's.
+    pub of_device: bool,
     /// What was copied out of `local`, once it may be reused.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
@@ -135,6 +140,9 @@ pub(super) struct State {
     /// Whether registrations are refused to be closed.
     pub keeps_registrations: bool,
     pub cut: Vec<String>,
+    pub bus: Option<Arc<dyn Bus>>,
+    /// Domains that may register memory of devices.
+    pub reaching: BTreeSet<u32>,
     pub violations: Vec<String>,
     pub open: usize,
     pub by_interface: BTreeMap<String, u64>,
@@ -163,6 +171,8 @@ impl World {
                 faults: vec![],
                 keeps_registrations: false,
                 cut: vec![],
+                bus: None,
+                reaching: BTreeSet::new(),
                 violations: vec![],
                 open: 0,
                 by_interface: BTreeMap::new(),
@@ -253,18 +263,62 @@ impl State {
 
     /// Whether local memory may be used under a descriptor.
     pub fn may_use(&mut self, ep: u32, ptr: *const u8, len: usize, desc: *mut c_void, what: &str) -> bool {
-        if self.persona.mr_mode & FI_MR_LOCAL == 0 {
+        let of_device = self.device_of(ptr as usize, len).is_some();
+        if self.persona.mr_mode & FI_MR_LOCAL == 0 && !of_device {
             return true;
         }
         let domain = self.eps[&ep].domain;
         let (start, end) = (ptr as usize, ptr as usize + len);
         let good = self.mrs.iter().any(|mr| {
-            descriptor(mr.id) == desc && mr.domain == domain && mr.ptr <= start && end <= mr.ptr + mr.len
+            descriptor(mr.id) == desc
+                && mr.domain == domain
+                && mr.device == of_device
+                && mr.ptr <= start
+                && end <= mr.ptr + mr.len
         });
         if !good {
             self.violation(format!("{what}: local memory without its registration's descriptor"));
         }
         good
+    }
+
+    /// The device in whose memory these bytes lie.
+    pub fn device_of(&self, at: usize, len: usize) -> Option<u32> {
+        self.bus.as_ref()?.device_of(at as u64, len)
+    }
+
+    /// What an operation carries, or finds in memory of its origin.
+    ///
+    /// # Safety
+    /// Local memory is readable.
+    pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
+        match &op.copy {
+            Some(bytes) => bytes.clone(),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.load(op.local, op.len, op.of_device) },
+        }
+    }
+
+    /// # Safety
+    /// Readable.
+    pub unsafe fn load(&self, from: *const u8, len: usize, of_device: bool) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        match &self.bus {
+            Some(bus) if of_device => bus.read(from as u64, &mut bytes),
+            // SAFETY: the caller's promise.
+            _ => unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), len) },
+        }
+        bytes
+    }
+
+    /// # Safety
+    /// Writable.
+    pub unsafe fn store(&self, to: *mut u8, bytes: &[u8], of_device: bool) {
+        match &self.bus {
+            Some(bus) if of_device => bus.write(to as u64, bytes),
+            // SAFETY: the caller's promise.
+            _ => unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) },
+        }
     }
 
     /// Puts an accepted operation on its way.

@@ -3,9 +3,8 @@
 
 use std::ptr::NonNull;
 
-use fishplate_gpu::{Device, DeviceError, DevicePtr};
+use fishplate_gpu::{AnyDevice, Device, DeviceError, DevicePtr};
 
-use super::device::Chosen;
 use crate::failure::{Failure, Outcome};
 use crate::perf::seat::{Buffer, Memory, Mirror};
 
@@ -14,7 +13,7 @@ const PIECE: usize = 4 << 20;
 
 /// The two memories of a side, and where the processor sees them.
 pub struct Copies {
-    device: Chosen,
+    device: AnyDevice,
     /// What the device copies to and from.
     pinned: Buffer,
     seen: DevicePtr,
@@ -32,7 +31,7 @@ fn failed(error: DeviceError) -> Failure {
 
 impl Copies {
     /// Copies of two memories of `len` bytes, made by `device`.
-    pub fn new(mut device: Chosen, landing: DevicePtr, buffer: DevicePtr, len: usize) -> Outcome<Copies> {
+    pub fn new(mut device: AnyDevice, landing: DevicePtr, buffer: DevicePtr, len: usize) -> Outcome<Copies> {
         let pinned = Buffer::new(PIECE, PIECE)?;
         // SAFETY: the buffer is given back only after it was unpinned, by drop.
         let seen = unsafe { device.pin(pinned.ptr(), PIECE) }.map_err(failed)?;

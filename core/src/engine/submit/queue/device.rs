@@ -1,6 +1,6 @@
-//! Operations of which one end, or both, is a device's memory: always posted, never copied by the
-//! processor and never carried in a message. Whatever the ordinary way refuses ends up here, so
-//! here it is said what is wrong with it. Nothing blocks.
+//! Operations with device memory at one end or both: always posted, never copied by the processor,
+//! never carried in a message. Operations that the ordinary path refuses end up here, so this file
+//! returns their errors. Nothing blocks.
 
 use core::ptr::NonNull;
 
@@ -14,7 +14,7 @@ use super::super::super::wire::Body;
 use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A put, with or without a signal, of which the processor cannot touch both ends.
+    /// A put, with or without a signal, with device memory at an end.
     #[inline(never)]
     pub(super) fn put_device(
         &mut self,
@@ -93,7 +93,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             theirs: slot.theirs,
             rail: slot.rail,
             offset: addr.offset,
-            // Not for this operation.
+            // Device operations use no mapping.
             mapped: core::ptr::null_mut(),
         })
     }

@@ -11,7 +11,7 @@ use crate::fabric::world::{Mr, State, descriptor};
 static REGISTRATION: fi_ops = common(close_mr, Some(bind_mr), Some(control_mr));
 
 pub(super) static MR: fi_ops_mr =
-    fi_ops_mr { size: size_of::<fi_ops_mr>(), reg: Some(register), regv: None, regattr: None };
+    fi_ops_mr { size: size_of::<fi_ops_mr>(), reg: Some(register), regv: None, regattr: Some(register_attr) };
 
 #[allow(clippy::too_many_arguments, reason = "libfabric's signature")]
 unsafe extern "C" fn register(
@@ -26,6 +26,74 @@ unsafe extern "C" fn register(
     _context: *mut c_void,
 ) -> c_int {
     // SAFETY: an open domain of ours; the caller's place for the answer.
+    unsafe {
+        let of_device = (*domain.cast::<FakeDomain>()).world.state().device_of(buf as usize, len).is_some();
+        if of_device {
+            (*domain.cast::<FakeDomain>())
+                .world
+                .state()
+                .violation("a device's memory registered as the processor's");
+            return -libc::EFAULT;
+        }
+        add(domain, (buf, len), access, requested, None, out)
+    }
+}
+
+/// By attributes: memory of a device, by its address or by a descriptor.
+unsafe extern "C" fn register_attr(
+    domain: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    out: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: an open domain of ours; whole attributes; the caller's place for the answer.
+    unsafe {
+        let attr = &*attr;
+        if attr.iov_count != 1 || flags & !FI_MR_DMABUF != 0 {
+            return -libc::EINVAL;
+        }
+        let by_descriptor = flags & FI_MR_DMABUF != 0;
+        let (buf, len) = if by_descriptor {
+            let buffer = &*attr.mr_iov.cast::<fi_mr_dmabuf>();
+            if libc::fcntl(buffer.fd, libc::F_GETFD) < 0 {
+                return -libc::EBADF;
+            }
+            (buffer.base_addr, buffer.len)
+        } else {
+            let whole = &*attr.mr_iov.cast::<libc::iovec>();
+            (whole.iov_base, whole.iov_len)
+        };
+        let this = &*domain.cast::<FakeDomain>();
+        let mut state = this.world.state();
+        if by_descriptor && !state.persona.dmabuf {
+            return -libc::EOPNOTSUPP;
+        }
+        if !state.reaching.contains(&this.id) {
+            state.violation("a device's memory in a domain that was not asked for with FI_HMEM");
+            return -libc::EINVAL;
+        }
+        match state.device_of(buf as usize, len) {
+            Some(device) if attr.iface == FI_HMEM_CUDA && attr.device == u64::from(device) => {}
+            _ => return -libc::EFAULT,
+        }
+        drop(state);
+        add(domain, (buf, len), attr.access, attr.requested_key, Some(by_descriptor), out)
+    }
+}
+
+/// Adds a registration; of a device's memory, if it is said whether by a descriptor.
+///
+/// # Safety
+/// An open domain of ours; a place for the answer.
+unsafe fn add(
+    domain: *mut fid,
+    (buf, len): (*const c_void, usize),
+    access: u64,
+    requested: u64,
+    device: Option<bool>,
+    out: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: the caller's promise.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let mut state = domain.world.state();
@@ -48,7 +116,20 @@ unsafe extern "C" fn register(
         let id = begin(&mut state);
         let per_endpoint = state.persona.mr_mode & FI_MR_ENDPOINT != 0;
         let (enabled, ptr) = (!per_endpoint, buf.expose_provenance());
-        state.mrs.push(Mr { id, domain: domain.id, ep: None, enabled, ptr, len, access, key });
+        let (device, by_descriptor) = (device.is_some(), device == Some(true));
+        let domain_id = domain.id;
+        state.mrs.push(Mr {
+            id,
+            domain: domain_id,
+            ep: None,
+            enabled,
+            ptr,
+            len,
+            access,
+            key,
+            device,
+            by_descriptor,
+        });
         let key = if per_endpoint { FI_KEY_NOTAVAIL } else { key };
         let raw = fid_mr { fid: head(FI_CLASS_MR, &REGISTRATION), mem_desc: descriptor(id), key };
         let world = Arc::clone(&domain.world);

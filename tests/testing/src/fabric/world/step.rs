@@ -58,11 +58,9 @@ impl State {
         match ops[at].stage {
             Stage::Leaving => {
                 if !ops[at].delivery && ops[at].fault.is_none() && ops[at].verb_sends() {
-                    let op = &mut ops[at];
-                    if op.copy.is_none() {
-                        // SAFETY: the source is readable until the completion that is given now.
-                        op.copy = Some(unsafe { std::slice::from_raw_parts(op.local, op.len) }.to_vec());
-                    }
+                    // SAFETY: the source is readable until the completion that is given now.
+                    let copy = unsafe { self.source(&ops[at]) };
+                    ops[at].copy = Some(copy);
                     if !self.complete(ops, at) {
                         return;
                     }

@@ -37,18 +37,16 @@ impl State {
             Verb::Read => FI_REMOTE_READ,
             _ => FI_REMOTE_WRITE,
         };
-        let Some(at) = self.remote(dst, op.addr, op.key, op.len, access) else {
+        let Some((at, of_device)) = self.remote(dst, op.addr, op.key, op.len, access) else {
             return Outcome::Failed(libc::EACCES);
         };
         // SAFETY: the target registered that range for this access, and it stays valid until that
         // is closed; the origin's memory is the provider's until the completion.
         unsafe {
             match op.verb {
-                Verb::Write => match &op.copy {
-                    Some(bytes) => std::ptr::copy(bytes.as_ptr(), at, op.len),
-                    None => std::ptr::copy(op.local, at, op.len),
-                },
-                Verb::Read => std::ptr::copy(at, op.local, op.len),
+                Verb::Write => self.store(at, &self.source(op), of_device),
+                Verb::Read => self.store(op.local, &self.load(at, op.len, of_device), op.of_device),
+                Verb::Atomic { .. } if of_device => return Outcome::Failed(libc::EACCES),
                 Verb::Atomic { width, op: what, operand, compare, result } => {
                     match post::apply(at, width, what, operand, compare) {
                         Some(old) if !result.is_null() => {
@@ -89,9 +87,8 @@ impl State {
         };
         let flags = FI_MSG | FI_RECV;
         let len = op.len.min(receive.len);
-        let from = op.copy.as_ref().map_or(op.local.cast_const(), |bytes| bytes.as_ptr());
         // SAFETY: the receive's memory is the provider's until its completion, like the sender's.
-        unsafe { std::ptr::copy(from, receive.buf, len) };
+        unsafe { self.store(receive.buf, &self.source(op)[..len], false) };
         if len < op.len {
             self.push(rx, Item::bad(receive.context, flags, FI_ETRUNC, 0, vec![]));
             return Outcome::Done;
@@ -113,8 +110,8 @@ impl State {
         at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
     }
 
-    /// Registered memory of a target.
-    fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<*mut u8> {
+    /// Registered memory of a target, and whether it is a device's.
+    fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<(*mut u8, bool)> {
         let domain = self.eps[&dst].domain;
         let per_endpoint = self.persona.mr_mode & FI_MR_ENDPOINT != 0;
         let mr = self.mrs.iter().find(|mr| {
@@ -128,6 +125,6 @@ impl State {
             _ => usize::try_from(addr).ok()?.checked_sub(mr.ptr)?,
         };
         let fits = offset.checked_add(len).is_some_and(|end| end <= mr.len);
-        fits.then(|| std::ptr::with_exposed_provenance_mut(mr.ptr + offset))
+        fits.then(|| (std::ptr::with_exposed_provenance_mut(mr.ptr + offset), mr.device))
     }
 }

@@ -1,0 +1,172 @@
+//! Memory of a node's device, where it was opened with one. Peers of the same host that were opened
+//! with one put into it and get from it, and tagged messages go from it and into it. Signals, and
+//! bytes that are not registered, do not; nor does the processor touch it. Slow paths.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate_core::error::{AttachError, OpError, PostError};
+use fishplate_core::mem::{LocalAddr, LocalId, Region, RegionKind};
+use fishplate_gpu::{AnyDevice, Device, DeviceError, DevicePtr, ExportError, GpuSetup, Refused, RevokeError};
+use fishplate_sys::LinuxHost;
+
+use super::connect::LOCAL;
+use super::memory::Memory;
+use super::rail::NodeSetup;
+use super::{Error, Node, behind};
+
+/// What a node has of its device's memory.
+#[derive(Default)]
+pub(super) struct OnDevice {
+    /// Registered; `true`: allocated here.
+    regions: Vec<(LocalId, DevicePtr, bool)>,
+    /// To be given back when no peer has it open any more.
+    freed: Vec<DevicePtr>,
+}
+
+impl Node {
+    /// Takes `len` bytes of the device's memory, which peers can reach. The handle, copies and
+    /// messages are those of any [`Memory`]. May wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`]; [`Error::Device`]: the device has no memory; or [`Error::Full`].
+    pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
+        behind!(self, |node| node.alloc_device(len));
+        self.give_back_freed(Instant::now());
+        let at = self.gpu()?.alloc(len as u64)?;
+        // SAFETY: the rail keeps its device, and gives this memory back only when it is registered
+        // no more and no peer has it open. Nobody else knows of it.
+        let registered = unsafe { self.register_on_device(at, len) };
+        match registered {
+            Ok(memory) => {
+                self.on_device.regions.push((memory.id, at, true));
+                Ok(memory)
+            }
+            Err(error) => {
+                self.on_device.freed.push(at);
+                self.give_back_freed(Instant::now());
+                Err(error)
+            }
+        }
+    }
+
+    /// Registers memory that the program has from the driver of the node's device: `cuMemAlloc`'s,
+    /// or virtual memory that can be exported. May wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`]; [`Error::Device`]: the device does not know the memory, or cannot export
+    /// it; or [`Error::Full`].
+    ///
+    /// # Safety
+    /// As for [`Region::new`], until the memory was [freed](Node::free) without an error, or the
+    /// node was dropped; for ever if freeing it says [`AttachError::Kept`]. It also stays until
+    /// each peer that has imported it has [released](Node::release) it, or is gone.
+    pub unsafe fn register_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
+        // SAFETY: our caller's promise.
+        behind!(self, |node| unsafe { node.register_device(at, len) });
+        // SAFETY: as above.
+        let memory = unsafe { self.register_on_device(at, len) }?;
+        self.on_device.regions.push((memory.id, at, false));
+        Ok(memory)
+    }
+
+    /// # Safety
+    /// As for [`Region::new`].
+    unsafe fn register_on_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
+        let ordinal = self.gpu()?.device().caps().ordinal;
+        let start = NonNull::new(at.0 as *mut u8).ok_or(DeviceError::NotDeviceMemory)?;
+        // SAFETY: our caller's promise.
+        let region = unsafe { Region::new(start, len, RegionKind::Device { ordinal }) };
+        let registered = self.registered(region);
+        if let Err(Error::Attach(AttachError::Unsupported | AttachError::System(_))) = registered
+            && let Some(Refused::Export(ExportError::Device(why))) = self.gpu()?.why()
+        {
+            return Err(why.into());
+        }
+        Ok(Memory { id: registered?, len })
+    }
+
+    /// Copies bytes into memory of this node's device, and waits for the device.
+    ///
+    /// # Errors
+    /// The range does not lie in its region, that was freed, or it is not the device's; or the
+    /// device refuses.
+    pub fn write_device(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
+        behind!(self, |node| node.write_device(at, bytes));
+        let (mut gpu, place) = self.place_on_device(at, bytes.len())?;
+        Ok(gpu.write(place, bytes).map_err(refused)?)
+    }
+
+    /// Copies bytes out of memory of this node's device, and waits for the device.
+    ///
+    /// # Errors
+    /// As [`write_device`](Self::write_device).
+    pub fn read_device(&mut self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
+        behind!(self, |node| node.read_device(at, into));
+        let (mut gpu, place) = self.place_on_device(at, into.len())?;
+        Ok(gpu.read(place, into).map_err(refused)?)
+    }
+
+    fn place_on_device(
+        &mut self,
+        at: LocalAddr,
+        len: usize,
+    ) -> Result<(GpuSetup<'_, AnyDevice, LinuxHost>, DevicePtr), Error> {
+        match self.home.engine.local_ptr(at, len) {
+            Err(OpError::DeviceMemory) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => return Err(DeviceError::NotDeviceMemory.into()),
+        }
+        let known = self.on_device.regions.iter().find(|(id, ..)| *id == at.region);
+        let &(_, start, _) = known.ok_or(OpError::UnknownRegion)?;
+        Ok((self.gpu()?, start.at(at.offset)))
+    }
+
+    fn gpu(&mut self) -> Result<GpuSetup<'_, AnyDevice, LinuxHost>, Error> {
+        match self.home.engine.rail_mut(LOCAL) {
+            Some(NodeSetup::Gpu(gpu)) => Ok(gpu),
+            _ => Err(Error::NoGpu),
+        }
+    }
+
+    /// A region was deregistered. `kept`: something may still use its memory.
+    pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
+        let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
+        let (_, start, ours) = self.on_device.regions.swap_remove(at);
+        if ours && !kept {
+            self.on_device.freed.push(start);
+            self.give_back_freed(Instant::now());
+        }
+    }
+
+    /// Gives memory back that no peer has open any more. What a peer has open stays for later.
+    fn give_back_freed(&mut self, deadline: Instant) {
+        for at in std::mem::take(&mut self.on_device.freed) {
+            let Ok(mut gpu) = self.gpu() else { return };
+            // SAFETY: allocated here and deregistered, which fails while something uses it.
+            if let Err(RevokeError::Deadline { .. }) = unsafe { gpu.free(at, deadline) } {
+                self.on_device.freed.push(at);
+            }
+        }
+    }
+
+    /// Has peers close what they have open of the device's memory. `None`: waits for ever.
+    pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
+        let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
+        let allocated = self.on_device.regions.iter().filter(|(.., ours)| *ours).map(|(_, at, _)| *at);
+        for at in allocated.chain(self.on_device.freed.iter().copied()).collect::<Vec<_>>() {
+            if let Err(RevokeError::Deadline { peers, .. }) = self.gpu()?.revoke(at, deadline) {
+                return Err(Error::StillOpen(peers));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: PostError) -> DeviceError {
+    match error {
+        PostError::Provider(code) => DeviceError::Driver(code),
+        PostError::Again => DeviceError::Exhausted,
+        _ => DeviceError::NotDeviceMemory,
+    }
+}

@@ -1,0 +1,281 @@
+//! The kinds of rail that a node has, as one type: chosen once, so that no call is indirect.
+
+use std::ptr::NonNull;
+
+use fishplate_core::error::{AttachError, PostError};
+use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
+use fishplate_core::op::Amo;
+use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_gpu::{AnyDevice, GpuLink, GpuRail, GpuSetup, is_device};
+use fishplate_shm::{Link, ShmRail, ShmSetup};
+use fishplate_sys::LinuxHost;
+use fishplate_sys::fabric::FabricRail;
+
+use crate::guard::{Guard, GuardSetup};
+
+/// What a libfabric rail says of a region that is a device's: the key that travels to peers, and
+/// the descriptor of posts.
+const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
+const NOT_HERE: u64 = u64::MAX;
+
+/// A rail of a node. With a tag of its own: a niche would cost every call one instruction more.
+#[repr(u8)]
+#[expect(clippy::large_enum_variant, reason = "a box would cost every post a load, to save little")]
+pub(super) enum NodeRail {
+    /// Shared memory.
+    Local(ShmRail<LinuxHost>),
+    /// Libfabric: carries no memory of devices.
+    Fabric(Guard<FabricRail>),
+    /// Shared memory, and the memory of a device.
+    Gpu(Box<GpuRail<AnyDevice, LinuxHost>>),
+}
+
+/// What a node may do with a rail in its engine.
+pub(super) enum NodeSetup<'a> {
+    Local(ShmSetup<'a, LinuxHost>),
+    Fabric(GuardSetup<'a, FabricRail>),
+    Gpu(GpuSetup<'a, AnyDevice, LinuxHost>),
+}
+
+impl NodeSetup<'_> {
+    /// Attaches a peer of this host, whose rail has no device.
+    pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
+        match self {
+            NodeSetup::Local(shm) => shm.attach(peer, link),
+            NodeSetup::Gpu(gpu) => gpu.attach(peer, GpuLink::plain(link)),
+            NodeSetup::Fabric(_) => Err(AttachError::Unsupported),
+        }
+    }
+
+    /// Makes this process its own peer.
+    pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
+        match self {
+            NodeSetup::Local(shm) => shm.attach_self(peer),
+            NodeSetup::Gpu(gpu) => gpu.attach_self(peer),
+            NodeSetup::Fabric(_) => Err(AttachError::Unsupported),
+        }
+    }
+}
+
+/// A call of the rail with a device, kept out of the code of the others.
+#[cold]
+#[inline(never)]
+fn aside<T>(call: impl FnOnce() -> T) -> T {
+    call()
+}
+
+macro_rules! each {
+    ($self:ident, $rail:ident => $call:expr) => {
+        match $self {
+            NodeRail::Local($rail) => $call,
+            NodeRail::Fabric($rail) => $call,
+            NodeRail::Gpu($rail) => aside(|| $call),
+        }
+    };
+}
+
+/// A post that reads or fills `$local`.
+macro_rules! moves {
+    ($self:ident, $local:ident, $rail:ident => $call:expr) => {
+        match $self {
+            NodeRail::Fabric(_) if $local.desc == NOT_HERE => Err(PostError::Unsupported),
+            _ => each!($self, $rail => $call),
+        }
+    };
+}
+
+#[deny(
+    clippy::missing_trait_methods,
+    reason = "a call that is not passed on gets the default, which knows nothing of the rail"
+)]
+// SAFETY: each call goes to the one rail inside, which stays the same, and `setup` lends out no
+// more than that rail does. What is refused has changed nothing.
+unsafe impl Rail for NodeRail {
+    type Setup<'a> = NodeSetup<'a>;
+
+    const COPIES: bool = true;
+
+    fn setup(&mut self) -> NodeSetup<'_> {
+        match self {
+            NodeRail::Local(rail) => NodeSetup::Local(rail.setup()),
+            NodeRail::Fabric(rail) => NodeSetup::Fabric(rail.setup()),
+            NodeRail::Gpu(rail) => NodeSetup::Gpu(rail.setup()),
+        }
+    }
+
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        each!(self, rail => rail.caps())
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        match self {
+            NodeRail::Fabric(_) if matches!(region.kind(), RegionKind::Device { .. }) => {
+                Ok((ELSEWHERE, NOT_HERE))
+            }
+            _ => each!(self, rail => rail.register(region)),
+        }
+    }
+
+    fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
+        match self {
+            NodeRail::Fabric(_) if key == ELSEWHERE => Ok(()),
+            _ => each!(self, rail => rail.deregister(key)),
+        }
+    }
+
+    fn touches(&self, memory: Local) -> bool {
+        each!(self, rail => rail.touches(memory))
+    }
+
+    fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        match self {
+            NodeRail::Fabric(_) if key == ELSEWHERE => Err(AttachError::Unsupported),
+            NodeRail::Local(_) if is_device(key) => Err(AttachError::Unsupported),
+            _ => each!(self, rail => rail.import(peer, key, len)),
+        }
+    }
+
+    fn try_import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        match self {
+            NodeRail::Fabric(_) if key == ELSEWHERE => Err(AttachError::Unsupported),
+            NodeRail::Local(_) if is_device(key) => Err(AttachError::Unsupported),
+            _ => each!(self, rail => rail.try_import(peer, key, len)),
+        }
+    }
+
+    fn release(&mut self, peer: Peer, key: RailKey) {
+        each!(self, rail => rail.release(peer, key))
+    }
+
+    fn detach(&mut self, peer: Peer) {
+        each!(self, rail => rail.detach(peer))
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        each!(self, rail => rail.fence(peer))
+    }
+
+    #[inline(always)]
+    unsafe fn post_write(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        moves!(self, local, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
+    }
+
+    #[inline(always)]
+    unsafe fn post_write_checked(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        data: u32,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        moves!(self, local, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
+    }
+
+    #[inline(always)]
+    unsafe fn post_read(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        moves!(self, local, rail => unsafe { rail.post_read(peer, local, remote, cx) })
+    }
+
+    #[inline(always)]
+    unsafe fn post_fetch(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        moves!(self, local, rail => unsafe { rail.post_fetch(peer, local, remote, cx) })
+    }
+
+    #[inline(always)]
+    fn post_message(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        each!(self, rail => rail.post_message(peer, head, body, cx))
+    }
+
+    #[inline(always)]
+    unsafe fn post_atomic(
+        &mut self,
+        peer: Peer,
+        amo: Amo,
+        remote: Remote,
+        fetch: Option<NonNull<u64>>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.post_atomic(peer, amo, remote, fetch, cx) })
+    }
+
+    #[inline(always)]
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        each!(self, rail => rail.poll(budget, sink))
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        each!(self, rail => rail.flush())
+    }
+
+    #[inline(always)]
+    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.copy_to(peer, local, remote) })
+    }
+
+    #[inline(always)]
+    unsafe fn copy_from(
+        &mut self,
+        peer: Peer,
+        local: Local,
+        remote: Remote,
+    ) -> Option<Result<(), PostError>> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.copy_from(peer, local, remote) })
+    }
+
+    #[cold]
+    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.place(to, from) })
+    }
+
+    #[cold]
+    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: passed on.
+        each!(self, rail => unsafe { rail.fetch(from, into) })
+    }
+
+    #[inline(always)]
+    fn notify(&mut self, peer: Peer) {
+        each!(self, rail => rail.notify(peer))
+    }
+
+    fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        each!(self, rail => rail.check_peers(sink))
+    }
+}

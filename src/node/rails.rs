@@ -1,0 +1,108 @@
+//! What a node's rails are, which of them lead to a peer, and how a peer beyond them is watched.
+
+use std::os::fd::OwnedFd;
+
+use fishplate_core::error::{AttachError, Stuck};
+use fishplate_core::mem::{PeerId, RailId};
+
+use super::connect::Contact;
+use super::rail::{NodeRail, NodeSetup};
+use super::{Driver, Error, Node, behind};
+use crate::rails::OpenRail;
+
+/// A libfabric rail of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailInfo {
+    /// Its number, by which errors name it. Rail 0 leads to peers of this host.
+    pub id: RailId,
+    /// The provider, as libfabric calls it.
+    pub provider: String,
+    /// The interface, as the provider calls it.
+    pub interface: String,
+    /// Megabits per second; 0 where not known.
+    pub mbit: u32,
+}
+
+/// A rail here and the rail of a peer that it leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailPair {
+    /// The rail here.
+    pub ours: RailId,
+    /// The rail there.
+    pub theirs: RailId,
+    /// Megabits per second of the rail there; 0 where not known.
+    pub their_mbit: u32,
+}
+
+impl RailInfo {
+    pub(super) fn of(open: &OpenRail, id: RailId) -> RailInfo {
+        let OpenRail { provider, interface, mbit, .. } = open;
+        RailInfo { id, provider: provider.clone(), interface: interface.clone(), mbit: *mbit }
+    }
+}
+
+impl Node {
+    /// The libfabric rails, in the order of their numbers.
+    pub fn rails(&self) -> &[RailInfo] {
+        &self.rails
+    }
+
+    /// The last error of a libfabric rail, in libfabric's and the provider's words. `None`: there
+    /// was none, or there is no such rail. Slow path: allocates.
+    pub fn last_error(&self, rail: RailId) -> Option<String> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.last_error(rail)).ok().flatten();
+        }
+        match self.home.engine.rail(rail)? {
+            NodeRail::Fabric(guard) => guard.inner().last_error(),
+            NodeRail::Local(_) | NodeRail::Gpu(_) => None,
+        }
+    }
+
+    /// Which libfabric rails lead to a peer, in the order of ours: none to one of this host. Slow
+    /// path: allocates.
+    ///
+    /// # Errors
+    /// It is not known, or was given up.
+    pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
+        behind!(self, |node| node.rail_pairs(peer));
+        Ok(self.contact(peer)?.pairs.clone())
+    }
+
+    /// Takes a descriptor whose end of stream means that the process of a peer is gone, such as a
+    /// TCP connection to it. Waits and [`peer_error`](Self::peer_error) look at it from then on:
+    /// providers may never tell. Nothing is read from it or written to it. A peer of this host
+    /// needs none, and the descriptor is closed. Slow path: system calls.
+    ///
+    /// # Errors
+    /// The peer is not known, or was given up; or the system has no more descriptors: each rail to
+    /// the peer takes one.
+    pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
+        let lifeline = lifeline.into();
+        behind!(self, |node| node.watch(peer, lifeline));
+        let pairs = self.contact(peer)?.pairs.clone();
+        for RailPair { ours, .. } in pairs {
+            let own = lifeline
+                .try_clone()
+                .map_err(|error| AttachError::System(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+            if let Some(NodeSetup::Fabric(mut guard)) = self.home.engine.rail_mut(ours) {
+                guard.watch(peer.peer(), Some(own.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is missing of what peers send: of `from`, or of any. What is missing of what this node
+    /// sends is told by a [`quiet`](Self::quiet) that ends without success.
+    pub fn missing(&self, from: Option<PeerId>) -> Stuck {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.missing(from)).unwrap_or_default();
+        }
+        self.home.engine.missing(from)
+    }
+
+    pub(super) fn contact(&self, peer: PeerId) -> Result<&Contact, Error> {
+        let known = self.contacts.iter().find(|contact| contact.peer == peer);
+        known.ok_or_else(|| AttachError::UnknownPeer.into())
+    }
+}

@@ -1,0 +1,320 @@
+//! Worker mode: a thread makes progress while the program computes.
+//!
+//! The node behind belongs to a lock. Whoever holds it drives the engine: the program inside of its
+//! calls, as if there were no thread, and the thread at all other times. So no call waits for the
+//! thread to answer, and all of them do and say what they do without one.
+//!
+//! What the program holds, the front, is a node that has no peers and no memory. Hot paths need not
+//! ask what they stand in: the front's engine refuses what names a peer, memory or an operation of
+//! the node behind, and the refusal leads to the cold half, which takes the lock.
+//!
+//! One thread at a time may sleep on the bell that peers ring. The worker sleeps on it under
+//! [`Seat::taken`], and on a word that the program rings. A call that may sleep takes the seat
+//! first; the worker finds the lock held, and sleeps on that until the call returns.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::thread::{self, JoinHandle};
+
+use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::error::OpError;
+use fishplate_core::sync::event::{EventCount, Park};
+use fishplate_core::sync::host::{Host, Woken};
+use fishplate_core::sync::spin::{Idle, Policy, Turn, wait_until};
+use fishplate_sys::{Errno, LinuxHost, affinity};
+
+use super::builder::{Builder, Fabric, parks};
+use super::home::NodeBell;
+use super::operations::EARLY;
+use super::{Node, OpenError};
+use crate::closer::without_signals;
+use crate::storage::Limits;
+use crate::worker::Options;
+
+/// Who drives the engine of a [`Node`].
+pub(super) enum Driver {
+    /// The program, in its calls.
+    Program,
+    /// This is a front: the node behind has a worker.
+    Worker(Worker),
+    /// This is the node behind.
+    Turns(Arc<Seat>),
+}
+
+/// Where one thread at a time sleeps.
+pub(super) struct Seat {
+    host: LinuxHost,
+    /// Rung by the program for the worker.
+    called: EventCount,
+    /// Rung by peers.
+    bell: NodeBell,
+    taken: Mutex<()>,
+}
+
+impl Seat {
+    /// For the program, which holds the lock of the node: until the guard goes, the worker does not
+    /// sleep on the bell.
+    pub fn take(&self) -> MutexGuard<'_, ()> {
+        self.called.notify(&self.host);
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Shared {
+    /// Boxed: a node is large, and stacks are not.
+    node: Mutex<Box<Node>>,
+    seat: Arc<Seat>,
+    /// The program waits for the lock, so the worker leaves it alone.
+    wanted: AtomicBool,
+    stop: AtomicBool,
+}
+
+/// A thread that makes progress, and the node that it does it for.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Calls the node behind, and has the worker do what the call leaves to be done.
+    ///
+    /// # Errors
+    /// [`OpError::Abandoned`]: the worker has panicked.
+    pub fn call<T>(&self, work: impl FnOnce(&mut Node) -> T) -> Result<T, OpError> {
+        let Shared { node, seat, wanted, .. } = &*self.shared;
+        // Relaxed: a hint, by which nothing is handed over.
+        wanted.store(true, Ordering::Relaxed);
+        let locked = node.lock();
+        wanted.store(false, Ordering::Relaxed);
+        let mut node = locked.map_err(|_| OpError::Abandoned)?;
+        let result = work(&mut node);
+        let due = node.meeting || node.home.engine.has_due();
+        drop(node);
+        if due {
+            seat.called.notify(&seat.host);
+        }
+        Ok(result)
+    }
+
+    /// Ends the thread, and returns the node, which the program drives from then on.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn stop(mut self) -> Result<Node, OpError> {
+        self.join();
+        let shared = self.shared.clone();
+        drop(self);
+        let node = Arc::into_inner(shared).ok_or(OpError::Abandoned)?.node;
+        Ok(*node.into_inner().map_err(|_| OpError::Abandoned)?)
+    }
+
+    fn join(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // Relaxed: nothing is handed over but by the lock; the bell's barriers order it before the
+        // look for sleepers.
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.seat.called.notify(&self.shared.seat.host);
+        // A panic has poisoned the lock, which says so to whoever calls.
+        _ = thread.join();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl Builder {
+    /// Opens the node.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what could not be opened, and why.
+    pub fn open(mut self) -> Result<Node, OpenError> {
+        match self.worker.take() {
+            Some(options) => open(self, options),
+            None => Ok(*self.open_here()?.0),
+        }
+    }
+}
+
+/// Opens a node behind a worker, and returns its front.
+fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
+    // A node that reaches nobody.
+    let nothing =
+        MatchConfig { eager: 0, credits: 0, headers: 1, seed: 0, shared_credits: 0, shared_headers: 0 };
+    let (mut front, _) = Builder::default()
+        .limits(Limits { peers: 1, locals: 1, remotes: 1, operations: 1 })
+        .receives(0)
+        .matching(nothing)
+        .fabric(Fabric::Off)
+        .open_here()?;
+    let (mut node, bell) = builder.open_here()?;
+    let policies = parks(options.policy, !node.address.rails.is_empty());
+    front.encoded.clone_from(&node.encoded);
+    front.rails.clone_from(&node.rails);
+    // The cold half of `progress` is what goes to the node behind.
+    front.meeting = true;
+    let (host, called) = (LinuxHost::shared(), EventCount::new());
+    let seat = Arc::new(Seat { host, called, bell, taken: Mutex::new(()) });
+    node.driver = Driver::Turns(seat.clone());
+    let (wanted, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let shared = Arc::new(Shared { node: Mutex::new(node), seat, wanted, stop });
+
+    let (ready, begun) = mpsc::channel();
+    let theirs = shared.clone();
+    let run = move || {
+        let pinned = options.cpu.map_or(Ok(()), affinity::pin);
+        if ready.send(pinned).is_ok() && pinned.is_ok() {
+            Idler { shared: &theirs, locked_out: Cell::new(false) }.run(policies);
+        }
+    };
+    let thread = without_signals(|| thread::Builder::new().name("fishplate".into()).spawn(run));
+    let thread = thread
+        .map_err(|error| OpenError::Worker(error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw)))?;
+    front.driver = Driver::Worker(Worker { shared, thread: Some(thread) });
+    match begun.recv() {
+        Ok(Err(errno)) => Err(OpenError::Worker(errno)),
+        _ => Ok(*front),
+    }
+}
+
+/// The worker's thread.
+struct Idler<'a> {
+    shared: &'a Shared,
+    /// The program holds the lock, or is about to.
+    locked_out: Cell<bool>,
+}
+
+impl Idler<'_> {
+    fn run(&self, policies: [Policy; 2]) {
+        let Shared { node, seat, stop, .. } = self.shared;
+        let host = &seat.host;
+        let mut idles = policies.map(Idle::new);
+        let mut late_ns = host.now_ns().saturating_add(EARLY);
+        loop {
+            let late = host.now_ns() >= late_ns;
+            let (meeting, until_ns) = {
+                let Ok(mut node) = node.lock() else { return };
+                node.meet();
+                node.home.engine.check_peers();
+                (node.meeting, node.slice_ns(u64::MAX))
+            };
+            let mut active = false;
+            let turn = || {
+                // Relaxed: as in `Worker::join`.
+                if stop.load(Ordering::Relaxed) {
+                    return Turn::Ready;
+                }
+                self.locked_out.set(true);
+                // Relaxed: as in `Worker::call`.
+                if self.shared.wanted.load(Ordering::Relaxed) {
+                    return Turn::Nothing;
+                }
+                let mut node = match node.try_lock() {
+                    Ok(node) => node,
+                    Err(TryLockError::WouldBlock) => return Turn::Nothing,
+                    Err(TryLockError::Poisoned(_)) => return Turn::Ready,
+                };
+                self.locked_out.set(false);
+                let events = node.progress();
+                active |= events != 0;
+                if node.meeting && !meeting {
+                    return Turn::Ready;
+                }
+                match events != 0 || (node.home.engine.has_due() && !late) {
+                    true => Turn::Busy,
+                    false => Turn::Nothing,
+                }
+            };
+            _ = wait_until(host, &mut idles[usize::from(late)], self, until_ns, turn);
+            // Relaxed: as in `Worker::join`.
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if active {
+                late_ns = host.now_ns().saturating_add(EARLY);
+            }
+        }
+    }
+}
+
+impl Park for Idler<'_> {
+    fn park<H: Host + ?Sized>(
+        &self,
+        host: &H,
+        timeout_ns: u64,
+        work: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        let Shared { node, seat, .. } = self.shared;
+        if self.locked_out.get() {
+            drop(node.lock());
+            return Some(Woken::Called);
+        }
+        let _taken = seat.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        // A program that holds the lock may be waiting for the seat.
+        let (bell, timeout_ns) = seat.bell.next_sleep(timeout_ns);
+        [&seat.called, bell].park(host, timeout_ns, || work() || self.locked_out.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::Error;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
+
+    fn opened() -> Node {
+        Node::builder().fabric(Fabric::Off).worker(Options::default()).open().unwrap()
+    }
+
+    #[test]
+    fn a_worker_that_has_panicked_is_an_error_of_every_call() {
+        let mut node = opened();
+        let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
+        let panicked = catch_unwind(AssertUnwindSafe(|| worker.call(|_| panic!("as planned"))));
+        assert!(panicked.is_err());
+        assert_eq!(node.alloc(64), Err(Error::Op(OpError::Abandoned)));
+        assert_eq!(node.quiet_all(Duration::from_secs(9)), Err(Error::Op(OpError::Abandoned)));
+        assert_eq!((node.progress(), node.next_completion()), (0, None));
+        assert_eq!(node.close(Duration::from_secs(9)), Err(Error::Op(OpError::Abandoned)));
+    }
+
+    #[test]
+    fn a_worker_that_sleeps_does_what_a_call_leaves_to_be_done() {
+        let node = opened();
+        let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
+        let mut took: Vec<_> = (0..21)
+            .map(|_| {
+                thread::sleep(Duration::from_millis(2));
+                let begun = Instant::now();
+                // Until it is found that there is nobody to meet.
+                worker.call(|node| node.meeting = true).unwrap();
+                while worker.shared.node.lock().unwrap().meeting {
+                    thread::sleep(Duration::from_micros(50));
+                }
+                begun.elapsed()
+            })
+            .collect();
+        took.sort();
+        assert!(took[10] < Duration::from_millis(2), "{took:?}");
+    }
+
+    #[test]
+    fn the_front_refuses_what_names_something_of_the_node_behind() {
+        let mut node = opened();
+        let own = node.address().to_vec();
+        let me = node.connect(own).unwrap();
+        let memory = node.alloc(64).unwrap();
+        let there = node.import(me, node.handle(memory).unwrap()).unwrap();
+        let engine = &mut node.home.engine;
+        let context = super::super::operations::CONTEXT;
+        assert_eq!(engine.inject(context, &[], there.at(0)), Err(OpError::UnknownRegion));
+        assert_eq!(engine.local_ptr(memory.at(0), 0), Err(OpError::UnknownRegion));
+        assert_eq!(engine.fence(context, me), Err(OpError::UnknownPeer));
+        assert!(engine.quiet(context, me, &mut node.home.waiter, 0).is_err());
+        node.close(Duration::from_secs(9)).unwrap();
+    }
+}

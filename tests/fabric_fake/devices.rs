@@ -1,0 +1,394 @@
+//! Memory of devices that NICs reach: a provider with `FI_HMEM` and a driver, both fake, of which
+//! the driver shows what a NIC wrote only once it was flushed.
+
+use std::env;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use fishplate::{MatchStorage, direct, gpu};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{Config, Issued, Notice, Signal};
+use fishplate_core::error::{AttachError, OpError};
+use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId};
+use fishplate_core::op::SignalOp;
+use fishplate_core::rail::{self, Local, Posted, Rail};
+use fishplate_sys::fabric::rail::Interface;
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
+use fishplate_testing::fabric::{Bus, Fake, Persona};
+use gpu::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess};
+use gpu::{Device, DeviceError, DevicePtr};
+
+use crate::behaviour::fleet::{Node, turn, turn_until};
+use crate::behaviour::{Random, seeds, word};
+use crate::engines;
+use crate::fixture::Checked;
+use crate::two::CX;
+
+const SIZE: u64 = 1 << 20;
+
+/// What the NICs see: the devices of both processes.
+#[derive(Debug)]
+struct Devices([FakeProcess; 2]);
+
+impl Devices {
+    fn owner(&self, at: u64) -> &FakeProcess {
+        let of = |process: &&FakeProcess| process.allocation(0, DevicePtr(at)).is_ok();
+        self.0.iter().find(of).expect("an address of a device")
+    }
+}
+
+impl Bus for Devices {
+    fn device_of(&self, at: u64, len: usize) -> Option<u32> {
+        let inside = |process: &FakeProcess| {
+            let memory = process.allocation(0, DevicePtr(at)).ok();
+            memory.is_some_and(|memory| at + len as u64 <= memory.base.0 + memory.size)
+        };
+        self.0.iter().any(inside).then_some(0)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.owner(at).remote_write(DevicePtr(at), bytes).unwrap();
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.owner(at).peek(DevicePtr(at), into.len()).unwrap());
+    }
+}
+
+/// Two engines, each with a device's memory on all of its rails; the first talks to the second.
+struct Two<const RAILS: usize> {
+    nodes: Vec<Node<FabricRail, RAILS>>,
+    processes: [FakeProcess; 2],
+    /// By node: what it has registered, where that is, and what it has imported of the other.
+    memory: [(LocalId, DevicePtr); 2],
+    theirs: [RemoteId; 2],
+    _devices: [FakeDevice; 2],
+    fake: Checked,
+}
+
+const FLUSHED: Behaviour = Behaviour { must_flush: true, ..Behaviour::LATE };
+
+fn region(at: DevicePtr, len: u64) -> Region {
+    let start = NonNull::new(at.0 as *mut u8).unwrap();
+    // SAFETY: a device's: the rails know what to do with it, and the test outlives them.
+    unsafe { Region::new(start, len as usize, RegionKind::Device { ordinal: 0 }) }
+}
+
+impl<const RAILS: usize> Two<RAILS> {
+    fn new(name: &str, persona: Persona, behaviour: Behaviour, seed: u64) -> Self {
+        let persona = persona.with_devices();
+        let fake = Fake::new(persona.clone(), seed);
+        let driver = FakeDriver::new(behaviour, seed);
+        let processes = [driver.process(), driver.process()];
+        fake.join_devices(Arc::new(Devices(processes.clone())));
+        let mut nodes = engines::join::<RAILS>(&fake, (name, &persona), seed, 2, Config::DEFAULT, 1 << 16);
+        let mut devices = [0, 1].map(|node| processes[node].device(0).unwrap());
+        let memory = [0, 1].map(|node| {
+            let engine = &mut nodes[node].engine;
+            for rail in 0..RAILS {
+                let device = direct(processes[node].device(0).unwrap(), Interface::Cuda);
+                engine.rail_mut(RailId(rail as u8)).unwrap().reach(device).unwrap();
+            }
+            let at = devices[node].alloc(SIZE).unwrap();
+            (engine.register(region(at, SIZE)).unwrap(), at)
+        });
+        let theirs = [0, 1].map(|node| {
+            let mut handle = [0; 512];
+            let len = nodes[1 - node].engine.export(memory[1 - node].0, &mut handle).unwrap();
+            let peer = nodes[node].peers[1 - node];
+            nodes[node].engine.import(peer, &handle[..len]).unwrap()
+        });
+        Two { nodes, processes, memory, theirs, _devices: devices, fake: Checked(fake) }
+    }
+
+    /// Fills memory of a node's device.
+    fn fill(&self, node: usize, at: u64, bytes: &[u8]) {
+        self.processes[node].poke(self.memory[node].1.at(at), bytes).unwrap();
+    }
+
+    /// What a node's device sees.
+    fn seen(&self, node: usize, at: u64, len: usize) -> Vec<u8> {
+        self.processes[node].peek(self.memory[node].1.at(at), len).unwrap()
+    }
+
+    fn issue(&mut self, mut call: impl FnMut(&mut Self) -> Result<Issued, OpError>) -> Issued {
+        for _ in 0..200_000 {
+            match call(self) {
+                Ok(issued) => return issued,
+                Err(OpError::Again) => turn(&mut self.nodes),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no room for ever");
+    }
+
+    fn quiet(&mut self) {
+        turn_until(&mut self.nodes, "quiet", |nodes| {
+            let peer = nodes[0].peers[1];
+            nodes[0].engine.is_quiet(CX, peer).expect("the peer is well")
+        });
+    }
+}
+
+/// Providers that tell of arrivals in each of the three ways.
+fn personas() -> [(&'static str, Persona); 5] {
+    [
+        ("efa-direct", Persona::efa_direct()),
+        ("efa", Persona::efa()),
+        ("verbs;ofi_rxm", Persona::verbs_rxm()),
+        ("cxi", Persona::cxi()),
+        ("tcp", Persona::tcp()),
+    ]
+}
+
+fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// Put-signals of mixed lengths from memory of a device into that of another; whenever a signal is
+/// seen, so is all that was put before it.
+fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
+    const SLOTS: u64 = 16;
+    const SLOT: u64 = SIZE / SLOTS;
+    let mut two = Two::<4>::new(name, persona, FLUSHED, seed);
+    let mut random = Random(!seed);
+    let mut sent: Vec<Vec<u8>> = vec![];
+    let mut checked = 0;
+    for n in 1..=count {
+        let len = [0, 1, 8, 31, 64, 200, 3000, 20_000][random.below(8) as usize];
+        let payload = bytes(&mut random, len);
+        let at = (n % SLOTS) * SLOT;
+        if n % SLOTS == 0 {
+            two.quiet();
+        }
+        two.fill(0, at, &payload);
+        sent.push(payload);
+        two.issue(|two| {
+            let node = &mut two.nodes[0];
+            let signal = Signal { at: node.remotes[1].at(0), op: SignalOp::Set, value: n };
+            let (from, to) = (two.memory[0].0.at(at), two.theirs[0].at(at));
+            node.engine.put_signal(CX, from, len, to, signal, Notice::Silent)
+        });
+        loop {
+            let arrived = word(&two.nodes[1].engine, two.nodes[1].target.at(0));
+            // All but the last few may have been overwritten by later ones.
+            for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
+                let payload = &sent[n as usize - 1];
+                let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
+                assert!(
+                    there == *payload,
+                    "{name}: seed {seed}: what was put before signal {n} is not there"
+                );
+            }
+            checked = checked.max(arrived);
+            // A few are under way at any time.
+            if checked + random.below(6) >= n && (n != count || checked == n) {
+                break;
+            }
+            turn(&mut two.nodes);
+        }
+    }
+    assert_eq!(two.fake.0.device_registrations(), (2 * 4, 0));
+}
+
+/// Put-signals of each provider: `FISHPLATE_STRESS`, or a few.
+fn rounds() -> u64 {
+    env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
+}
+
+#[test]
+fn put_signals_between_devices_are_visible_in_order_over_four_rails() {
+    for (name, persona) in personas() {
+        for seed in seeds(2) {
+            println!("{name}: seed {seed}");
+            put_signals(name, persona.clone(), seed, rounds());
+        }
+    }
+}
+
+#[test]
+fn what_was_read_into_a_device_is_visible_when_the_get_has_ended() {
+    for (name, persona) in personas() {
+        for seed in seeds(4) {
+            println!("{name}: seed {seed}");
+            let mut two = Two::<2>::new(name, persona.clone(), FLUSHED, seed);
+            let mut random = Random(seed);
+            for _ in 0..50 {
+                let len = 1 + random.below(50_000) as usize;
+                let payload = bytes(&mut random, len);
+                two.fill(1, 0, &payload);
+                let issued = two.issue(|two| {
+                    let (into, from) = (two.memory[0].0.at(0), two.theirs[0].at(0));
+                    two.nodes[0].engine.get(CX, into, len, from, Notice::Report(1))
+                });
+                let Issued::Pending(token) = issued else { panic!("a read is posted") };
+                while two.nodes[0].engine.test(token).unwrap().is_none() {
+                    turn(&mut two.nodes);
+                }
+                assert!(two.seen(0, 0, len) == payload, "{name}: seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_go_from_devices_into_devices() {
+    const MATCHING: MatchConfig = MatchConfig::DEFAULT;
+    for (name, persona) in personas() {
+        for seed in seeds(2) {
+            println!("{name}: seed {seed}");
+            let mut two = Two::<2>::new(name, persona.clone(), FLUSHED, seed);
+            for node in &mut two.nodes {
+                let matching = Box::leak(Box::new(MatchStorage::new(&MATCHING, 2, 16, 16)));
+                node.engine.attach_matching(MATCHING, matching.memory()).unwrap();
+            }
+            messages(name, two, seed);
+        }
+    }
+}
+
+fn messages(name: &str, mut two: Two<2>, seed: u64) {
+    let mut random = Random(seed);
+    for round in 0..40u64 {
+        let len = [1, 64, 5000, 70_000][random.below(4) as usize];
+        let payload = bytes(&mut random, len);
+        two.fill(0, 0, &payload);
+        // The receive comes first, or the message.
+        let early = round % 2 == 0;
+        let post = |two: &mut Two<2>| {
+            let (node, into) = (&mut two.nodes[1], two.memory[1].0.at(0));
+            let peer = node.peers[0];
+            node.engine.recv(Some(peer), Tag::from(round), Tag::ZERO, Some((into, len)), 0).unwrap()
+        };
+        let request = early.then(|| post(&mut two));
+        two.issue(|two| {
+            let (node, at) = (&mut two.nodes[0], two.memory[0].0.at(0));
+            let peer = node.peers[1];
+            node.engine.send(CX, peer, Tag::from(round), Payload::Region(at, len), Notice::Silent)
+        });
+        let request = request.unwrap_or_else(|| {
+            (0..random.below(200)).for_each(|_| turn(&mut two.nodes));
+            post(&mut two)
+        });
+        let status = loop {
+            if let Some(status) = two.nodes[1].engine.test_recv(request).unwrap() {
+                break status;
+            }
+            turn(&mut two.nodes);
+        };
+        assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64), "{name}: seed {seed}");
+        assert!(two.seen(1, 0, len) == payload, "{name}: seed {seed}: message {round} of {len} bytes");
+        two.quiet();
+    }
+}
+
+#[test]
+fn memory_is_registered_by_a_descriptor_where_driver_and_provider_have_that() {
+    for (driver, provider) in [(false, true), (true, false), (true, true)] {
+        let persona = Persona { dmabuf: provider, ..Persona::efa_direct() };
+        let mut two =
+            Two::<2>::new("efa-direct", persona, Behaviour { dmabuf: driver, ..Behaviour::PLAIN }, 1);
+        let by_descriptor = if driver && provider { 4 } else { 0 };
+        assert_eq!(two.fake.0.device_registrations(), (4, by_descriptor));
+        for node in 0..2 {
+            let (theirs, own) = (two.theirs[node], two.memory[node].0);
+            two.nodes[node].engine.release(theirs).unwrap();
+            two.nodes[node].engine.deregister(own).unwrap();
+        }
+        assert_eq!(two.fake.0.device_registrations(), (0, 0));
+    }
+}
+
+#[test]
+fn memory_of_a_device_is_refused_where_the_rail_does_not_reach_it() {
+    let persona = Persona::efa_direct().with_devices();
+    let fake = Checked(Fake::new(persona.clone(), 1));
+    let driver = FakeDriver::new(Behaviour::PLAIN, 1);
+    let processes = [driver.process(), driver.process()];
+    fake.0.join_devices(Arc::new(Devices(processes.clone())));
+    let mut device = processes[0].device(0).unwrap();
+    let memory = region(device.alloc(4096).unwrap(), 4096);
+    let open = |devices| {
+        let ask = Ask { interface: Some(persona.interfaces[0]), devices, ..Ask::new("efa-direct") };
+        FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+    };
+    let reached = |ordinal| direct(processes[0].device(ordinal).unwrap(), Interface::Cuda);
+    // It has no device; it was not asked for such memory; it has another device.
+    let mut without = open(true);
+    assert_eq!(without.register(&memory), Err(AttachError::Unsupported));
+    let mut unasked = open(false);
+    unasked.reach(reached(0)).unwrap();
+    assert_eq!(unasked.register(&memory), Err(AttachError::Unsupported));
+    let mut other = open(true);
+    other.reach(reached(1)).unwrap();
+    assert_eq!(other.register(&memory), Err(AttachError::Unsupported));
+    let mut rail = open(true);
+    rail.reach(reached(0)).unwrap();
+    assert_eq!(rail.reach(reached(1)), Err(AttachError::Full));
+    assert!(rail.register(&memory).is_ok());
+    // The processor's memory is no device's.
+    let mut host = vec![0u8; 4096];
+    // SAFETY: it is refused.
+    let claimed =
+        unsafe { Region::new(NonNull::from(&mut host[0]), 4096, RegionKind::Device { ordinal: 0 }) };
+    assert_eq!(rail.register(&claimed), Err(AttachError::System(libc::EFAULT)));
+}
+
+#[test]
+fn a_signal_is_not_applied_when_the_flush_before_it_fails() {
+    for (name, persona) in personas() {
+        println!("{name}");
+        let mut two = Two::<1>::new(name, persona, FLUSHED, 3);
+        two.processes[1].fail(Call::Flush, 0, DeviceError::Lost(719));
+        two.fill(0, 0, &[7; 3000]);
+        two.issue(|two| {
+            let signal = Signal { at: two.nodes[0].remotes[1].at(0), op: SignalOp::Set, value: 1 };
+            let (from, to) = (two.memory[0].0.at(0), two.theirs[0].at(0));
+            two.nodes[0].engine.put_signal(CX, from, 3000, to, signal, Notice::Silent)
+        });
+        let peer = two.nodes[1].peers[0];
+        turn_until(&mut two.nodes, "the loss of the peer", |nodes| {
+            nodes[1].engine.peer_error(peer) != Ok(None)
+        });
+        (0..500).for_each(|_| turn(&mut two.nodes));
+        assert_eq!(word(&two.nodes[1].engine, two.nodes[1].target.at(0)), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_short_write_from_a_device_is_posted_and_one_from_the_processor_copied() {
+    let persona = Persona::efa().calm().with_devices();
+    for attached_before in [false, true] {
+        let fake = Checked(Fake::new(persona.clone(), 1));
+        let driver = FakeDriver::new(Behaviour::PLAIN, 1);
+        let processes = [driver.process(), driver.process()];
+        fake.0.join_devices(Arc::new(Devices(processes.clone())));
+        let mut device = processes[0].device(0).unwrap();
+        let open = || {
+            let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new("efa") };
+            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+        };
+        let (mut rail, mut target) = (open(), open());
+        let attach = |rail: &mut FabricRail| rail.attach(Peer(0), &target.address().unwrap()).unwrap();
+        if attached_before {
+            attach(&mut rail);
+        }
+        rail.reach(direct(processes[0].device(0).unwrap(), Interface::Cuda)).unwrap();
+        if !attached_before {
+            attach(&mut rail);
+        }
+        let (key, _) = target.register(&crate::conformance::leaked(64)).unwrap();
+        rail.import(Peer(0), key, 64).unwrap();
+        let memories = [region(device.alloc(4096).unwrap(), 4096), crate::conformance::leaked(64)];
+        let posted = memories.map(|memory| {
+            let (_, desc) = rail.register(&memory).unwrap();
+            let local = Local { ptr: memory.ptr(), len: 8, desc };
+            // SAFETY: neither memory goes before the end of the test.
+            unsafe { rail.post_write(Peer(0), local, rail::Remote { key, offset: 0 }, Some(1), 7) }
+        });
+        assert_eq!(posted, [Ok(Posted::Pending), Ok(Posted::Done)]);
+        drop(rail);
+        drop(target);
+    }
+}

@@ -1,0 +1,569 @@
+//! Memory of devices through [`Node`], between real processes and with peers that do not reach it.
+//! The host's memory stands in for the device. `FISHPLATE_TEST_GPU=cuda` takes CUDA's first
+//! instead, which `tests/cuda-fake.sh` has.
+
+use std::env;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::core::engine::protocol::Received;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::{OpError, PeerError};
+use fishplate::core::op::{AmoOp, Outcome};
+use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
+use fishplate::{Cmp, Issued, Limits, Node, Notice, PeerId, Rendezvous, Signal};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::{SOON, WORKER, Way, builder, fake, two};
+
+const LEN: usize = 300_000;
+
+/// Payloads: what the processor stores itself, what the device copies, whole chunks and more.
+const SIZES: [usize; 7] = [1, 8, 1000, 4096, 4097, 65_536, LEN];
+
+/// Says where a child process of a test meets its parent.
+const PLACE: &str = "FISHPLATE_TEST_PLACE";
+
+fn device() -> Gpu {
+    match env::var("FISHPLATE_TEST_GPU").as_deref() {
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Gpu::Cuda(0),
+        Ok(other) => panic!("FISHPLATE_TEST_GPU={other}"),
+        Err(_) => Gpu::StandIn,
+    }
+}
+
+fn open() -> Node {
+    builder().fabric(Fabric::Off).gpu(device()).open().unwrap()
+}
+
+/// A process of a test, which has met the other.
+struct Process {
+    node: Node,
+    peer: PeerId,
+    job: Rendezvous,
+    /// The other process, at the parent.
+    child: Option<Child>,
+    device: Memory,
+    words: Memory,
+    theirs: Remote,
+    their_words: Remote,
+}
+
+impl Process {
+    /// Starts the other process, with the test of this name alone, or is it.
+    fn new(test: &str) -> Process {
+        let place = env::var(PLACE).ok();
+        let child = place.is_none().then(|| {
+            let (_, module) = module_path!().split_once("::").unwrap();
+            let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+            let mut child = Command::new(env::current_exe().unwrap());
+            child.args([&format!("{module}::{test}"), "--exact", "--nocapture"]).env(PLACE, &place);
+            (child.stdin(Stdio::null()).spawn().unwrap(), place)
+        });
+        let at = place.or(child.as_ref().map(|(_, place)| place.clone())).unwrap();
+        let mut job = Rendezvous::join(at, 2, SOON).unwrap();
+        let mut node = open();
+        let peer = node.connect(job.exchange(node.address()).unwrap()).unwrap();
+        let (device, words) = (node.alloc_device(LEN).unwrap(), node.alloc(LEN).unwrap());
+        let handles = [node.handle(device).unwrap(), node.handle(words).unwrap()];
+        let theirs = node.import(peer, job.exchange(&handles[0]).unwrap()).unwrap();
+        let their_words = node.import(peer, job.exchange(&handles[1]).unwrap()).unwrap();
+        assert!(node.reach(peer).unwrap().gpu);
+        Process { node, peer, job, child: child.map(|(child, _)| child), device, words, theirs, their_words }
+    }
+
+    fn barrier(&mut self) {
+        self.job.barrier_with(|| _ = self.node.progress()).unwrap();
+    }
+
+    fn fill(&mut self, bytes: &[u8]) {
+        self.node.write_device(self.device.at(0), bytes).unwrap();
+    }
+
+    fn seen(&mut self, len: usize) -> Vec<u8> {
+        let mut seen = vec![0; len];
+        self.node.read_device(self.device.at(0), &mut seen).unwrap();
+        seen
+    }
+
+    /// How an operation ends that was reported.
+    fn end(&mut self, issued: Issued) -> Outcome {
+        let Issued::Pending(token) = issued else { return Outcome::Done };
+        let end = Instant::now() + SOON;
+        loop {
+            self.node.progress();
+            if let Some(completion) = self.node.test(token).unwrap() {
+                return completion.outcome;
+            }
+            // Asks whether the peer lives, too.
+            self.node.peer_error(self.peer).unwrap();
+            assert!(Instant::now() < end, "it does not end");
+        }
+    }
+
+    /// Ends both in good order.
+    fn close(mut self) {
+        self.barrier();
+        self.node.close(SOON).unwrap();
+        if let Some(mut child) = self.child {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+}
+
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i ^ seed).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
+}
+
+#[test]
+fn puts_and_gets_of_device_memory_between_two_processes() {
+    let mut own = Process::new("puts_and_gets_of_device_memory_between_two_processes");
+    let from = own.node.alloc_device(LEN).unwrap();
+    let (me, other) = (own.job.rank(), 1 - own.job.rank());
+    for (round, len) in (1..).zip(SIZES) {
+        // From the device into theirs, told by a signal in memory of the host.
+        own.node.write_device(from.at(0), &pattern(me + round, len)).unwrap();
+        let arrived = Signal::set(own.their_words.at(0), round as u64);
+        own.node.put_signal(from.slice(..len), own.theirs.at(0), arrived, Notice::Silent).unwrap();
+        own.node.wait(own.words.at(0), Cmp::Eq, round as u64, Some(own.peer), SOON).unwrap();
+        assert!(own.seen(len) == pattern(other + round, len), "{len} bytes put");
+        // And from theirs into memory of the host, and of the device.
+        for into in [own.words, from] {
+            let issued = own.node.get(into.slice(..len), own.theirs.at(0), Notice::Report(0)).unwrap();
+            assert_eq!(own.end(issued), Outcome::Done);
+            let mut got = vec![0; len];
+            match into == from {
+                true => own.node.read_device(from.at(0), &mut got).unwrap(),
+                false => own.node.read(own.words.at(0), &mut got).unwrap(),
+            }
+            assert!(got == pattern(me + round, len), "{len} bytes got");
+        }
+        own.barrier();
+        // From memory of the host into theirs, and the other way.
+        own.node.write(own.words.at(0), &pattern(me + 100, len)).unwrap();
+        own.node.put(own.words.slice(..len), own.theirs.at(0), Notice::Silent).unwrap();
+        own.node.quiet(own.peer, SOON).unwrap();
+        own.barrier();
+        assert!(own.seen(len) == pattern(other + 100, len), "{len} bytes put from the host");
+        own.node.put(own.device.slice(..len), own.their_words.at(0), Notice::Silent).unwrap();
+        own.node.quiet(own.peer, SOON).unwrap();
+        own.barrier();
+        let mut got = vec![0; len];
+        own.node.read(own.words.at(0), &mut got).unwrap();
+        assert!(got == pattern(me + 100, len), "{len} bytes put into the host");
+        own.node.store(own.words.at(0), 0).unwrap();
+        own.barrier();
+    }
+    own.close();
+}
+
+#[test]
+fn tagged_messages_from_and_into_device_memory_between_two_processes() {
+    let mut own = Process::new("tagged_messages_from_and_into_device_memory_between_two_processes");
+    let from = own.node.alloc_device(LEN).unwrap();
+    let (me, other) = (own.job.rank(), 1 - own.job.rank());
+    for (round, len) in (0..).zip(SIZES) {
+        own.node.write_device(from.at(0), &pattern(me + round, len)).unwrap();
+        let tag = round as u64;
+        let request = own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
+        own.node.send(own.peer, tag, from.slice(..len), Notice::Silent).unwrap();
+        let status = own.node.wait_recv(request, SOON).unwrap();
+        assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
+        assert!(own.seen(len) == pattern(other + round, len), "{len} bytes into the device");
+        // Into memory of the host, and from there.
+        own.node.send(own.peer, tag, from.slice(..len), Notice::Silent).unwrap();
+        let mut got = vec![0; len];
+        own.node.recv(Some(own.peer), tag, Tag::ZERO, &mut got, SOON).unwrap();
+        assert!(got == pattern(other + round, len), "{len} bytes into the host");
+        own.node.send(own.peer, tag, &got[..], Notice::Silent).unwrap();
+        let request = own.node.post_recv(Some(own.peer), tag, Tag::ZERO, own.device.slice(..len), 0).unwrap();
+        assert_eq!(own.node.wait_recv(request, SOON).unwrap().outcome, Received::Ok);
+        assert!(own.seen(len) == pattern(me + round, len), "{len} bytes back from the host");
+        own.node.quiet(own.peer, SOON).unwrap();
+    }
+    own.close();
+}
+
+#[test]
+fn memory_that_is_freed_while_it_is_imported_takes_no_more_and_the_peer_stays() {
+    let mut own = Process::new("memory_that_is_freed_while_it_is_imported_takes_no_more_and_the_peer_stays");
+    if own.job.rank() == 0 {
+        own.node.free(own.device).unwrap();
+        own.barrier();
+        own.barrier();
+        // What a peer has closed is the device's again.
+        own.device = own.node.alloc_device(LEN).unwrap();
+    } else {
+        own.fill(&[5; 8192]);
+        own.barrier();
+        let quiet = own.node.wait(own.words.at(0), Cmp::Eq, 1, Some(own.peer), Duration::from_millis(100));
+        assert!(matches!(quiet, Err(Error::Wait(_))));
+        for len in [8, 8192] {
+            let issued = own.node.put(own.device.slice(..len), own.theirs.at(0), Notice::Report(0));
+            let outcome = issued.map(|issued| own.end(issued));
+            assert!(matches!(outcome, Ok(Outcome::Failed(_))), "{outcome:?}");
+        }
+        assert_eq!(own.node.peer_error(own.peer), Ok(None));
+        own.node.release(own.theirs).unwrap();
+        own.barrier();
+    }
+    // Memory of the host is as before.
+    own.node.signal(Signal::set(own.their_words.at(0), 1), Notice::Silent).unwrap();
+    own.node.wait(own.words.at(0), Cmp::Eq, 1, Some(own.peer), SOON).unwrap();
+    own.close();
+}
+
+#[test]
+fn a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else() {
+    let mut own = Process::new("a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else");
+    own.barrier();
+    let Some(mut child) = own.child.take() else {
+        loop {
+            own.node.progress();
+        }
+    };
+    let put = |own: &mut Process| {
+        let issued = own.node.put(own.device.slice(..), own.theirs.at(0), Notice::Report(0));
+        issued.map(|issued| own.end(issued))
+    };
+    assert_eq!(put(&mut own), Ok(Outcome::Done));
+    let pending = own.node.put(own.device.slice(..), own.theirs.at(0), Notice::Report(1)).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    own.end(pending);
+    let end = Instant::now() + SOON;
+    while own.node.peer_error(own.peer).unwrap().is_none() {
+        assert!(Instant::now() < end, "nobody says that the peer has died");
+        own.node.progress();
+    }
+    assert_eq!(own.node.peer_error(own.peer), Ok(Some(PeerError::Died)));
+    assert_eq!(put(&mut own), Err(OpError::PeerFailed(PeerError::Died)));
+    own.node.disconnect(own.peer).unwrap();
+    // Nobody is waited for who had it open.
+    own.node.free(own.device).unwrap();
+    let address = own.node.address().to_vec();
+    let me = own.node.connect(&address).unwrap();
+    let device = own.node.alloc_device(LEN).unwrap();
+    let there = own.node.import(me, own.node.handle(device).unwrap()).unwrap();
+    own.node.put(own.words.slice(..), there.at(0), Notice::Silent).unwrap();
+    own.node.quiet(me, SOON).unwrap();
+    own.node.close(SOON).unwrap();
+}
+
+#[test]
+fn a_node_that_closes_waits_for_peers_that_have_its_device_memory_open() {
+    two(
+        Way::SharedMemory,
+        |builder| builder.gpu(device()),
+        |mut side| {
+            let device = side.node.alloc_device(4096).unwrap();
+            let handle = side.node.handle(device).unwrap();
+            let handle = side.exchange(&handle);
+            let theirs = side.node.import(side.peer, handle).unwrap();
+            side.exchange(&[]);
+            if side.rank == 0 {
+                // The other makes progress alone, and does not wait; a worker would.
+                match WORKER {
+                    true => assert_eq!(side.node.close(SOON), Ok(())),
+                    false => {
+                        let begun = Instant::now();
+                        let closed = side.node.close(Duration::from_millis(300));
+                        assert_eq!(closed, Err(Error::StillOpen(1)));
+                        assert!(begun.elapsed() >= Duration::from_millis(300));
+                    }
+                }
+                side.send.send(vec![]).unwrap();
+            } else {
+                side.exchange(&[]);
+                assert!(side.node.put(device.slice(..), theirs.at(0), Notice::Silent).is_err());
+                side.node.close(SOON).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
+    two(
+        Way::SharedMemory,
+        |builder| builder,
+        |mut side| {
+            assert_eq!(side.node.alloc_device(64), Err(Error::NoGpu));
+            side.exchange(&[]);
+        },
+    );
+    let mut plain = builder().fabric(Fabric::Off).open().unwrap();
+    let mut gpu = open();
+    let there = plain.connect(gpu.address()).unwrap();
+    let here = gpu.connect(plain.address()).unwrap();
+    let (inbox, outbox, device) = (plain.alloc(64).unwrap(), gpu.alloc(64).unwrap(), gpu.alloc_device(LEN));
+    let device = device.unwrap();
+    let handles = [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
+    // Both are to be met, so one of them in a thread of its own.
+    let (sent, received) = thread::scope(|scope| {
+        let plain_side = scope.spawn(|| {
+            let theirs = plain.import(there, &handles[1]).unwrap();
+            assert_eq!(plain.import(there, &handles[2]), Err(Error::NoGpuRail(there)));
+            plain.signal(Signal::set(theirs.at(0), 7), Notice::Silent).unwrap();
+            // Messages from the device come, and short ones go into it.
+            for len in [64, LEN] {
+                let mut got = vec![0; len];
+                plain.recv(Some(there), len as u64, Tag::ZERO, &mut got, SOON).unwrap();
+                assert!(got == pattern(2, len), "{len} bytes from the device");
+                plain.send(there, len as u64, &got[..], Notice::Silent).unwrap();
+            }
+            let heard = plain.wait(inbox.at(0), Cmp::Eq, 9, Some(there), SOON);
+            assert_eq!(plain.peer_error(there), Ok(None));
+            heard
+        });
+        let theirs = gpu.import(here, &handles[0]).unwrap();
+        assert!(!gpu.reach(here).unwrap().gpu && gpu.reach(here).unwrap().shared_memory);
+        let received = gpu.wait(outbox.at(0), Cmp::Eq, 7, Some(here), SOON);
+        // It is not told of more either.
+        gpu.alloc_device(64).unwrap();
+        // What is a device's cannot go to it.
+        let issued = gpu.put(device.slice(..), theirs.at(0), Notice::Report(0));
+        let mut failed = issued.is_err();
+        while let (false, Ok(Issued::Pending(token))) = (failed, issued) {
+            gpu.progress();
+            failed = matches!(gpu.test(token).unwrap(), Some(end) if end.outcome != Outcome::Done);
+        }
+        assert!(failed);
+        gpu.write_device(device.at(0), &pattern(2, LEN)).unwrap();
+        let outcomes = [64, LEN].map(|len| {
+            let tag = len as u64;
+            gpu.send(here, tag, device.slice(..len), Notice::Silent).unwrap();
+            let request = gpu.post_recv(Some(here), tag, Tag::ZERO, device.slice(..len), 0).unwrap();
+            gpu.wait_recv(request, SOON).unwrap().outcome
+        });
+        assert!(matches!(outcomes, [Received::Ok, Received::Failed(_)]), "{outcomes:?}");
+        gpu.signal(Signal::set(theirs.at(0), 9), Notice::Silent).unwrap();
+        gpu.quiet(here, SOON).unwrap();
+        (plain_side.join().unwrap(), received)
+    });
+    assert_eq!((sent, received), (Ok(9), Ok(7)));
+}
+
+#[test]
+fn a_peer_that_leaves_while_the_two_agree_is_met_again() {
+    // A pass in which peers are looked for.
+    let look = |node: &mut Node| {
+        thread::sleep(Duration::from_micros(60));
+        (0..16).for_each(|_| _ = node.progress());
+    };
+    for looks in 0..12 {
+        let mut nodes = [open(), open()];
+        // After magic and version comes the number. The smaller one dials.
+        nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
+        let [mut dials, mut waits] = nodes;
+        // A node that still meets somebody shakes hands with everybody.
+        let silent = builder().fabric(Fabric::Off).open().unwrap();
+        waits.connect(silent.address()).unwrap();
+        let mut there = dials.connect(waits.address()).unwrap();
+        for at in 0..looks {
+            look(if at % 2 == 0 { &mut waits } else { &mut dials });
+        }
+        let here = waits.connect(dials.address()).unwrap();
+        waits.disconnect(here).unwrap();
+        let here = waits.connect(dials.address()).unwrap();
+        let end = Instant::now() + SOON;
+        while !(dials.reach(there).unwrap().gpu && waits.reach(here).unwrap().gpu) {
+            assert!(Instant::now() < end, "{looks}: they do not meet");
+            look(&mut dials);
+            look(&mut waits);
+            // It had met the peer before that left, and is told.
+            if dials.peer_error(there).unwrap().is_some() {
+                dials.disconnect(there).unwrap();
+                there = dials.connect(waits.address()).unwrap();
+            }
+        }
+        let device = waits.alloc_device(64).unwrap();
+        dials.import(there, waits.handle(device).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_had_no_room_for_the_link_is_dialled_again() {
+    let limits = Limits { peers: 1, ..Limits::DEFAULT };
+    let open = || builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();
+    let mut nodes = [open(), open(), open(), open()];
+    nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
+    // The smaller numbers dial. The last node keeps one link whose peer it was not told of.
+    let [silent, mut first, mut dials, mut waits] = nodes;
+    let nobody = waits.connect(silent.address()).unwrap();
+    let there = dials.connect(waits.address()).unwrap();
+    first.connect(waits.address()).unwrap();
+    for node in [&mut first, &mut dials] {
+        let end = Instant::now() + Duration::from_millis(50);
+        while Instant::now() < end {
+            node.progress();
+            waits.progress();
+        }
+    }
+    waits.disconnect(nobody).unwrap();
+    let here = waits.connect(dials.address()).unwrap();
+    let end = Instant::now() + SOON;
+    while !(dials.reach(there).unwrap().gpu && waits.reach(here).unwrap().gpu) {
+        assert!(Instant::now() < end, "they do not meet");
+        dials.progress();
+        waits.progress();
+    }
+}
+
+#[test]
+fn libfabric_carries_no_memory_of_a_device_and_says_so() {
+    let provider = Fake::new(Persona::cxi(), 5);
+    let open = |interface| fake(&provider, &[interface]).gpu(device()).open().unwrap();
+    let (mut a, mut b) = (open("cxi0"), open("cxi1"));
+    let (b_at_a, a_at_b) = (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap());
+    assert!(!a.reach(b_at_a).unwrap().gpu);
+    let (device, inbox) = (a.alloc_device(LEN).unwrap(), b.alloc(LEN).unwrap());
+    assert_eq!(b.import(a_at_b, a.handle(device).unwrap()), Err(Error::NoGpuRail(a_at_b)));
+    let there = a.import(b_at_a, b.handle(inbox).unwrap()).unwrap();
+    let moves = [
+        a.put(device.slice(..), there.at(0), Notice::Report(0)),
+        a.get(device.slice(..), there.at(0), Notice::Report(1)),
+    ];
+    for issued in moves {
+        let Ok(Issued::Pending(token)) = issued else { panic!("{issued:?}") };
+        let end = Instant::now() + SOON;
+        let outcome = loop {
+            a.progress();
+            b.progress();
+            match a.test(token).unwrap() {
+                Some(completion) => break completion.outcome,
+                None => assert!(Instant::now() < end),
+            }
+        };
+        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+    }
+    // Messages from the device, and short ones into it, pass through memory of the host.
+    a.write_device(device.at(0), &pattern(1, LEN)).unwrap();
+    let mut told = vec![];
+    for (from_device, len) in [(true, 100), (true, 8192), (true, LEN), (false, 100), (false, LEN)] {
+        let tag = 1 + told.len() as u64;
+        let request = match from_device {
+            true => b.post_recv(Some(a_at_b), tag, Tag::ZERO, inbox.slice(..len), 0),
+            false => a.post_recv(Some(b_at_a), tag, Tag::ZERO, device.slice(..len), 0),
+        }
+        .unwrap();
+        let sent = match from_device {
+            true => a.send(b_at_a, tag, device.slice(..len), Notice::Report(0)),
+            false => b.send(a_at_b, tag, inbox.slice(..len), Notice::Report(0)),
+        };
+        let end = Instant::now() + SOON;
+        let status = loop {
+            a.progress();
+            b.progress();
+            let status = if from_device { b.test_recv(request) } else { a.test_recv(request) };
+            match status.unwrap() {
+                Some(status) => break Some(status),
+                None if Instant::now() > end => break None,
+                None => {}
+            }
+        };
+        if from_device {
+            let mut got = vec![0; len];
+            b.read(inbox.at(0), &mut got).unwrap();
+            assert!(got == pattern(1, len), "{len} bytes from the device");
+        }
+        told.push((sent.ok(), status.map(|status| status.outcome)));
+    }
+    let told: Vec<_> = told.into_iter().map(|(sent, outcome)| sent.and(outcome).unwrap()).collect();
+    assert_eq!(told[..4], [Received::Ok; 4]);
+    assert!(matches!(told[4], Received::Failed(_)), "{told:?}");
+    // The peer, and memory of the host, are as before.
+    assert_eq!(a.peer_error(b_at_a), Ok(None));
+    a.signal(Signal::set(there.at(0), 3), Notice::Silent).unwrap();
+    while b.load(inbox.at(0)).unwrap() != 3 {
+        a.progress();
+        b.progress();
+    }
+}
+
+#[test]
+fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
+    // A socket holds some hundred announcements.
+    let limits = Limits { locals: 1000, ..Limits::DEFAULT };
+    for on_device in [true, false] {
+        let mut a = builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();
+        let mut b = open();
+        let (b_at_a, a_at_b) = (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap());
+        let end = Instant::now() + SOON;
+        while !(a.reach(b_at_a).unwrap().gpu && b.reach(a_at_b).unwrap().gpu) {
+            assert!(Instant::now() < end, "they do not meet");
+            a.progress();
+            b.progress();
+        }
+        let into = b.alloc_device(LEN).unwrap();
+        for _ in 0..900 {
+            if on_device { a.alloc_device(64) } else { a.alloc(64) }.unwrap();
+        }
+        let from = if on_device { a.alloc_device(LEN) } else { a.alloc(LEN) }.unwrap();
+        match on_device {
+            true => a.write_device(from.at(0), &pattern(3, LEN)).unwrap(),
+            false => a.write(from.at(0), &pattern(3, LEN)).unwrap(),
+        }
+        let request = b.post_recv(Some(a_at_b), 1, Tag::ZERO, into.slice(..), 0).unwrap();
+        a.send(b_at_a, 1, from.slice(..), Notice::Silent).unwrap();
+        let status = loop {
+            // What does not fit a socket goes out in waits; this looks like one.
+            assert_eq!(a.peer_error(b_at_a), Ok(None));
+            b.progress();
+            if let Some(status) = b.test_recv(request).unwrap() {
+                break status;
+            }
+            assert!(
+                Instant::now() < end,
+                "it does not arrive: {on_device} {:?} {:?} {:?}",
+                b.stats(),
+                b.peer_error(a_at_b),
+                a.stats()
+            );
+        };
+        assert_eq!(status.outcome, Received::Ok);
+        let mut got = vec![0; LEN];
+        b.read_device(into.at(0), &mut got).unwrap();
+        assert!(got == pattern(3, LEN));
+    }
+}
+
+#[test]
+fn what_a_device_cannot_do_is_refused_by_name() {
+    let mut node = open();
+    let address = node.address().to_vec();
+    let me = node.connect(&address).unwrap();
+    let device = node.alloc_device(64).unwrap();
+    let there = node.import(me, node.handle(device).unwrap()).unwrap();
+    let refused = Err(OpError::DeviceMemory);
+    assert_eq!(node.put(b"bytes", there.at(0), Notice::Silent).map(drop), refused);
+    assert_eq!(node.signal(Signal::set(there.at(0), 1), Notice::Silent).map(drop), refused);
+    let amo = fishplate::core::op::Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
+    assert_eq!(node.amo(there.at(0), amo, Notice::Silent).map(drop), refused);
+    let refused = Error::Op(OpError::DeviceMemory);
+    assert_eq!(node.write(device.at(0), b"x"), Err(refused));
+    assert_eq!(node.load(device.at(0)), Err(refused));
+    let beyond = Error::Op(OpError::OutOfBounds { offset: 60, len: 8, size: 64 });
+    assert_eq!(node.write_device(device.at(60), &[0; 8]), Err(beyond));
+    let host = node.alloc(64).unwrap();
+    assert!(matches!(node.read_device(host.at(0), &mut [0; 8]), Err(Error::Device(_))));
+    node.free(device).unwrap();
+    assert!(matches!(node.read_device(device.at(0), &mut [0; 8]), Err(Error::Op(_))));
+    node.close(SOON).unwrap();
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    match builder().fabric(Fabric::Off).gpu(Gpu::Cuda(1000)).open() {
+        Ok(_) => panic!("there are not so many"),
+        Err(error) => {
+            let said = error.to_string();
+            assert!(said.starts_with("cannot open the GPU cuda:1000: no "), "{said}");
+            assert!(matches!(error, fishplate::node::OpenError::Gpu(..)));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What a node says of its rails, and how it hears of a peer beyond them that is gone.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use fishplate::core::error::{AttachError, PeerError, WaitError};
+use fishplate::core::mem::RailId;
+use fishplate::node::{Error, Fabric, OpenError, RailInfo, RailPair};
+use fishplate::rails::RailsError;
+use fishplate::{Cmp, Node, Notice, PeerId, Signal};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::{SOON, builder, fake};
+
+/// Two nodes over these interfaces of a provider, that know each other.
+fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
+    let [mut a, mut b] = interfaces.map(|names| fake(provider, names).open().unwrap());
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
+    ([a, b], peers)
+}
+
+#[test]
+fn rails_are_listed_with_what_they_lead_to() {
+    let provider = Fake::new(Persona::cxi(), 1);
+    let ([a, b], [b_at_a, a_at_b]) = two(&provider, [&["cxi3", "cxi1", "cxi0"], &["cxi0", "cxi2", "cxi3"]]);
+    let name = |rail: &RailInfo| (rail.id.0, rail.provider.clone(), rail.interface.clone());
+    let told: Vec<_> = a.rails().iter().map(name).collect();
+    assert_eq!(
+        told,
+        [(1, "cxi", "cxi3"), (2, "cxi", "cxi1"), (3, "cxi", "cxi0")]
+            .map(|(id, of, on)| { (id, of.to_owned(), on.to_owned()) })
+    );
+    let mbit = a.rails()[0].mbit;
+    assert!(mbit > 0);
+    // Each rail leads to another one, and back.
+    let (there, mut back) = (a.rail_pairs(b_at_a).unwrap(), b.rail_pairs(a_at_b).unwrap());
+    back.sort_by_key(|pair| pair.theirs.0);
+    for (at, (there, back)) in there.iter().zip(&back).enumerate() {
+        let &RailPair { ours, theirs, their_mbit } = there;
+        assert_eq!((usize::from(ours.0), their_mbit), (at + 1, mbit));
+        assert_eq!((back.theirs, back.ours, back.their_mbit), (ours, theirs, mbit));
+    }
+    assert_eq!((there.len(), back.len()), (3, 3));
+    assert_eq!([0, 1, 9].map(|rail| a.last_error(RailId(rail))), [None, None, None]);
+}
+
+#[test]
+fn a_peer_of_this_host_is_reached_by_no_libfabric_rail() {
+    let open = || builder().fabric(Fabric::Off).open().unwrap();
+    let (mut node, other) = (open(), open());
+    let peer = node.connect(other.address()).unwrap();
+    assert_eq!((node.rails(), node.rail_pairs(peer)), (&[][..], Ok(vec![])));
+    // It has its own way to tell, so that this stream means nothing.
+    let (lifeline, end) = UnixStream::pair().unwrap();
+    assert_eq!(node.watch(peer, lifeline), Ok(()));
+    drop(end);
+    assert_eq!(node.peer_error(peer), Ok(None));
+    node.disconnect(peer).unwrap();
+    let unknown = Error::Attach(AttachError::UnknownPeer);
+    assert_eq!(node.rail_pairs(peer), Err(unknown));
+    assert_eq!(node.watch(peer, UnixStream::pair().unwrap().0), Err(unknown));
+}
+
+#[test]
+fn as_many_rails_are_opened_as_were_asked_for_or_none() {
+    let provider = Fake::new(Persona::cxi(), 2);
+    let open = |count| fake(&provider, &["cxi0", "cxi1"]).fabric(Fabric::Exactly(count)).open();
+    for count in [1, 2] {
+        assert_eq!(open(count).unwrap().rails().len(), count);
+    }
+    match open(3) {
+        Err(OpenError::Rails(RailsError::TooMany { rails: 3, named: true, .. })) => {}
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[test]
+fn a_peer_whose_lifeline_ends_is_gone_at_once() {
+    let provider = Fake::new(Persona::cxi(), 3);
+    let ([mut a, b], [peer, _]) = two(&provider, [&["cxi0", "cxi1"], &["cxi2", "cxi3"]]);
+    assert_eq!(a.rail_pairs(peer).unwrap().len(), 2);
+    let inbox = a.alloc(64).unwrap();
+    let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
+    let [(first, gone), (second, held)] = ends;
+    // The last that was given counts.
+    a.watch(peer, first).unwrap();
+    a.watch(peer, second).unwrap();
+    drop(gone);
+    let short = a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), Duration::from_millis(50));
+    assert!(matches!(short, Err(Error::Wait(WaitError::Deadline(stuck))) if stuck == a.missing(Some(peer))));
+    assert_eq!(a.missing(None).peer, Some(peer));
+    drop(held);
+    let begun = Instant::now();
+    let died = Err(Error::Wait(WaitError::PeerFailed(peer, PeerError::Died)));
+    assert_eq!(a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), SOON), died);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(a.peer_error(peer), Ok(Some(PeerError::Died)));
+    drop(b);
+}
+
+#[test]
+fn a_rail_that_loses_a_living_peer_is_named_and_says_why() {
+    let provider = Fake::new(Persona::efa_direct(), 4);
+    let over = |interface: &str| {
+        let settings = fishplate::config::Settings {
+            providers: vec!["efa-direct".into()],
+            interfaces: vec![interface.into()],
+            ..Default::default()
+        };
+        builder().library(provider.library()).settings(settings).shared_memory(false)
+    };
+    let [mut a, mut b] = ["rdmap0-rdm", "rdmap2-rdm"].map(|name| over(name).open().unwrap());
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let (peer, _) = (a.connect(&to_b).unwrap(), b.connect(to_a).unwrap());
+    let inbox = b.alloc(64).unwrap();
+    let handle = b.handle(inbox).unwrap();
+    let there = a.import(peer, handle).unwrap();
+    a.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+    while b.load(inbox.at(0)).unwrap() == 0 {
+        a.progress();
+        b.progress();
+    }
+    let (lifeline, _held) = UnixStream::pair().unwrap();
+    a.watch(peer, lifeline).unwrap();
+    provider.kill(&to_b);
+    let deadline = Instant::now() + SOON;
+    while a.peer_error(peer).unwrap().is_none() {
+        assert!(Instant::now() < deadline, "never heard");
+        _ = a.send(peer, 1, &[0; 500], Notice::Silent);
+        a.progress();
+    }
+    let rail = a.rails()[0].id;
+    assert_eq!(a.peer_error(peer), Ok(Some(PeerError::Rail(rail))));
+    assert!(a.last_error(rail).is_some_and(|text| !text.is_empty()));
+}

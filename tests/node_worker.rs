@@ -1,0 +1,274 @@
+//! The tests of `Node`, with nodes that have workers, and what only such nodes do.
+
+#[path = "node/main.rs"]
+mod node;
+
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::core::engine::protocol::Received;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::sync::spin::Policy;
+use fishplate::node::{Builder, Fabric, Gpu, Memory, OpenError, Remote};
+use fishplate::worker::Options;
+use fishplate::{Cmp, Node, Notice, PeerId, Signal};
+use node::{SOON, Side, two, ways};
+
+/// A program that sleeps, as far as its node can tell.
+const ASLEEP: Duration = Duration::from_millis(300);
+
+/// A message that no rail carries in one piece.
+const LONG: usize = 700_000;
+
+fn same(builder: Builder) -> Builder {
+    builder
+}
+
+#[test]
+fn a_peer_is_answered_while_the_program_sleeps() {
+    for way in ways() {
+        two(way, same, |mut side| {
+            let memory = side.node.alloc(1 << 20).unwrap();
+            let handle = side.node.handle(memory).unwrap();
+            let handle = side.exchange(&handle);
+            let Side { node, peer, rank, send, receive } = &mut side;
+            let there = node.import(*peer, handle).unwrap();
+            if *rank == 0 {
+                receive.recv().unwrap();
+                // None of these ends without progress at the other side.
+                let begun = Instant::now();
+                for n in 0..10 {
+                    assert_eq!(node.fetch_add(there.at(8), 1, SOON), Ok(n));
+                }
+                node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
+                node.quiet(*peer, SOON).unwrap();
+                assert!(begun.elapsed() < ASLEEP, "{way:?}: {:?}", begun.elapsed());
+                send.send(vec![]).unwrap();
+            } else {
+                let request = node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
+                send.send(vec![]).unwrap();
+                // Outside of the node.
+                receive.recv().unwrap();
+                let status = node.test_recv(request).unwrap().expect("it has been received meanwhile");
+                assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
+                assert_eq!(node.load(memory.at(8)), Ok(10));
+            }
+            side.exchange(&[]);
+            side.node.close(SOON).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_a_sleeping_program_began_goes_on_and_its_peers_are_met() {
+    for way in ways() {
+        let (begun, wait) = channel();
+        let wait = Mutex::new(wait);
+        two(way, same, |mut side| {
+            let Side { node, peer, rank, .. } = &mut side;
+            let memory = node.alloc(1 << 20).unwrap();
+            if *rank == 0 {
+                // Waits for the peer to be met, and then not for the peer to have read it.
+                node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
+                begun.send(()).unwrap();
+                thread::sleep(ASLEEP);
+            } else {
+                let mut into = vec![1; LONG];
+                wait.lock().unwrap().recv().unwrap();
+                let received = node.recv(Some(*peer), 1, Tag::ZERO, &mut into, ASLEEP * 2 / 3);
+                assert_eq!(received.unwrap().len, LONG as u64, "{way:?}");
+                assert!(into.iter().all(|&byte| byte == 0));
+            }
+            side.exchange(&[]);
+            side.node.close(SOON).unwrap();
+        });
+    }
+}
+
+/// Processor time of all threads of this process.
+fn used() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills one structure, which is ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Runs in a process of its own, where nobody else uses the processor.
+#[test]
+fn an_idle_worker_uses_next_to_no_processor() {
+    const ALONE: &str = "FISHPLATE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name = "an_idle_worker_uses_next_to_no_processor";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = again.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    idle(same);
+    // Devices ring nobody, and are looked at.
+    idle(|builder| builder.gpu(Gpu::StandIn));
+}
+
+fn idle(change: impl Fn(Builder) -> Builder) {
+    let Pair { nodes: [mut a, mut b], peers: [_, me], inboxes: [_, memory], theirs: [there, _] } =
+        pair(change);
+    a.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+    b.wait(memory.at(0), Cmp::Eq, 1, Some(me), SOON).unwrap();
+    thread::sleep(Duration::from_millis(10));
+    let before = used();
+    thread::sleep(Duration::from_secs(1));
+    let outside = used() - before;
+    assert!(outside < Duration::from_millis(20), "two idle workers used {outside:?} of a second");
+    // The worker of a program that waits sleeps too.
+    let before = used();
+    assert!(b.wait(memory.at(0), Cmp::Eq, 2, Some(me), Duration::from_secs(1)).is_err());
+    let inside = used() - before;
+    assert!(inside < Duration::from_millis(15), "a wait and two workers used {inside:?} of a second");
+}
+
+/// Two nodes of this process, each with a worker and memory of the other.
+struct Pair {
+    nodes: [Node; 2],
+    peers: [PeerId; 2],
+    inboxes: [Memory; 2],
+    theirs: [Remote; 2],
+}
+
+fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
+    let mut nodes = [(); 2].map(|()| change(node::builder().fabric(Fabric::Off)).open().unwrap());
+    let [a, b] = &mut nodes;
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
+    let inboxes = [a.alloc(64).unwrap(), b.alloc(64).unwrap()];
+    let at_b = a.import(peers[0], b.handle(inboxes[1]).unwrap()).unwrap();
+    let at_a = b.import(peers[1], a.handle(inboxes[0]).unwrap()).unwrap();
+    Pair { nodes, peers, inboxes, theirs: [at_b, at_a] }
+}
+
+/// The middle one of the times that so many rounds take.
+fn median(rounds: usize, round: impl FnMut(usize) -> Duration) -> Duration {
+    let mut times: Vec<_> = (0..rounds).map(round).collect();
+    times.sort();
+    times[rounds / 2]
+}
+
+/// A worker that has nothing to do sleeps by now, for at most 10 ms.
+fn let_it_sleep() {
+    thread::sleep(Duration::from_millis(2));
+}
+
+#[test]
+fn a_wait_hears_the_bell_on_which_its_worker_slept() {
+    let Pair { nodes: [mut a, mut b], peers, inboxes, theirs } = pair(same);
+    let (ask, asked) = channel();
+    let other = thread::spawn(move || {
+        for round in asked {
+            thread::sleep(Duration::from_millis(6));
+            let now = Instant::now();
+            SIGNALLED.lock().unwrap().replace(now);
+            b.signal(Signal::set(theirs[1].at(0), round), Notice::Silent).unwrap();
+        }
+    });
+    static SIGNALLED: Mutex<Option<Instant>> = Mutex::new(None);
+    let late = median(41, |round| {
+        // At all times of its sleep.
+        thread::sleep(Duration::from_micros(2000 + round as u64 * 617 % 8000));
+        let round = round as u64 + 1;
+        ask.send(round).unwrap();
+        a.wait(inboxes[0].at(0), Cmp::Eq, round, Some(peers[0]), SOON).unwrap();
+        let now = Instant::now();
+        thread::sleep(Duration::from_millis(1));
+        now - SIGNALLED.lock().unwrap().take().unwrap()
+    });
+    drop(ask);
+    other.join().unwrap();
+    assert!(late < Duration::from_millis(2), "{late:?} late");
+}
+
+#[test]
+fn calls_do_not_wait_for_a_worker_that_sleeps() {
+    let Pair { nodes: [mut a, _b], peers, inboxes, .. } = pair(same);
+    let took = median(21, |_| {
+        let_it_sleep();
+        let begun = Instant::now();
+        let timeout = Duration::from_micros(100);
+        assert!(a.wait(inboxes[0].at(0), Cmp::Eq, 1, Some(peers[0]), timeout).is_err());
+        begun.elapsed()
+    });
+    assert!(took < Duration::from_millis(2), "a wait took {took:?}");
+    let took = median(21, |_| {
+        let node = node::builder().fabric(Fabric::Off).open().unwrap();
+        let_it_sleep();
+        let begun = Instant::now();
+        drop(node);
+        begun.elapsed()
+    });
+    assert!(took < Duration::from_millis(3), "a drop took {took:?}");
+}
+
+#[test]
+fn workers_meet_peers_by_themselves() {
+    let [mut a, mut b] = [(); 2].map(|()| node::builder().fabric(Fabric::Off).open().unwrap());
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let_it_sleep();
+    let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
+    let deadline = Instant::now() + SOON;
+    // This call makes no progress.
+    while !(a.reach(peers[0]).unwrap().shared_memory && b.reach(peers[1]).unwrap().shared_memory) {
+        assert!(Instant::now() < deadline, "not met");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_node_with_a_worker_is_dropped_and_closed_with_work_in_flight() {
+    for closes in [false, true] {
+        two(
+            ways()[0],
+            |builder| builder.patience(Duration::ZERO),
+            |mut side| {
+                let memory = side.node.alloc(1 << 20).unwrap();
+                let handle = side.node.handle(memory).unwrap();
+                let handle = side.exchange(&handle);
+                let there = side.node.import(side.peer, handle).unwrap();
+                side.exchange(&[]);
+                for tag in 0..50 {
+                    _ = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
+                    _ = side.node.put(memory.slice(..), there.at(0), Notice::Silent);
+                    _ = side.node.post_recv(None, 1000 + tag, Tag::ZERO, memory.slice(..), 0);
+                }
+                match closes {
+                    // The sends are received by nobody.
+                    true => _ = side.node.close(Duration::from_millis(100)),
+                    false => drop(side.node),
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn a_worker_that_spins_leaves_the_node_to_its_program() {
+    for policy in [Policy::EXCLUSIVE, Policy::LOW_LATENCY] {
+        let worker = Options { cpu: None, policy };
+        let mut node = Node::builder().fabric(Fabric::Off).worker(worker).open().unwrap();
+        let begun = Instant::now();
+        for _ in 0..1000 {
+            let memory = node.alloc(4096).unwrap();
+            node.free(memory).unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        node.close(SOON).unwrap();
+    }
+}
+
+#[test]
+fn a_processor_that_does_not_exist_is_an_error() {
+    let worker = Options { cpu: Some(1023), ..Options::default() };
+    let opened = Node::builder().fabric(Fabric::Off).worker(worker).open();
+    assert!(matches!(opened, Err(OpenError::Worker(_))));
+    let worker = Options { cpu: Some(0), ..Options::default() };
+    Node::builder().fabric(Fabric::Off).worker(worker).open().unwrap();
+}
