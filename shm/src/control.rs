@@ -100,11 +100,15 @@ impl Control {
         self.ended
     }
 
-    /// Sends a blob and waits for the peer's.
+    /// Sends a blob and waits for the peer's. Returns once ours has left too: the caller may drop
+    /// the link at once.
     pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.send_blob(blob)?;
         loop {
-            if let Some(blob) = self.take_blob()? {
+            self.pump();
+            if !self.has_notices()
+                && let Some(blob) = self.next_blob()?
+            {
                 return Ok(blob);
             }
             self.rest(deadline)?;
@@ -126,6 +130,10 @@ impl Control {
     /// Takes the peer's next blob, if it has arrived. Does not wait.
     pub(crate) fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
         self.pump();
+        self.next_blob()
+    }
+
+    fn next_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
         match self.blobs.pop_front() {
             None if self.ended.is_some() => Err(HandshakeError::HungUp),
             blob => Ok(blob),

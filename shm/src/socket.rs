@@ -226,15 +226,20 @@ impl Socket {
         message.msg_control = control.bytes.as_mut_ptr().cast();
         message.msg_controllen = size_of::<Control>();
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-        // SAFETY: all that `message` points to lives on this frame or is `into`.
-        let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, flags) };
-        if n < 0 {
-            return match errno() {
-                libc::EAGAIN | libc::EINTR => Ok(None),
-                libc::ECONNRESET => Err(HandshakeError::HungUp),
-                code => Err(HandshakeError::System(code)),
-            };
-        }
+        let n = loop {
+            // SAFETY: all that `message` points to lives on this frame or is `into`.
+            let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, flags) };
+            if n >= 0 {
+                break n;
+            }
+            match errno() {
+                libc::EAGAIN | libc::EINTR => return Ok(None),
+                // The peer closed before it had read everything. The kernel says so once, and ahead
+                // of what the peer sent.
+                libc::ECONNRESET => {}
+                code => return Err(HandshakeError::System(code)),
+            }
+        };
         // Before anything can fail, every descriptor gets its owner.
         let (fds, sender) = control.take(&message);
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))

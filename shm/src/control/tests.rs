@@ -1,5 +1,5 @@
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use fishplate_core::error::AttachError;
@@ -62,6 +62,21 @@ fn two_ends_that_have_more_to_say_than_the_socket_holds_still_exchange() {
     for end in [a, b] {
         assert_eq!(end.join().unwrap().as_deref(), Ok(&b"here"[..]));
     }
+}
+
+#[test]
+fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    let (a, b) = (control(&mut a), control(&mut b));
+    b.send_blob(b"never read").unwrap();
+    a.send_blob(b"last words").unwrap();
+    a.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]).unwrap();
+    // As the kernel closes the socket of a process that ends: nothing is read first.
+    let (other, _) = crate::socket::socket_pair().unwrap();
+    // SAFETY: puts another socket of ours under the number, which `a` owns as before.
+    assert!(unsafe { libc::dup2(other.as_raw_fd(), a.fd().as_raw_fd()) } >= 0);
+    assert_eq!(b.take_blob().unwrap().as_deref(), Some(&b"last words"[..]));
+    assert_eq!(b.ended(), Some(PeerError::Closed));
 }
 
 #[test]
