@@ -104,11 +104,11 @@ fn a_lost_device_ends_everything_as_unknown_and_hangs_nobody() {
 fn memory_of_what_has_an_unknown_end_stays_in_use_at_both_ends() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_millis(4), ..small() };
+        let mut host = Box::new([0u64; 512]);
         let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 5);
         let local = pair.memory[0].local(0, LEN);
-        let host = NonNull::from(Box::leak(Box::new([0u64; 512]))).cast();
-        // SAFETY: never given back.
-        let host = unsafe { Region::new(host, 4096, RegionKind::Private) };
+        // SAFETY: freed after the rails, and once the device has finished.
+        let host = unsafe { Region::new(NonNull::from(&mut *host).cast(), 4096, RegionKind::Private) };
         let (pinned, _) = pair.rails[0].register(&host).unwrap();
         let counts = process(&pair.rails[0]).counts();
         assert!(!pair.rails[0].touches(local));
