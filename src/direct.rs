@@ -66,4 +66,8 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
         // SAFETY: handed on to our caller.
         unsafe { self.device.fetch(at(from), into) }
     }
+
+    fn is_copying(&mut self) -> bool {
+        self.device.is_copying()
+    }
 }

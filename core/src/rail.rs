@@ -204,8 +204,9 @@ pub unsafe trait Rail {
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
     /// Whether a post may still read or write any of these bytes: a pending one, or one that
-    /// completed as [`CompleteError::Unknown`]. False positives are allowed. Slow path: may scan
-    /// all posts.
+    /// completed as [`CompleteError::Unknown`]; or a device, for a [`place`](Rail::place) or
+    /// [`fetch`](Rail::fetch) that failed. False positives are allowed. Slow path: may scan all
+    /// posts.
     fn touches(&self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this

@@ -83,10 +83,43 @@ impl<D: Device> GpuDirect<D> {
         }
         Ok(())
     }
+
+    /// Whether the device may still be at a copy whose call returned an error. Asks the driver.
+    pub fn is_copying(&mut self) -> bool {
+        self.stage.look(&mut self.device);
+        self.stage.is_unsure()
+    }
 }
 
 impl<D: Device> Drop for GpuDirect<D> {
     fn drop(&mut self) {
         self.stage.end(&mut self.device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Behaviour, Call, FakeDriver};
+
+    #[test]
+    fn a_copy_that_was_given_up_is_told_until_it_has_ended() {
+        for known in [true, false] {
+            let driver = FakeDriver::new(Behaviour { late: 1_000_000, ..Behaviour::LATE }, 5);
+            let process = driver.process();
+            let mut memory = process.device(0).unwrap();
+            let at = memory.alloc(4096).unwrap();
+            let mut direct = GpuDirect::new(process.device(0).unwrap(), Duration::from_millis(1));
+            assert!(!direct.is_copying());
+            if !known {
+                process.fail(Call::Reached, 0, DeviceError::Driver(999));
+            }
+            // SAFETY: memory of the device.
+            let placed = unsafe { direct.place(at, Untrusted::from_slice(&[7; 64])) };
+            assert!(placed.is_err());
+            assert!(direct.is_copying());
+            driver.drain();
+            assert_eq!(direct.is_copying(), !known);
+        }
     }
 }

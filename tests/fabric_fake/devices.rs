@@ -29,7 +29,7 @@ const SIZE: u64 = 1 << 20;
 
 /// What the NICs see: the devices of both processes.
 #[derive(Debug)]
-struct Devices([FakeProcess; 2]);
+pub struct Devices(pub [FakeProcess; 2]);
 
 impl Devices {
     fn owner(&self, at: u64) -> &FakeProcess {
@@ -69,7 +69,7 @@ struct Two<const RAILS: usize> {
 
 const FLUSHED: Behaviour = Behaviour { must_flush: true, ..Behaviour::LATE };
 
-fn region(at: DevicePtr, len: u64) -> Region {
+pub fn region(at: DevicePtr, len: u64) -> Region {
     let start = NonNull::new(at.0 as *mut u8).unwrap();
     // SAFETY: a device's: the rails know what to do with it, and the test outlives them.
     unsafe { Region::new(start, len as usize, RegionKind::Device { ordinal: 0 }) }

@@ -38,7 +38,7 @@ fn wires() -> (Wire, Wire) {
 }
 
 #[derive(Default)]
-struct Down(Vec<(Peer, PeerError)>);
+pub struct Down(Vec<(Peer, PeerError)>);
 
 impl Sink for Down {
     fn done(&mut self, _: u64, _: Result<(), CompleteError>) {}

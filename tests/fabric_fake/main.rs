@@ -10,6 +10,7 @@ mod edges;
 mod engines;
 mod failures;
 mod fixture;
+mod given_up;
 mod goodbye;
 mod guard;
 mod reattach;

@@ -51,12 +51,12 @@ impl Stage {
     }
 
     /// Whether the device may still be copying.
-    pub(super) fn is_unsure(&self) -> bool {
+    pub(crate) fn is_unsure(&self) -> bool {
         self.late.is_some() || self.lost
     }
 
     /// Asks after a copy that was late.
-    pub(super) fn look<D: Device>(&mut self, device: &mut D) {
+    pub(crate) fn look<D: Device>(&mut self, device: &mut D) {
         if self.late.is_some() {
             let _ = self.free(device);
         }

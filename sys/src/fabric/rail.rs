@@ -57,6 +57,7 @@ mod slab;
 mod watch;
 
 pub use config::{FabricConfig, SetupError};
+use device::Reached;
 pub use device::{DeviceMemory, Dmabuf, Interface};
 
 use alloc::boxed::Box;
@@ -116,8 +117,6 @@ enum Event {
 struct Registered {
     key: u64,
     memory: MemoryRegion,
-    /// Where it lies, if it is a device's.
-    device: Option<device::Span>,
 }
 
 /// A write that was accepted and not handed over yet.
@@ -210,7 +209,7 @@ pub struct FabricRail {
     scratch: Box<[u8]>,
 
     /// The device whose memory can be registered.
-    device: Option<Box<dyn DeviceMemory>>,
+    device: Option<Reached>,
     broken: bool,
     /// Posts accepted of all peers when they were counted last, wrapping.
     accepted_marked: u32,
@@ -302,7 +301,7 @@ impl FabricRail {
         if self.device.is_some() {
             return Err(AttachError::Full);
         }
-        self.device = Some(device);
+        self.device = Some(Reached::new(device));
         self.short_below = None;
         self.peers.look_at_writes();
         self.plan();
@@ -479,8 +478,10 @@ unsafe impl Rail for FabricRail {
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };
         let (key, desc) = (memory.key(), memory.desc() as u64);
         let start = ptr.as_ptr().addr();
-        let device = ordinal.map(|_| device::Span { start, end: start + len });
-        self.regions.push(Registered { key, memory, device });
+        if let Some(reached) = self.device.as_mut().filter(|_| ordinal.is_some()) {
+            reached.add(key, start..start + len);
+        }
+        self.regions.push(Registered { key, memory });
         Ok((RailKey { key, base }, desc))
     }
 
@@ -488,16 +489,18 @@ unsafe impl Rail for FabricRail {
         let Some(at) = self.regions.iter().position(|region| region.key == key.key) else {
             return Ok(());
         };
+        let copying = self.device.as_mut().is_some_and(|reached| reached.remove(key.key));
         self.regions.swap_remove(at).memory.close().map_err(|(memory, error)| {
             self.stats.kept += 1;
             self.note_error(error.code);
             self.kept.push(memory);
             AttachError::Kept(error.code.0)
-        })
+        })?;
+        if copying { Err(AttachError::Kept(libc::EBUSY)) } else { Ok(()) }
     }
 
     fn touches(&self, memory: Local) -> bool {
-        self.pool.touches(memory)
+        self.pool.touches(memory) || self.device.as_ref().is_some_and(|reached| reached.touches(memory))
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
@@ -607,6 +610,9 @@ unsafe impl Rail for FabricRail {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
+        if let Some(reached) = &mut self.device {
+            reached.look();
+        }
         self.watch(sink);
     }
 }

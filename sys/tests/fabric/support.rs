@@ -121,4 +121,8 @@ unsafe impl<F: FnMut() + Send> DeviceMemory for Flushed<F> {
     unsafe fn fetch(&mut self, _: NonNull<u8>, _: &mut [u8]) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
+
+    fn is_copying(&mut self) -> bool {
+        false
+    }
 }

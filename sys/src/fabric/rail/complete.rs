@@ -7,6 +7,7 @@ use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::Sink;
 
+use super::device::Reached;
 use super::pool::{Kind, Slot};
 use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
 use crate::fabric::cq::{self, CqError, Entry};
@@ -137,7 +138,7 @@ impl FabricRail {
     /// Counts anew how many polls need do no more than read the queue.
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
-        let flushes = self.device.as_ref().is_some_and(|device| device.must_flush());
+        let flushes = self.device.as_ref().is_some_and(|reached| reached.device.must_flush());
         let plain = !self.busy && !flushes && self.notify != Notify::Source;
         self.plain_polls = if plain { LOOK - polls % LOOK } else { 1 };
         self.polls_planned = polls.wrapping_add(self.plain_polls);
@@ -147,7 +148,10 @@ impl FabricRail {
     /// ended. Where that fails all peers are lost: none of what has arrived is reported.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
-        let Some(device) = self.device.as_mut().filter(|device| device.must_flush()) else { return };
+        let Some(Reached { device, .. }) = &mut self.device else { return };
+        if !device.must_flush() {
+            return;
+        }
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
             // SAFETY: a context that comes back without an arrival is ours, and stays where it is.

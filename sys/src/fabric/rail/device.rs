@@ -1,7 +1,10 @@
 //! Memory of a device behind a rail: registered so that the NIC reaches it, flushed before what has
 //! arrived in it is reported, and filled and read for the messages of the engine.
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::ffi::c_int;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, PostError};
@@ -105,18 +108,59 @@ pub unsafe trait DeviceMemory: Send {
     /// # Safety
     /// As there.
     unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError>;
+
+    /// Whether the device may still be at a copy whose call returned an error: then memory of the
+    /// device that is registered stays in use. Asks the driver; slow path.
+    fn is_copying(&mut self) -> bool;
 }
 
-/// What is registered of a device: addresses, of which none is the processor's.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    pub start: usize,
-    pub end: usize,
+/// A device, and where its registered memory lies: addresses, of which none is the processor's.
+pub(super) struct Reached {
+    pub device: Box<dyn DeviceMemory>,
+    /// By key of the registration.
+    spans: Vec<(u64, Range<usize>)>,
+    /// A copy failed, and may still be under way.
+    copying: bool,
 }
 
-impl Span {
-    fn holds(self, addr: usize, len: usize) -> bool {
-        self.start <= addr && addr < self.end && len <= self.end - addr
+impl Reached {
+    pub fn new(device: Box<dyn DeviceMemory>) -> Reached {
+        Reached { device, spans: Vec::new(), copying: false }
+    }
+
+    pub fn add(&mut self, key: u64, span: Range<usize>) {
+        self.spans.push((key, span));
+    }
+
+    /// Forgets what was registered by this key. Whether it was memory of the device that a copy may
+    /// still use.
+    pub fn remove(&mut self, key: u64) -> bool {
+        let Some(at) = self.spans.iter().position(|span| span.0 == key) else { return false };
+        self.spans.swap_remove(at);
+        self.copying
+    }
+
+    fn holds(&self, addr: usize, len: usize) -> bool {
+        let holds = |span: &Range<usize>| span.contains(&addr) && len <= span.end - addr;
+        self.spans.iter().any(|(_, span)| holds(span))
+    }
+
+    /// Whether a copy that failed may still use these bytes.
+    pub fn touches(&self, memory: Local) -> bool {
+        let start = memory.ptr.addr().get();
+        let meets = |span: &Range<usize>| start < span.end && span.start < start + memory.len;
+        self.copying && self.spans.iter().any(|(_, span)| meets(span))
+    }
+
+    /// Asks after a copy that failed.
+    pub fn look(&mut self) {
+        self.copying = self.copying && self.device.is_copying();
+    }
+
+    fn ended(&mut self, copy: Result<(), PostError>) -> Result<(), PostError> {
+        self.copying |= copy.is_err();
+        self.look();
+        copy
     }
 }
 
@@ -131,7 +175,8 @@ impl FabricRail {
         access: u64,
         key: u64,
     ) -> Result<MemoryRegion, AttachError> {
-        let Some(device) = self.device.as_mut().filter(|device| device.ordinal() == ordinal) else {
+        let of = |reached: &&mut Reached| reached.device.ordinal() == ordinal;
+        let Some(Reached { device, .. }) = self.device.as_mut().filter(of) else {
             return Err(AttachError::Unsupported);
         };
         if self.offer.info.raw().caps & FI_HMEM == 0 {
@@ -157,8 +202,7 @@ impl FabricRail {
 
     /// Whether these bytes are a registered device's: then the provider must not copy them itself.
     pub(super) fn is_of_device(&self, ptr: *const u8, len: usize) -> bool {
-        let mut spans = self.regions.iter().filter_map(|region| region.device);
-        self.device.is_some() && spans.any(|span| span.holds(ptr.addr(), len))
+        self.device.as_ref().is_some_and(|reached| reached.holds(ptr.addr(), len))
     }
 
     /// # Safety
@@ -169,8 +213,11 @@ impl FabricRail {
         let of_device = self.is_of_device(ptr, len);
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         match &mut self.device {
-            // SAFETY: `len` registered bytes of the device.
-            Some(device) if of_device => unsafe { device.place(to.ptr, from) },
+            Some(reached) if of_device => {
+                // SAFETY: `len` registered bytes of the device.
+                let placed = unsafe { reached.device.place(to.ptr, from) };
+                reached.ended(placed)
+            }
             _ => {
                 // SAFETY: registered memory of the processor, and writable, as our caller promises.
                 unsafe { copy_bytes(from.as_ptr(), ptr, len) };
@@ -186,8 +233,11 @@ impl FabricRail {
         let (ptr, len) = (from.ptr.as_ptr(), from.len.min(into.len()));
         let of_device = self.is_of_device(ptr, len);
         match &mut self.device {
-            // SAFETY: `len` registered bytes of the device.
-            Some(device) if of_device => unsafe { device.fetch(from.ptr, &mut into[..len]) },
+            Some(reached) if of_device => {
+                // SAFETY: `len` registered bytes of the device.
+                let fetched = unsafe { reached.device.fetch(from.ptr, &mut into[..len]) };
+                reached.ended(fetched)
+            }
             _ => {
                 // SAFETY: registered memory of the processor, and readable, as our caller promises.
                 unsafe { copy_bytes(ptr, into.as_mut_ptr(), len) };
