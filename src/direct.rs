@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use fishplate_core::error::PostError;
-use fishplate_core::mem::Untrusted;
+use fishplate_core::mem::{Untrusted, copy_bytes};
 use fishplate_gpu::{Device, DeviceError, DevicePtr, GpuDirect};
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 
@@ -17,6 +17,48 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// driver. Each rail has a handle of its own to the device. Pins 64 KiB.
 pub fn direct(device: impl Device + 'static, interface: Interface) -> Box<dyn DeviceMemory> {
     Box::new(Direct { device: GpuDirect::new(device, TIMEOUT), interface })
+}
+
+/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor reaches itself.
+pub(crate) struct StandIn;
+
+// SAFETY: nothing is left under way, and there is nothing to flush.
+unsafe impl DeviceMemory for StandIn {
+    fn interface(&self) -> Interface {
+        Interface::Host
+    }
+
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn dmabuf(&mut self, _: NonNull<u8>, _: usize) -> Option<Dmabuf> {
+        None
+    }
+
+    fn must_flush(&self) -> bool {
+        false
+    }
+
+    fn flush(&mut self) -> Result<(), i32> {
+        Ok(())
+    }
+
+    unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
+        // SAFETY: memory of the stand-in, which is the processor's; our caller's promise.
+        unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    fn is_copying(&mut self) -> bool {
+        false
+    }
 }
 
 struct Direct<D: Device> {

@@ -37,12 +37,16 @@
 //! A node that is opened with [`Builder::gpu`] has memory of that device beside the host's: see
 //! [`Node::alloc_device`] and [`Node::register_device`].
 //!
-//! | with slices of a device's memory | peers of this host with a device | all others |
+//! | with slices of a device's memory | carried | not carried |
 //! |---|---|---|
 //! | `import` of their handle | yes | [`Error::NoGpuRail`] |
 //! | `put`, `put_signal`, `get` | yes | refused, or end as failed |
 //! | messages from it | yes | yes, through memory of the host |
 //! | messages into it | yes | short ones; longer ones end as failed |
+//!
+//! Shared memory carries it where both nodes have a device. Libfabric carries it where the node
+//! whose memory it is has a provider that takes memory of devices (`FI_HMEM`); the other end needs
+//! no device.
 //!
 //! Signals, atomics and bytes that are not registered do not go there:
 //! [`OpError::DeviceMemory`].

@@ -111,6 +111,23 @@ pub struct OpenRail {
     pub fabric: String,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
+    /// Whether the NIC can be given memory of a device (`FI_HMEM`).
+    pub devices: bool,
+}
+
+/// The rails that [`open`] looks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Providers and interfaces, if they are named, and [`Settings::max_rails`].
+    pub settings: &'a Settings,
+    /// How many peers and regions each has room for.
+    pub limits: Limits,
+    /// Where the process runs, or its device is.
+    pub anchor: Anchor,
+    /// How many; `None`: one on each interface that is named, or near.
+    pub count: Option<usize>,
+    /// Such as can be given memory of devices, where the provider has them.
+    pub devices: bool,
 }
 
 /// An interface of a provider.
@@ -205,25 +222,16 @@ pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limi
     near.chain(unknown).take(limit).map(|candidate| (*candidate).clone()).collect()
 }
 
-/// Opens rails of the first provider that has some, for as many peers and regions as `limits` says:
-/// `count` of them, or one on each interface that is named, or near, and at most
-/// [`Settings::max_rails`].
+/// Opens rails of the first provider that has some.
 ///
 /// # Errors
 /// What was looked for, and what is there.
-pub fn open(
-    settings: &Settings,
-    limits: Limits,
-    library: Library,
-    machine: &Machine,
-    anchor: Anchor,
-    count: Option<usize>,
-) -> Result<Vec<OpenRail>, RailsError> {
-    let named: Vec<&str> = settings.providers.iter().map(String::as_str).collect();
+pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<Vec<OpenRail>, RailsError> {
+    let named: Vec<&str> = wanted.settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
     let mut refused = vec![];
     for provider in providers {
-        match on_provider(settings, limits, library, machine, anchor, count, provider)? {
+        match on_provider(wanted, library, machine, provider)? {
             Ok(rails) => return Ok(rails),
             Err(error) => refused.push(error),
         }
@@ -233,14 +241,12 @@ pub fn open(
 
 /// The rails of one provider, or why it is unusable and the next should be tried.
 fn on_provider(
-    settings: &Settings,
-    limits: Limits,
+    wanted: Wanted<'_>,
     library: Library,
     machine: &Machine,
-    anchor: Anchor,
-    count: Option<usize>,
     provider: &str,
 ) -> Result<Result<Vec<OpenRail>, NegotiateError>, RailsError> {
+    let Wanted { settings, limits, anchor, count, .. } = wanted;
     let there = match candidates(library, machine, provider) {
         Ok(there) => there,
         Err(error) => return Ok(Err(error)),
@@ -271,7 +277,12 @@ fn on_provider(
     let mut rails = vec![];
     for (at, interface) in interfaces.into_iter().take(count).enumerate() {
         let ask = Ask { interface: Some(&interface), ..Ask::new(provider) };
-        let offer = match negotiate::negotiate(library, &ask) {
+        let with_devices = || negotiate::negotiate(library, &Ask { devices: true, ..ask }).ok();
+        let (offer, devices) = match wanted.devices.then(with_devices).flatten() {
+            Some(offer) => (Ok(offer), true),
+            None => (negotiate::negotiate(library, &ask), false),
+        };
+        let offer = match offer {
             Ok(offer) => offer,
             Err(error) => return Ok(Err(error)),
         };
@@ -290,7 +301,7 @@ fn on_provider(
         let mbit = there.iter().find(|candidate| candidate.interface == interface).map_or(0, |c| c.mbit);
         let rail = Guard::new(rail, RailId(at as u8), LinkWatch::new(&interface));
         let fabric = offer.info.fabric_name();
-        rails.push(OpenRail { rail, provider: provider.into(), interface, fabric, mbit });
+        rails.push(OpenRail { rail, provider: provider.into(), interface, fabric, mbit, devices });
     }
     Ok(Ok(rails))
 }
@@ -313,7 +324,9 @@ mod tests {
     }
 
     fn open_on(fake: &Fake, settings: &Settings, count: usize) -> Result<Vec<OpenRail>, RailsError> {
-        open(settings, Limits::DEFAULT, fake.library(), &Machine::default(), Anchor::Anywhere, Some(count))
+        let (limits, count) = (Limits::DEFAULT, Some(count));
+        let wanted = Wanted { settings, limits, anchor: Anchor::Anywhere, count, devices: false };
+        open(wanted, fake.library(), &Machine::default())
     }
 
     #[test]
@@ -353,15 +366,10 @@ mod tests {
             mbit: None,
             link: LinkState::Down,
         });
-        let error = open(
-            &settings(&["cxi"], &[]),
-            Limits::DEFAULT,
-            fake.library(),
-            &machine,
-            Anchor::Anywhere,
-            Some(4),
-        )
-        .unwrap_err();
+        let settings = settings(&["cxi"], &[]);
+        let (anchor, count) = (Anchor::Anywhere, Some(4));
+        let wanted = Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
+        let error = open(wanted, fake.library(), &machine).unwrap_err();
         let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
         assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
     }

@@ -15,13 +15,15 @@ use fishplate_gpu::{AnyDevice, DeviceError, GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Listener, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::Library;
+use fishplate_sys::fabric::rail::DeviceMemory;
 
 use super::address::{Address, RailAddress, hash, socket};
 use super::home::{Home, NodeBell, Sizes};
 use super::rail::NodeRail;
 use super::{Node, OpenError, RailInfo};
 use crate::config::{RAILS_LIMIT, Settings};
-use crate::rails::{self, OpenRail, RailsError};
+use crate::direct::StandIn;
+use crate::rails::{self, OpenRail, RailsError, Wanted};
 use crate::storage::Limits;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
@@ -41,7 +43,7 @@ pub enum Fabric {
     Off,
 }
 
-/// The device of a node, whose memory peers on its host reach.
+/// The device of a node, whose memory peers reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gpu {
@@ -62,6 +64,15 @@ impl Gpu {
                 let opened = CudaDevice::open(ordinal, CudaConfig::default())?;
                 Ok(AnyDevice::Cuda(Box::new(opened)))
             }
+        }
+    }
+
+    /// The device as a libfabric rail needs it.
+    fn behind_nic(self) -> Result<Box<dyn DeviceMemory>, DeviceError> {
+        match self {
+            Gpu::StandIn => Ok(Box::new(StandIn)),
+            #[cfg(feature = "cuda")]
+            Gpu::Cuda(_) => Ok(crate::direct(self.open()?, fishplate_sys::fabric::rail::Interface::Cuda)),
         }
     }
 }
@@ -167,11 +178,12 @@ impl Builder {
         self
     }
 
-    /// The device whose memory peers on this host may reach: those that were opened with a device
-    /// too, of any kind. Memory of a device does not travel over libfabric. Default: none.
+    /// The device whose memory peers may reach: those of this host that were opened with a device
+    /// too, of any kind, and all over libfabric where the provider takes memory of devices
+    /// (`FI_HMEM`). Default: none.
     ///
-    /// Each such peer costs 2 MiB of shared memory at either end, through which passes what the
-    /// devices cannot copy themselves.
+    /// Each such peer of this host costs 2 MiB of shared memory at either end, through which passes
+    /// what the devices cannot copy themselves.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
@@ -223,6 +235,11 @@ impl Builder {
         // The first rail is shared memory.
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
             open.rail.id = id;
+            // The processor's memory goes over any; a GPU's only where the provider takes it.
+            if let Some(gpu) = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn) {
+                let device = gpu.behind_nic().map_err(|error| OpenError::Gpu(gpu, error))?;
+                open.rail.setup().inner_mut().reach(device)?;
+            }
             infos.push(RailInfo::of(open, id));
             let OpenRail { rail, provider, fabric, mbit, .. } = open;
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
@@ -300,7 +317,8 @@ impl Builder {
             let machine = Machine::here().unwrap_or_default();
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
-            rails::open(&settings, self.limits, library, &machine, Anchor::Anywhere, count)
+            let (limits, anchor, devices) = (self.limits, Anchor::Anywhere, self.gpu.is_some());
+            rails::open(Wanted { settings: &settings, limits, anchor, count, devices }, library, &machine)
         });
         match opened {
             Err(RailsError::Load(_) | RailsError::Provider(_)) if optional => Ok(vec![]),

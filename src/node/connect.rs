@@ -38,7 +38,7 @@ const ONCE: usize = 32;
 pub struct Reach {
     /// Shared memory does. `false` also while a peer of this host is still to be met.
     pub shared_memory: bool,
-    /// Memory of devices is reached too.
+    /// Shared memory carries memory of devices, too.
     pub gpu: bool,
     /// How many libfabric rails do.
     pub fabric: usize,

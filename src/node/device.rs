@@ -1,6 +1,6 @@
-//! Memory of a node's device, where it was opened with one. Peers of the same host that were opened
-//! with one put into it and get from it, and tagged messages go from it and into it. Signals, and
-//! bytes that are not registered, do not; nor does the processor touch it. Slow paths.
+//! Memory of a node's device, where it was opened with one. Peers put into it and get from it, and
+//! tagged messages go from it and into it, over the rails that [carry](super) it. Signals do
+//! not, nor bytes that are not registered; the processor does not touch it. Slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

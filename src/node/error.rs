@@ -92,8 +92,9 @@ pub enum Error {
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
     NoGpu,
-    /// Memory of a device that this node and the peer do not both reach: nodes of one host do that
-    /// were opened with [`Builder::gpu`](super::Builder::gpu). Libfabric carries none.
+    /// Memory of a device that no rail between this node and the peer carries: shared memory does
+    /// where both were opened with [`Builder::gpu`](super::Builder::gpu), libfabric where the
+    /// provider of its owner takes memory of devices.
     NoGpuRail(PeerId),
     /// The device refuses.
     Device(DeviceError),
@@ -138,7 +139,8 @@ impl fmt::Display for Error {
             Error::NoGpu => f.write_str("the node was opened without a GPU: ask for one by `Builder::gpu`"),
             Error::NoGpuRail(peer) => write!(
                 f,
-                "no GPU rail joins this node and peer {}: open both on one host, with `Builder::gpu`",
+                "no rail carries memory of a device between this node and peer {}: on one host, open both with \
+                 `Builder::gpu`; over libfabric, its owner needs a provider with FI_HMEM",
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),

@@ -13,8 +13,8 @@ use fishplate_sys::fabric::FabricRail;
 
 use crate::guard::{Guard, GuardSetup};
 
-/// What a libfabric rail says of a region that is a device's: the key that travels to peers, and
-/// the descriptor of posts.
+/// What a libfabric rail says of memory of a device that it cannot register: the key that travels
+/// to peers, and the descriptor of posts.
 const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
 const NOT_HERE: u64 = u64::MAX;
 
@@ -24,7 +24,7 @@ const NOT_HERE: u64 = u64::MAX;
 pub(super) enum NodeRail {
     /// Shared memory.
     Local(ShmRail<LinuxHost>),
-    /// Libfabric: carries no memory of devices.
+    /// Libfabric. Carries memory of the device if the provider does.
     Fabric(Guard<FabricRail>),
     /// Shared memory, and the memory of a device.
     Gpu(Box<GpuRail<AnyDevice, LinuxHost>>),
@@ -110,8 +110,11 @@ unsafe impl Rail for NodeRail {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         match self {
-            NodeRail::Fabric(_) if matches!(region.kind(), RegionKind::Device { .. }) => {
-                Ok((ELSEWHERE, NOT_HERE))
+            NodeRail::Fabric(rail) if matches!(region.kind(), RegionKind::Device { .. }) => {
+                match rail.register(region) {
+                    Err(AttachError::Unsupported | AttachError::System(_)) => Ok((ELSEWHERE, NOT_HERE)),
+                    registered => registered,
+                }
             }
             _ => each!(self, rail => rail.register(region)),
         }

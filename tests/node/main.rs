@@ -6,6 +6,7 @@ mod gpu;
 mod lives;
 mod meeting;
 mod misuse;
+mod nics;
 mod rails;
 mod verbs;
 

@@ -4,7 +4,8 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::{fmt, ptr, slice};
 
-/// An owned list of at most `MAX` rails, in the order that they were added in.
+/// An owned list of at most `MAX` rails, in the order that they were added in. The last is dropped
+/// first: it may use memory of those before it.
 pub struct Rails<R, const MAX: usize> {
     /// The first `len` are there.
     slots: MaybeUninit<[R; MAX]>,
@@ -50,8 +51,10 @@ impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
 
 impl<R, const MAX: usize> Drop for Rails<R, MAX> {
     fn drop(&mut self) {
-        // SAFETY: those are all that are there, and nobody looks at them again.
-        unsafe { ptr::drop_in_place::<[R]>(&mut **self) }
+        for rail in self.iter_mut().rev() {
+            // SAFETY: it is there, and nobody looks at it again.
+            unsafe { ptr::drop_in_place(rail) }
+        }
     }
 }
 
@@ -116,17 +119,18 @@ mod tests {
 
     use super::*;
 
-    struct Counted<'c>(u8, &'c Cell<u32>);
+    /// Counts what is dropped, and keeps the number of the last.
+    struct Counted<'c>(u8, &'c Cell<(u32, u8)>);
 
     impl Drop for Counted<'_> {
         fn drop(&mut self) {
-            self.1.set(self.1.get() + 1);
+            self.1.set((self.1.get().0 + 1, self.0));
         }
     }
 
     #[test]
     fn what_is_pushed_is_there_in_order_and_dropped_once() {
-        let drops = Cell::new(0);
+        let drops = Cell::new((0, 0));
         let mut rails = Rails::<_, 3>::new();
         assert!(rails.is_empty());
         for n in 0..3 {
@@ -134,29 +138,29 @@ mod tests {
             assert_eq!(rails.len(), n as usize + 1);
         }
         let Err(Counted(3, _)) = rails.push(Counted(3, &drops)) else { panic!("a fourth of three") };
-        assert_eq!(drops.get(), 1);
+        assert_eq!(drops.get().0, 1);
         assert!(rails.iter().map(|rail| rail.0).eq(0..3));
         rails[1].0 = 9;
         // SAFETY: there are three.
         let rails = unsafe { SomeRails::new(rails) };
-        assert_eq!((rails[1].0, rails.len(), drops.get()), (9, 3, 1));
+        assert_eq!((rails[1].0, rails.len(), drops.get().0), (9, 3, 1));
         drop(rails);
-        assert_eq!(drops.get(), 4);
+        assert_eq!(drops.get().0, 4);
     }
 
     #[test]
     fn an_array_is_a_full_list_and_a_part_of_one_drops_that_part() {
-        let drops = Cell::new(0);
+        let drops = Cell::new((0, 0));
         let full = Rails::from([0, 1].map(|n| Counted(n, &drops)));
-        assert_eq!((full.len(), drops.get()), (2, 0));
+        assert_eq!((full.len(), drops.get().0), (2, 0));
         let mut part = Rails::<_, 16>::new();
         for n in 0..5 {
             assert!(part.push(Counted(n, &drops)).is_ok());
         }
         drop(full);
-        assert_eq!(drops.get(), 2);
+        assert_eq!(drops.get(), (2, 0), "the first goes last");
         drop(part);
-        assert_eq!(drops.get(), 7);
+        assert_eq!(drops.get(), (7, 0));
         // SAFETY: there is one.
         let one = unsafe { SomeRails::new(Rails::from([7u8])) };
         assert_eq!(*one, [7]);

@@ -2,7 +2,7 @@
 
 use fishplate::Limits;
 use fishplate::config::Settings;
-use fishplate::rails::{self, OpenRail};
+use fishplate::rails::{self, OpenRail, Wanted};
 use fishplate::topology::{Anchor, LinkState, Machine, Nic, PciPath};
 use fishplate_core::engine::{Config, RailPolicy};
 use fishplate_testing::fabric::{Fake, Persona};
@@ -60,7 +60,8 @@ fn machine() -> Machine {
 }
 
 fn open(settings: &Settings, fake: &Fake, anchor: Anchor) -> Vec<OpenRail> {
-    rails::open(settings, Limits::DEFAULT, fake.library(), &machine(), anchor, Some(2)).unwrap()
+    let wanted = Wanted { settings, limits: Limits::DEFAULT, anchor, count: Some(2), devices: false };
+    rails::open(wanted, fake.library(), &machine()).unwrap()
 }
 
 #[test]

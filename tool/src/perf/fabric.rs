@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fishplate::bootstrap::{self, Agreement, BootstrapError, Card, Listener, RailCard, Wire};
 use fishplate::config::Settings;
 use fishplate::guard::Guard;
-use fishplate::rails::{self, OpenRail, RailsError};
+use fishplate::rails::{self, OpenRail, RailsError, Wanted};
 use fishplate::topology::{Anchor, Machine};
 use fishplate_core::engine::{Config, Joint};
 use fishplate_core::error::{AttachError, PeerError};
@@ -205,8 +205,8 @@ fn open<const RAILS: usize>(settings: &Settings) -> Outcome<[OpenRail; RAILS]> {
     let library = unsafe { rails::load(settings) }.map_err(|error| refused(RailsError::Load(error)))?;
     let machine = Machine::here().unwrap_or_default();
     let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
-    let rails =
-        rails::open(settings, seat::LIMITS, library, &machine, anchor, Some(RAILS)).map_err(refused)?;
+    let wanted = Wanted { settings, limits: seat::LIMITS, anchor, count: Some(RAILS), devices: false };
+    let rails = rails::open(wanted, library, &machine).map_err(refused)?;
     rails.try_into().map_err(|_| Failure::run("fewer rails were opened than asked for"))
 }
 

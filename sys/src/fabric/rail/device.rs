@@ -12,7 +12,6 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use fishplate_core::rail::Local;
 
 use super::FabricRail;
-use crate::fabric::error::CallError;
 use crate::fabric::mr::MemoryRegion;
 use crate::fabric::raw::*;
 
@@ -26,6 +25,8 @@ pub enum Interface {
     Rocr,
     /// Intel's (`FI_HMEM_ZE`).
     LevelZero,
+    /// None: memory of the processor stands in for a device, and every provider reaches it.
+    Host,
 }
 
 impl Interface {
@@ -34,6 +35,7 @@ impl Interface {
             Interface::Cuda => FI_HMEM_CUDA,
             Interface::Rocr => FI_HMEM_ROCR,
             Interface::LevelZero => FI_HMEM_ZE,
+            Interface::Host => FI_HMEM_SYSTEM,
         }
     }
 }
@@ -179,11 +181,16 @@ impl FabricRail {
         let Some(Reached { device, .. }) = self.device.as_mut().filter(of) else {
             return Err(AttachError::Unsupported);
         };
+        let interface = device.interface();
+        if interface == Interface::Host {
+            // SAFETY: valid while registered, by the promise of `Region::new`.
+            return unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }
+                .map_err(|error| AttachError::System(error.code.0));
+        }
         if self.offer.info.raw().caps & FI_HMEM == 0 {
             return Err(AttachError::Unsupported);
         }
-        let whose = (device.interface().number(), ordinal);
-        let system = |error: CallError| AttachError::System(error.code.0);
+        let whose = (interface.number(), ordinal);
         let known = self.offer.info.library().api_version() >= fi_version(1, 20);
         if let Some(buffer) = known.then(|| device.dmabuf(ptr, len)).flatten() {
             let by = Some((buffer.fd, buffer.offset));
@@ -196,8 +203,12 @@ impl FabricRail {
             }
         }
         // SAFETY: as above.
-        unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, None, access, key) }
-            .map_err(system)
+        unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, None, access, key) }.map_err(
+            |error| {
+                self.note_error(error.code);
+                AttachError::System(error.code.0)
+            },
+        )
     }
 
     /// Whether these bytes are a registered device's: then the provider must not copy them itself.

@@ -1,0 +1,214 @@
+//! Memory of a node's device over libfabric, between nodes that share no memory. As in
+//! [`gpu`](super::gpu), the host's memory stands in for the device, which goes over any provider,
+//! or `FISHPLATE_TEST_GPU=cuda` takes CUDA's, which goes over those with `FI_HMEM`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fishplate::core::engine::protocol::Received;
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::OpError;
+use fishplate::node::{Error, Memory, Remote};
+use fishplate::{Cmp, Notice, Signal};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::gpu::{LEN, device, pattern};
+use super::{Builder, SOON, Side, Way, fake, two, ways};
+
+/// Lengths that a provider copies at once, and that go in pieces over all rails.
+const SIZES: [usize; 6] = [1, 8, 1000, 4097, 65_536, LEN];
+
+/// A network whose NICs reach memory of devices.
+fn network(seed: u64) -> Fake {
+    let provider = Fake::new(Persona::cxi().with_devices(), seed);
+    #[cfg(feature = "cuda")]
+    if std::env::var_os("FISHPLATE_TEST_GPU").is_some() {
+        provider.join_devices(std::sync::Arc::new(cuda::Reached::new()));
+    }
+    provider
+}
+
+/// Runs a program over this many rails of a network of its own, and over those of real providers
+/// that take memory of the device.
+fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
+    for (seed, rails) in [(1, 1), (2, 4)] {
+        println!("{rails} simulated rails, seed {seed}");
+        let provider = network(seed);
+        let interfaces = &["cxi0", "cxi1", "cxi2", "cxi3"][..rails];
+        two(Way::SharedMemory, |_| change(fake(&provider, interfaces)), &program);
+        assert_eq!(provider.device_registrations(), (0, 0));
+    }
+    if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
+        for way in ways().into_iter().filter(|way| *way != Way::SharedMemory) {
+            println!("{way:?}");
+            two(way, &change, &program);
+        }
+    }
+}
+
+/// A side's memory, and what it has imported of the other's.
+struct Memories {
+    device: Memory,
+    host: Memory,
+    their_device: Remote,
+    their_host: Remote,
+}
+
+impl Memories {
+    fn new(side: &mut Side) -> Memories {
+        let (device, host) = (side.node.alloc_device(LEN).unwrap(), side.node.alloc(LEN).unwrap());
+        let [their_device, their_host] = [device, host].map(|memory| {
+            let handle = side.node.handle(memory).unwrap();
+            let theirs = side.exchange(&handle);
+            side.node.import(side.peer, theirs).unwrap()
+        });
+        Memories { device, host, their_device, their_host }
+    }
+}
+
+fn seen(side: &mut Side, memory: Memory, len: usize) -> Vec<u8> {
+    let mut seen = vec![0; len];
+    side.node.read_device(memory.at(0), &mut seen).unwrap();
+    seen
+}
+
+#[test]
+fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
+    over_nics(
+        |builder| builder.gpu(device()),
+        |mut side| {
+            let Memories { device, host, their_device, their_host } = Memories::new(&mut side);
+            assert!(!side.node.reach(side.peer).unwrap().gpu);
+            let from = side.node.alloc_device(LEN).unwrap();
+            for (round, len) in (1..).zip(SIZES) {
+                // From the device into theirs, told by a signal in memory of the host.
+                side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
+                let told = Signal::set(their_host.at(0), round as u64);
+                side.node.put_signal(from.slice(..len), their_device.at(0), told, Notice::Silent).unwrap();
+                side.node.wait(host.at(0), Cmp::Eq, round as u64, Some(side.peer), SOON).unwrap();
+                assert!(
+                    seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
+                    "{len} bytes put"
+                );
+                // Back into the device that they came from, which holds something else by now.
+                side.node.quiet(side.peer, SOON).unwrap();
+                side.node.write_device(from.at(0), &vec![0; len]).unwrap();
+                side.node.get(from.slice(..len), their_device.at(0), Notice::Silent).unwrap();
+                side.node.quiet(side.peer, SOON).unwrap();
+                assert!(seen(&mut side, from, len) == pattern(side.rank + round, len), "{len} bytes got");
+                side.exchange(&[]);
+            }
+            // Signals are for memory of the host.
+            let signal = Signal::set(their_device.at(0), 1);
+            assert_eq!(side.node.signal(signal, Notice::Silent), Err(OpError::DeviceMemory));
+            side.exchange(&[]);
+        },
+    );
+}
+
+#[test]
+fn messages_go_from_device_memory_into_that_of_a_peer_on_no_host_of_ours() {
+    over_nics(
+        |builder| builder.gpu(device()),
+        |mut side| {
+            let Memories { device, .. } = Memories::new(&mut side);
+            let from = side.node.alloc_device(LEN).unwrap();
+            for (round, len) in (0..).zip(SIZES) {
+                side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
+                let tag = round as u64;
+                let into = device.slice(..len);
+                let request = side.node.post_recv(Some(side.peer), tag, Tag::ZERO, into, 0).unwrap();
+                side.node.send(side.peer, tag, from.slice(..len), Notice::Silent).unwrap();
+                let status = side.node.wait_recv(request, SOON).unwrap();
+                assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
+                assert!(seen(&mut side, device, len) == pattern(1 - side.rank + round, len), "{len} bytes");
+                side.node.quiet(side.peer, SOON).unwrap();
+                side.exchange(&[]);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_node_without_a_device_puts_into_that_of_a_peer_and_gets_from_it() {
+    // Every other node has one.
+    let turn = AtomicBool::new(false);
+    over_nics(
+        |builder| if turn.fetch_xor(true, Ordering::Relaxed) { builder } else { builder.gpu(device()) },
+        |mut side| match side.node.alloc_device(LEN) {
+            Ok(device) => {
+                side.node.write_device(device.at(0), &pattern(1, LEN)).unwrap();
+                let handle = side.node.handle(device).unwrap();
+                side.exchange(&handle);
+                side.exchange(&[]);
+                assert!(seen(&mut side, device, LEN) == pattern(2, LEN), "put into the device");
+            }
+            Err(error) => {
+                assert_eq!(error, Error::NoGpu);
+                let handle = side.exchange(&[]);
+                let theirs = side.node.import(side.peer, handle).unwrap();
+                let host = side.node.alloc(LEN).unwrap();
+                side.node.get(host.slice(..), theirs.at(0), Notice::Silent).unwrap();
+                side.node.quiet(side.peer, SOON).unwrap();
+                let mut got = vec![0; LEN];
+                side.node.read(host.at(0), &mut got).unwrap();
+                assert!(got == pattern(1, LEN), "got from the device");
+                side.node.write(host.at(0), &pattern(2, LEN)).unwrap();
+                side.node.put(host.slice(..), theirs.at(0), Notice::Silent).unwrap();
+                side.node.quiet(side.peer, SOON).unwrap();
+                side.exchange(&[]);
+            }
+        },
+    );
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use fishplate::core::mem::Untrusted;
+    use fishplate::gpu::cuda::{CudaConfig, CudaDevice};
+    use fishplate::gpu::{Device, DevicePtr, GpuDirect};
+    use fishplate_testing::fabric::Bus;
+
+    /// The first device, as the NICs of a network see it.
+    #[derive(Debug)]
+    pub struct Reached(Mutex<Handles>);
+
+    struct Handles {
+        device: CudaDevice,
+        direct: GpuDirect<CudaDevice>,
+    }
+
+    impl std::fmt::Debug for Handles {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.device.fmt(f)
+        }
+    }
+
+    impl Reached {
+        pub fn new() -> Reached {
+            let open = || CudaDevice::open(0, CudaConfig::default()).unwrap();
+            let direct = GpuDirect::new(open(), Duration::from_secs(5));
+            Reached(Mutex::new(Handles { device: open(), direct }))
+        }
+    }
+
+    impl Bus for Reached {
+        fn device_of(&self, at: u64, len: usize) -> Option<u32> {
+            let memory = self.0.lock().unwrap().device.allocation(DevicePtr(at)).ok()?;
+            (at + len as u64 <= memory.base.0 + memory.size).then_some(0)
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) {
+            // SAFETY: `device_of` has found it.
+            unsafe { self.0.lock().unwrap().direct.place(DevicePtr(at), Untrusted::from_slice(bytes)) }
+                .unwrap();
+        }
+
+        fn read(&self, at: u64, into: &mut [u8]) {
+            // SAFETY: as above.
+            unsafe { self.0.lock().unwrap().direct.fetch(DevicePtr(at), into) }.unwrap();
+        }
+    }
+}
