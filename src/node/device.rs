@@ -107,18 +107,30 @@ impl Node {
         Ok(gpu.read(place, into).map_err(refused)?)
     }
 
+    /// Where memory of this node's device lies, as its driver counts: for kernels, and for copies
+    /// of the program's own. Valid until the memory is [freed](Node::free) or the node is dropped.
+    /// Nothing here is ordered with what the program queues on a stream: that must have ended
+    /// before the memory is put, sent or freed.
+    ///
+    /// # Errors
+    /// As [`write_device`](Self::write_device).
+    pub fn device_ptr(&mut self, at: LocalAddr) -> Result<DevicePtr, Error> {
+        behind!(self, |node| node.device_ptr(at));
+        Ok(self.place_on_device(at, 0)?.1)
+    }
+
     fn place_on_device(
         &mut self,
         at: LocalAddr,
         len: usize,
     ) -> Result<(GpuSetup<'_, AnyDevice, LinuxHost>, DevicePtr), Error> {
-        match self.home.engine.local_ptr(at, len) {
-            Err(OpError::DeviceMemory) => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => return Err(DeviceError::NotDeviceMemory.into()),
-        }
         let known = self.on_device.regions.iter().find(|(id, ..)| *id == at.region);
-        let &(_, start, _) = known.ok_or(OpError::UnknownRegion)?;
+        let start = match (self.home.engine.local_ptr(at, len), known) {
+            // `Ok`: there are no bytes to touch.
+            (Ok(_) | Err(OpError::DeviceMemory), Some(&(_, start, _))) => start,
+            (Ok(_), None) => return Err(DeviceError::NotDeviceMemory.into()),
+            (Err(error), _) => return Err(error.into()),
+        };
         Ok((self.gpu()?, start.at(at.offset)))
     }
 

@@ -12,6 +12,7 @@ use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{OpError, PeerError};
 use fishplate::core::op::{AmoOp, Outcome};
+use fishplate::gpu::DeviceError;
 use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
 use fishplate::{Cmp, Issued, Limits, Node, Notice, PeerId, Rendezvous, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
@@ -345,6 +346,32 @@ fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
         (plain_side.join().unwrap(), received)
     });
     assert_eq!((sent, received), (Ok(9), Ok(7)));
+}
+
+#[test]
+fn a_node_tells_where_memory_of_its_device_lies_and_of_nothing_else() {
+    let mut node = open();
+    let (device, host) = (node.alloc_device(4096).unwrap(), node.alloc(4096).unwrap());
+    let start = node.device_ptr(device.at(0)).unwrap();
+    let beyond = OpError::OutOfBounds { offset: 4097, len: 0, size: 4096 };
+    assert_eq!(node.device_ptr(device.at(4000)), Ok(start.at(4000)));
+    assert_eq!(node.device_ptr(device.at(4097)), Err(Error::Op(beyond)));
+    assert_eq!(node.device_ptr(host.at(0)), Err(Error::Device(DeviceError::NotDeviceMemory)));
+    // What is registered by its address is the same memory.
+    // SAFETY: inside an allocation that outlives it.
+    let part = unsafe { node.register_device(start.at(1024), 1024) }.unwrap();
+    assert_eq!(node.device_ptr(part.at(8)), Ok(start.at(1032)));
+    node.write_device(part.at(8), &[7; 16]).unwrap();
+    node.write_device(part.at(0), &[]).unwrap();
+    let mut seen = [0; 16];
+    node.read_device(device.at(1032), &mut seen).unwrap();
+    assert_eq!(seen, [7; 16]);
+    node.free(part).unwrap();
+    node.free(device).unwrap();
+    assert_eq!(node.device_ptr(part.at(8)), Err(Error::Op(OpError::UnknownRegion)));
+    let mut plain = builder().fabric(Fabric::Off).open().unwrap();
+    let host = plain.alloc(64).unwrap();
+    assert!(plain.device_ptr(host.at(0)).is_err());
 }
 
 #[test]
