@@ -1,8 +1,7 @@
 //! Memory of devices: each of two processes puts into the other's, and then signals in memory of
-//! the host. The host's memory stands in for the device, so no GPU is needed: `Gpu::Cuda(0)` is the
-//! first of NVIDIA's. Run it twice on one host: `cargo run --example device -- HOST:PORT`.
+//! the host. The host's memory stands in for the device, so no GPU is needed; `cuda:0` is the first
+//! of NVIDIA's. Run it twice: `cargo run --example device -- HOST:PORT [cuda:N]`.
 
-use fishplate::node::Gpu;
 use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
 use std::{env::args, error::Error, time::Duration};
 
@@ -11,8 +10,9 @@ const LEN: usize = 1 << 20;
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
     let place = args().nth(1).unwrap_or("127.0.0.1:7117".into());
+    let device = args().nth(2).unwrap_or("stand-in".into());
     let mut job = Rendezvous::join(place, 2, timeout)?;
-    let mut node = Node::builder().gpu(Gpu::StandIn).open()?;
+    let mut node = Node::builder().gpu(device.parse()?).open()?;
     let peer = node.connect(job.exchange(node.address())?)?;
     let (words, from, into) = (node.alloc(64)?, node.alloc_device(LEN)?, node.alloc_device(LEN)?);
     let their_words = node.import(peer, job.exchange(node.handle(words)?)?)?;

@@ -106,6 +106,11 @@ pub use storage::{Limits, MatchStorage, Storage};
 mod first_program {}
 
 /// Likewise.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../docs/devices.md")]
+mod devices {}
+
+/// Likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/observing.md")]
 mod observing {}

@@ -85,7 +85,7 @@ use fishplate_gpu::{GpuAgreement, GpuProfile};
 use fishplate_shm::{Link, Listener, Profile, Segment};
 
 pub use address::ADDRESS_MAX;
-pub use builder::{Builder, Fabric, Gpu};
+pub use builder::{Builder, Fabric, Gpu, NoSuchGpu};
 pub use connect::Reach;
 pub use error::{Error, OpenError};
 pub use memory::{Memory, Remote, Slice};

@@ -62,6 +62,17 @@ for mood in "" late,differ,reopen flush,nowords,devices=1; do
     say "nodes over a fake driver${mood:+: $mood}" node "$mood"
 done
 
+# example: two processes of the first program with a device
+example() {
+    local at=127.0.0.1:$((20000 + RANDOM % 10000))
+    local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" cuda:0)
+    "${over[@]}" >"$place/first" &
+    "${over[@]}" >"$place/second" && wait $! || return
+    cat "$place/first" "$place/second"
+    [ "$(cat "$place/first" "$place/second" | grep -c "524288 of 1048576 bytes are the other's")" = 2 ]
+}
+cargo build --locked --quiet --example device && say "the example over a fake driver" example
+
 # info: the tool lists the devices of that driver
 info() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info >"$place/seen" || return

@@ -2,6 +2,7 @@
 //! and takes what time the providers take.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use fishplate_core::engine::Config;
@@ -86,6 +87,32 @@ impl fmt::Display for Gpu {
         }
     }
 }
+
+impl FromStr for Gpu {
+    type Err = NoSuchGpu;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Gpu, NoSuchGpu> {
+        match text.split_once(':') {
+            None if text == "stand-in" => Ok(Gpu::StandIn),
+            #[cfg(feature = "cuda")]
+            Some(("cuda", ordinal)) => ordinal.parse().map(Gpu::Cuda).map_err(|_| NoSuchGpu),
+            _ => Err(NoSuchGpu),
+        }
+    }
+}
+
+/// A text that names no [`Gpu`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoSuchGpu;
+
+impl fmt::Display for NoSuchGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no device of that name: say `stand-in`, or `cuda:N` with the feature `cuda`")
+    }
+}
+
+impl std::error::Error for NoSuchGpu {}
 
 /// Longest sleep without network rails, in nanoseconds: early in a wait, and later.
 const PARKS_NS: [u64; 2] = [10_000_000, 10_000_000];
@@ -331,6 +358,16 @@ impl Builder {
 mod tests {
     use super::*;
     use fishplate_testing::fabric::{Fake, Persona};
+
+    #[test]
+    fn a_device_is_named_as_it_is_told() {
+        #[cfg(feature = "cuda")]
+        assert_eq!("cuda:7".parse(), Ok(Gpu::Cuda(7)));
+        assert_eq!(Gpu::StandIn.to_string().parse(), Ok(Gpu::StandIn));
+        for text in ["", "cuda", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:1:2", "stand-in:0", "hip:0"] {
+            assert_eq!(text.parse::<Gpu>(), Err(NoSuchGpu), "{text}");
+        }
+    }
 
     #[test]
     fn guards_bear_the_numbers_by_which_the_engine_counts_their_rails() {
