@@ -263,11 +263,12 @@ impl Builder {
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
             open.rail.id = id;
             // The processor's memory goes over any; a GPU's only where the provider takes it.
-            if let Some(gpu) = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn) {
+            let carried = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn);
+            if let Some(gpu) = carried {
                 let device = gpu.behind_nic().map_err(|error| OpenError::Gpu(gpu, error))?;
                 open.rail.setup().inner_mut().reach(device)?;
             }
-            infos.push(RailInfo::of(open, id));
+            infos.push(RailInfo::of(open, id, carried.is_some()));
             let OpenRail { rail, provider, fabric, mbit, .. } = open;
             let address = rail.inner().address().map_err(|_| OpenError::RailAddress)?;
             addresses.push(RailAddress {

@@ -21,6 +21,9 @@ pub struct RailInfo {
     pub interface: String,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
+    /// Whether it is given memory of the node's device. It may refuse some:
+    /// [`last_error`](Node::last_error) says why.
+    pub device: bool,
 }
 
 /// A rail here and the rail of a peer that it leads to.
@@ -35,9 +38,9 @@ pub struct RailPair {
 }
 
 impl RailInfo {
-    pub(super) fn of(open: &OpenRail, id: RailId) -> RailInfo {
+    pub(super) fn of(open: &OpenRail, id: RailId, device: bool) -> RailInfo {
         let OpenRail { provider, interface, mbit, .. } = open;
-        RailInfo { id, provider: provider.clone(), interface: interface.clone(), mbit: *mbit }
+        RailInfo { id, provider: provider.clone(), interface: interface.clone(), mbit: *mbit, device }
     }
 }
 

@@ -450,7 +450,7 @@ fn libfabric_without_fi_hmem_carries_no_memory_of_a_gpu_and_says_so() {
     let open = |interface| fake(&provider, &[interface]).gpu(device()).open().unwrap();
     let (mut a, mut b) = (open("cxi0"), open("cxi1"));
     let (b_at_a, a_at_b) = (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap());
-    assert!(!a.reach(b_at_a).unwrap().gpu);
+    assert!(!a.reach(b_at_a).unwrap().gpu && a.rails().iter().all(|rail| !rail.device));
     let (device, inbox) = (a.alloc_device(LEN).unwrap(), b.alloc(LEN).unwrap());
     assert_eq!(b.import(a_at_b, a.handle(device).unwrap()), Err(Error::NoGpuRail(a_at_b)));
     let there = a.import(b_at_a, b.handle(inbox).unwrap()).unwrap();

@@ -78,6 +78,7 @@ fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
         |mut side| {
             let Memories { device, host, their_device, their_host } = Memories::new(&mut side);
             assert!(!side.node.reach(side.peer).unwrap().gpu);
+            assert!(side.node.rails().iter().all(|rail| rail.device));
             let from = side.node.alloc_device(LEN).unwrap();
             for (round, len) in (1..).zip(SIZES) {
                 // From the device into theirs, told by a signal in memory of the host.
