@@ -1,45 +1,45 @@
 //! A rail over one endpoint of libfabric: one domain, one completion queue, one address vector.
 //!
-//! Posting, polling and flushing neither block, allocate, lock nor make a system call on our side.
-//! Making a rail, registering, importing, attaching, detaching and
-//! [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Posts that a
-//! program makes and never polls for may never leave: under manual progress polling is what drives
-//! the provider.
+//! Posting, polling and flushing do not block, allocate, lock, or make system calls of their own.
+//! Opening a rail, registering, importing, attaching, detaching and
+//! [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Keep polling after
+//! posting: under manual progress only polls drive the provider, and a post may otherwise never
+//! leave.
 //!
-//! # What becomes of a post
+//! # Posts and their completions
 //!
-//! | post | provider's call | ends |
+//! | post | provider's call | completes |
 //! |---|---|---|
 //! | write up to [`Caps::inject`] | `fi_inject_writedata` | at once; errors go unreported |
 //! | longer write | `fi_writedata` or `fi_writemsg` | with its completion, at the [`Level`] |
-//! | the same, held back | `fi_writemsg` with `FI_MORE` | the same, after [`flush`](Rail::flush) |
+//! | batched write | `fi_writemsg` with `FI_MORE` | the same, after [`flush`](Rail::flush) |
 //! | read | `fi_read` | with its completion |
 //! | short message | `fi_inject` | at once |
 //! | longer message | `fi_sendmsg`, bounced | with its completion |
 //! | atomic | `fi_atomic` and its sisters | with its completion |
 //!
-//! Every post that is not over at once has a completion in the queue; there are no counters. Whose
-//! write has arrived is known in one of three ways, see [`Notify`]. Each message carries eight
-//! bytes of the rail's own: the sender's number and a kind.
+//! Every post that does not complete at once has an entry in the completion queue; there are no
+//! counters. [`Notify`] has the three ways to learn the sender of an arrived write. Each message
+//! begins with eight bytes of the rail: the sender's number and a kind.
 //!
-//! A post is checked against what was [imported](Rail::import) before it goes out, by the rail or
-//! by a caller that [says so](Rail::post_write_checked), so an honest engine never sends a bad key;
-//! at the target the provider checks what arrives against what is registered there. The numbers
-//! that peers sign with are random but no secret: whoever is attached can pass for another in
-//! `Word` and `Message`, and disturb that one's stream; with `Source` the provider says who it was.
+//! Each post is checked against the [imported](Rail::import) regions, by the rail or by a caller
+//! that [says so](Rail::post_write_checked), so a correct engine never sends a bad key. At the
+//! target the provider checks arrivals against the registrations. The signatures of peers are
+//! random but not secret: with `Word` and `Message` an attached peer can pose as another and
+//! disturb that one's stream. With `Source` the provider names the sender.
 //!
-//! # When a peer is gone
+//! # Failed peers
 //!
-//! A completion with an error that means a lost connection takes its peer down, and so does a
-//! [deadline](FabricConfig::deadline) kept by `check_peers` and by polls that find nothing: the
-//! provider may retry for ever and say nothing. What such a peer still owes ends as
-//! [`CompleteError::Unknown`] when the deadline passes: the provider may still touch that memory.
-//! Its contexts stay with the provider until it gives them back; a provider that never does shrinks
-//! the pool by as many.
+//! An error completion that means a lost connection fails its peer. So does a
+//! [deadline](FabricConfig::deadline), which `check_peers` and idle polls check, because a provider
+//! may retry for ever in silence. Outstanding posts of a failed peer complete as
+//! [`CompleteError::Unknown`] when the deadline expires: the provider may still access that memory.
+//! Their contexts stay with the provider until it returns them; those that it never returns are
+//! lost to the pool.
 //!
-//! What a detach reports as ended the provider may still carry out. Deregistering ends a key at the
-//! target at once where the provider moves the data there (`tcp`, devices); `shm` may copy by
-//! address and ask nobody.
+//! The provider may still execute posts that a detach has reported as complete. Deregistering
+//! invalidates a key at once where the target's provider moves the data (`tcp`, devices); `shm` may
+//! copy by address unchecked.
 
 mod address;
 mod batch;
@@ -90,36 +90,36 @@ use super::negotiate::{Level, Offer, Progress};
 use super::persona::Notify;
 use super::raw::*;
 
-/// Longest write or read in one post, in bytes, whatever the provider says.
+/// Longest write or read in one post, in bytes, even if the provider allows more.
 const MAX_RMA: usize = 1 << 30;
 
-/// Bytes of ours at the head of a message: number u32, kind u32.
+/// Bytes of the rail's header in a message: number u32, kind u32.
 const HEAD: usize = 8;
 
-/// Kinds of messages.
+/// Message kinds.
 const USER: u32 = 0x6d_7367;
 const WORD: u32 = 0x77_6f72;
 
 /// Completions read in one call.
 const BATCH: usize = 32;
 
-/// Writes handed over under one doorbell.
+/// Writes posted under one doorbell.
 const MORE: u32 = 16;
 
-/// Something to be reported that came up outside of a completion.
+/// An event to report that is not a completion.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Done(u64, Result<(), CompleteError>),
     Down(Peer, PeerError),
 }
 
-/// A region registered here.
+/// A registered region.
 struct Registered {
     key: u64,
     memory: MemoryRegion,
 }
 
-/// A write that was accepted and not handed over yet.
+/// A write that was accepted but not posted yet.
 #[derive(Clone, Copy)]
 struct Held {
     slot: *mut Slot,
@@ -128,29 +128,29 @@ struct Held {
     data: Option<u64>,
 }
 
-/// What a rail has seen that has no better place to be told.
+/// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricStats {
-    /// Posts that the provider refused for now.
+    /// Posts that the provider rejected with `FI_EAGAIN`.
     pub refused: u64,
-    /// Arrivals from nobody who is attached: dropped.
+    /// Dropped arrivals from senders that are not attached.
     pub strangers: u64,
     /// Error completions.
     pub errors: u64,
-    /// The last of those, or of a refused post: libfabric's code and the provider's.
+    /// The last error of a completion or a post: libfabric's code and the provider's.
     /// [`FabricRail::last_error`] has the words.
     pub last_error: (i32, i32),
-    /// Registrations that the provider did not close: their memory is still in its use.
+    /// Registrations that the provider did not close. It may still use their memory.
     pub kept: u32,
-    /// Contexts that a provider has kept of posts whose end was reported for it.
+    /// Contexts that the provider still holds after their completion was reported as unknown.
     pub orphans: u32,
 }
 
-/// The rail between processes that libfabric joins. See the module.
+/// A rail over a libfabric endpoint. See the module.
 pub struct FabricRail {
-    // Registrations and endpoint are closed by `drop`, before the memory that they used goes.
+    // `drop` closes registrations and endpoint before it frees the memory that they use.
     regions: Vec<Registered>,
-    /// Registrations that the provider did not close. Tried once more when the rail is dropped.
+    /// Registrations that the provider did not close. Closing is retried on drop.
     kept: Vec<MemoryRegion>,
     buffers: Option<MemoryRegion>,
     endpoint: Endpoint,
@@ -163,57 +163,56 @@ pub struct FabricRail {
 
     caps: Caps,
     notify: Notify,
-    /// Our number, in the upper half of the data of a write.
+    /// Our signature, shifted to the upper half of a write's data.
     signature: u64,
     number: u32,
-    /// Longest write that is given to the provider to be copied. With 0 it is empty ones alone: of
-    /// those there is nothing to wait for, and shm 1.17 refuses them otherwise.
+    /// Longest injected write. With 0 only empty writes are injected: they need no completion, and
+    /// shm 1.17 rejects them otherwise.
     inject: usize,
-    /// Longest message that the provider copies, our head included.
+    /// Longest injected message, our header included.
     inject_message: usize,
     /// Descriptor of the slab.
     desc: *mut c_void,
-    /// Flags of each write, if it must say them.
+    /// Flags of each write, if the provider needs them per post.
     say_level: Option<u64>,
-    /// Writes that are shorter are given to the provider to be copied, others are just handed over.
-    /// `None` where they are held back, have a level of their own, a message behind them, or may be
-    /// of a device.
+    /// Writes shorter than this are injected, others take the fast path. `None` if writes are
+    /// batched, need a completion level or a message each, or may read device memory.
     short_below: Option<usize>,
-    /// Whether writes are held back.
+    /// Whether writes are batched.
     more: bool,
     held: Option<Held>,
-    /// Writes handed over since the last doorbell.
+    /// Writes posted since the last doorbell.
     batched: u32,
-    /// A message follows its write at once.
+    /// Whether the word's message follows its write at once.
     words_follow: bool,
-    /// Whether a write with data uses up a receive buffer here.
+    /// Whether an arrived write with data uses up a receive buffer.
     takes_receives: bool,
-    /// Whether an arrived write's data names its sender, and the write has used up no receive.
+    /// Whether an arrived write's data names its sender, and the write uses no receive buffer.
     plain_arrivals: bool,
-    /// Whether something waits for [`chores`](Self::chores).
+    /// Whether [`chores`](Self::chores) has work.
     busy: bool,
-    /// Polls up to the next [long](Self::long_poll) one. Those before it only read the queue.
+    /// Polls until the next [long](Self::long_poll) one. The others only read the queue.
     plain_polls: u32,
 
     /// Free bounce buffers.
     bounces: Vec<u32>,
-    /// Receive contexts that the provider did not take back.
+    /// Receive contexts that wait to be posted again.
     unposted: Vec<u32>,
-    /// Words whose write is complete, or ahead of them on the same way.
+    /// Words to send: their writes are complete, or precede them in order.
     owed: VecDeque<(u16, u32)>,
-    /// To be reported.
+    /// Events to report.
     events: VecDeque<Event>,
     entries: Batch,
     sources: [u64; BATCH],
-    /// Where a message is put together that the provider copies.
+    /// Assembly buffer of injected messages.
     scratch: Box<[u8]>,
 
-    /// The device whose memory can be registered.
+    /// The device whose memory the rail registers.
     device: Option<Reached>,
     broken: bool,
-    /// Posts accepted of all peers when they were counted last, wrapping.
+    /// Accepted posts of all peers at the last check. Wraps.
     accepted_marked: u32,
-    /// How many polls there will have been at the next long one, wrapping.
+    /// The poll count at the next long poll. Wraps.
     polls_planned: u32,
     next_key: u64,
     key_bits: u32,
@@ -232,7 +231,7 @@ assert_impl_all!(FabricRail: Send);
 assert_not_impl_any!(FabricRail: Sync, Clone);
 
 impl FabricRail {
-    /// What peers [attach](Self::attach) with. Slow path.
+    /// Returns the address that peers [attach](Self::attach). Slow path.
     ///
     /// # Errors
     /// The provider's.
@@ -242,13 +241,12 @@ impl FabricRail {
         Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
     }
 
-    /// Makes a rail with this address reachable as `peer`. Both ends must have attached each other
-    /// before either posts: what arrives from a stranger is dropped. Slow path.
+    /// Attaches the rail with this address as `peer`. Both ends must have attached each other
+    /// before either posts: arrivals from unknown senders are dropped. Slow path.
     ///
     /// # Errors
-    /// The place is taken or out of range, the address is not one, or of a rail that differs, or
-    /// this rail's own, which a peer has no business to send ([`attach_self`](Self::attach_self));
-    /// or the provider's code.
+    /// The peer number is taken or out of range; the address is malformed, of an incompatible rail,
+    /// or this rail's own (use [`attach_self`](Self::attach_self)); or the provider's code.
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
         if theirs.provider == self.endpoint.form().own() {
@@ -257,10 +255,10 @@ impl FabricRail {
         self.attach_to(peer, theirs)
     }
 
-    /// Makes the rail reachable to itself, as `peer`. Slow path.
+    /// Attaches the rail to itself, as `peer`. Slow path.
     ///
     /// # Errors
-    /// The place is taken or out of range; or the provider's code.
+    /// The peer number is taken or out of range; or the provider's code.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let name = self.endpoint.form().own().to_vec();
         let (notify, number, format) = (self.notify, self.number, self.endpoint.form().format());
@@ -290,13 +288,13 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Lets memory of a device be registered, if the offer was asked for with
-    /// [`Ask::devices`](super::Ask::devices). Where the device
-    /// [must be flushed](DeviceMemory::must_flush), that is done once for all that one read of the
-    /// queue brought, before it is reported.
+    /// Adds the device whose memory can be registered, if the offer was asked for with
+    /// [`Ask::devices`](super::Ask::devices). A device that
+    /// [must be flushed](DeviceMemory::must_flush) is flushed once per batch of completions, before
+    /// they are reported.
     ///
     /// # Errors
-    /// [`AttachError::Full`]: the rail has a device.
+    /// [`AttachError::Full`]: the rail already has a device.
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         if self.device.is_some() {
             return Err(AttachError::Full);
@@ -313,28 +311,28 @@ impl FabricRail {
         &self.offer
     }
 
-    /// Who drives the provider.
+    /// Whether the provider needs polls for progress.
     pub fn progress(&self) -> Progress {
         self.offer.progress
     }
 
-    /// When a write ends.
+    /// The level at which writes complete.
     pub fn level(&self) -> Level {
         self.offer.level
     }
 
-    /// How the origin of a write is known.
+    /// How the sender of an arrived write is known.
     pub fn notify_way(&self) -> Notify {
         self.notify
     }
 
-    /// What it has seen.
+    /// The rail's counters.
     pub fn stats(&self) -> FabricStats {
         self.stats
     }
 
-    /// The last error that a completion or a post brought, in the library's and the provider's
-    /// words; `None`: there was none. Slow path: allocates.
+    /// The last error of a completion, post or registration, with libfabric's and the provider's
+    /// messages. `None`: there was none. Slow path: allocates.
     #[doc(alias = "fi_cq_strerror")]
     pub fn last_error(&self) -> Option<String> {
         let CqError { code, provider, .. } = self.last_error;
@@ -349,15 +347,14 @@ impl FabricRail {
         Some(text)
     }
 
-    /// A call was refused for good.
+    /// Records a permanent error.
     #[cold]
     fn note_error(&mut self, code: Code) {
         self.stats.last_error = (code.0, 0);
         self.last_error = CqError::of_call(code);
     }
 
-    /// Bytes of memory that the rail has allocated,
-    /// and how many of them are there per peer at most.
+    /// Bytes that the rail has allocated, and how many of them are per peer.
     pub fn memory(&self) -> (usize, usize) {
         let per_peer = size_of::<peers::PeerSlot>() + 4 * 24;
         let peers = per_peer * self.peers.slots.len();
@@ -375,7 +372,7 @@ impl FabricRail {
         }
     }
 
-    /// Gives a receive buffer to the provider.
+    /// Posts a receive buffer.
     #[inline(always)]
     fn post_receive(&mut self, index: u32) -> Result<(), Code> {
         let slot = self.pool.at(index as usize);
@@ -395,14 +392,14 @@ impl Drop for FabricRail {
             self.slab.keep();
         }
         if self.endpoint.close().is_err() {
-            // The provider keeps the endpoint, and with it contexts and buffers: that memory stays.
+            // The provider keeps the endpoint, so leak the contexts and buffers that it may use.
             self.pool.keep();
             self.slab.keep();
         }
     }
 }
 
-/// What the owner of an engine may do with a [`FabricRail`] in it.
+/// The calls that a [`FabricRail`] inside an engine allows.
 pub struct FabricSetup<'a>(&'a mut FabricRail);
 
 impl FabricSetup<'_> {

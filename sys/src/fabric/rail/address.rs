@@ -1,4 +1,4 @@
-//! What a rail tells another of itself: 16 bytes and the provider's own address.
+//! The address of a rail: a header of 16 bytes, then the provider's address.
 //!
 //! ```text
 //! 0 "fpfa" | 4 version u16 | 6 notification u8 | 7 0 | 8 number u32 | 12 format u32 | 16 address
@@ -13,28 +13,28 @@ use fishplate_core::error::AttachError;
 
 use crate::fabric::persona::Notify;
 
-/// What addresses begin with.
+/// The first bytes of every address.
 const MAGIC: [u8; 4] = *b"fpfa";
 
-/// What is spoken between rails, the head of messages included.
+/// Version of the protocol between rails, message headers included.
 pub(super) const VERSION: u16 = 1;
 
 /// Bytes before the provider's address.
 const HEAD: usize = 16;
 
-/// Longest address of a provider that is believed, in bytes.
+/// Longest accepted provider address, in bytes.
 const LONGEST: usize = 1024;
 
 /// A rail's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address<'a> {
-    /// How writes are notified.
+    /// How arrived writes are reported.
     pub notify: Notify,
-    /// The number that the rail puts into what it sends.
+    /// The rail's signature.
     pub number: u32,
     /// The format of `provider`.
     pub format: u32,
-    /// As the provider writes it.
+    /// The provider's address, opaque.
     pub provider: &'a [u8],
 }
 

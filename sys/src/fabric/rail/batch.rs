@@ -1,5 +1,5 @@
-//! Where completions are read to: memory of its own, behind a raw pointer, so that an entry stays
-//! readable while the rail that read it is borrowed to handle it. Allocated once.
+//! The buffer that completions are read into. It is allocated once and reached by a raw pointer, so
+//! that an entry stays readable while the rail is mutably borrowed to handle it.
 
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -15,13 +15,13 @@ impl Batch {
         Batch(NonNull::from(Box::leak(Box::new([cq::EMPTY; BATCH]))).cast())
     }
 
-    /// The first entry. Those behind it are [`BATCH`] together.
+    /// Pointer to the first of [`BATCH`] entries.
     #[inline(always)]
     pub fn first(&self) -> *const Entry {
         self.0.as_ptr()
     }
 
-    /// Room for `count` entries, or as many as there are.
+    /// The first `count` entries, at most [`BATCH`].
     #[inline(always)]
     pub fn room(&mut self, count: usize) -> &mut [Entry] {
         // SAFETY: as many as were allocated, and lent by `self` alone.

@@ -1,5 +1,5 @@
-//! Completions: the ends of posts, writes that have arrived, messages. Handlers change state and
-//! report; none of them posts, but for the receive buffer that goes back at once.
+//! Handles completions: of posts, of arrived writes, and of messages. Handlers change state and
+//! report. They post nothing except the receive buffer that a message used.
 
 use core::ptr::NonNull;
 
@@ -18,16 +18,16 @@ use crate::fabric::raw::*;
 /// Idle polls between two looks at the clock: a power of two.
 const LOOK: u32 = 4096;
 
-/// Whether a write with data has arrived. The first flag alone does not say so: some providers
-/// repeat the flags of a post in its own completion, which has a context; and libfabric 2's shm
-/// leaves the second away, and the context with it.
+/// Whether an entry is an arrived write with data. `FI_REMOTE_CQ_DATA` alone does not tell: some
+/// providers repeat a post's flags in its own completion, which has a context; and the shm provider
+/// of libfabric 2 omits `FI_REMOTE_WRITE`, and the context too.
 #[inline(always)]
 fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
     entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
-/// The context of a completed write that needs nothing more, if the entry is one.
+/// Returns the context if the entry is a completed write that needs no further work.
 #[inline(always)]
 fn ended_write(entry: &Entry) -> Option<*mut Slot> {
     if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
@@ -39,11 +39,10 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
 }
 
 impl FabricRail {
-    /// Reads completions, at most `budget`.
-    /// Inline it only finds out that there is none, the usual case.
+    /// Reads at most `budget` completions. Only the usual case, an empty queue, is inlined.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // All rare work is behind this one count, so that an idle poll looks at nothing else.
+        // This one counter guards all rare work, so that an idle poll checks nothing else.
         self.plain_polls = self.plain_polls.wrapping_sub(1);
         if self.plain_polls == 0 {
             return self.long_poll(budget, sink);
@@ -63,9 +62,8 @@ impl FabricRail {
         }
     }
 
-    /// A poll that does more than read the queue: something waits, or the clock is to be looked at.
-    /// Where sources are to be read with the entries, or a hook to be called, every poll is such a
-    /// one.
+    /// A poll that does more than read the queue: work is queued, or the clock is due. Every poll
+    /// is long if entries come with their source, or a device must be flushed.
     #[inline(never)]
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
@@ -93,7 +91,7 @@ impl FabricRail {
         waited + count
     }
 
-    /// Reads a batch of completions, at most `want`.
+    /// Reads one batch of at most `want` completions.
     #[inline(always)]
     fn read_queue(&mut self, want: usize) -> Result<usize, Code> {
         let entries = self.entries.room(want);
@@ -103,8 +101,8 @@ impl FabricRail {
         }
     }
 
-    /// A batch came that is full. Handles it and those behind it, at most `budget` together; an
-    /// error behind them is left to the next poll.
+    /// Handles a full batch and the ones behind it, at most `budget` entries in all. Leaves an
+    /// error behind them to the next poll.
     #[inline(never)]
     fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut left = budget;
@@ -122,12 +120,12 @@ impl FabricRail {
         budget - left
     }
 
-    /// Polls so far, wrapping.
+    /// The number of polls so far. Wraps.
     pub(super) fn polls(&self) -> u32 {
         self.polls_planned.wrapping_sub(self.plain_polls)
     }
 
-    /// Something waits: the next poll sees to it.
+    /// Makes the next poll a long one, because work is queued.
     pub(super) fn hurry(&mut self) {
         if !self.busy {
             self.busy = true;
@@ -135,7 +133,7 @@ impl FabricRail {
         }
     }
 
-    /// Counts anew how many polls need do no more than read the queue.
+    /// Computes how many of the next polls only read the queue.
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
         let flushes = self.device.as_ref().is_some_and(|reached| reached.device.must_flush());
@@ -144,8 +142,8 @@ impl FabricRail {
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
-    /// Flushes the device if a NIC may have written to it: something has arrived, or a read has
-    /// ended. Where that fails all peers are lost: none of what has arrived is reported.
+    /// Flushes the device if a NIC may have written to it: the batch has an arrival or a completed
+    /// read. If the flush fails, all peers fail and no arrival is reported.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
         let Some(Reached { device, .. }) = &mut self.device else { return };
@@ -165,7 +163,7 @@ impl FabricRail {
         }
     }
 
-    /// Handles completions. Reports those of one word together, as of a stream of posts.
+    /// Handles completions. Reports consecutive ones with the same context word together.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
@@ -216,14 +214,14 @@ impl FabricRail {
         }
     }
 
-    /// Where what an entry says came from, as far as the provider tells.
+    /// The source address of an entry, if the provider tells.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
         let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
         self.sources[at]
     }
 
-    /// Handles any other entry, which was read from `place`.
+    /// Handles any other entry; `place` is where it was read to.
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
@@ -242,12 +240,12 @@ impl FabricRail {
         }
     }
 
-    /// Who has written, where the data alone does not say it; or where the write has used up a
-    /// receive buffer, which goes back.
+    /// Handles an arrived write whose data does not name the sender, or that used up a receive
+    /// buffer.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
-        // With `FI_RX_CQ_DATA` there is a buffer. Otherwise the context is nothing of ours: shm
-        // 1.17 gives that of the sender, as a pointer of another process.
+        // With `FI_RX_CQ_DATA` the context is a receive buffer. Otherwise it is not ours: shm
+        // 1.17 returns the sender's, a pointer of another process.
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();
             // SAFETY: contexts that come back are ours, and stay where they are.
@@ -262,7 +260,7 @@ impl FabricRail {
         }
     }
 
-    /// A message has come.
+    /// Handles an arrived message.
     #[inline(always)]
     fn receive<S: Sink>(&mut self, entry: &Entry, place: *const Entry, sink: &mut S) {
         let slot = entry.op_context.cast::<Slot>();
@@ -299,19 +297,19 @@ impl FabricRail {
         self.give_back(slot);
     }
 
-    /// Posts a receive buffer again, now or in the next pass.
+    /// Reposts a receive buffer, now or in the next pass.
     #[inline(always)]
     fn give_back(&mut self, slot: *mut Slot) {
         // SAFETY: a receive's context, which came back.
         let index = unsafe { (*slot).index };
         if self.post_receive(index).is_err() {
-            // Room was made for all of them.
+            // Has capacity for all receive buffers.
             self.unposted.push(index);
             self.hurry();
         }
     }
 
-    /// A post has ended well.
+    /// Handles a successful completion of a post.
     #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
         // SAFETY: returned contexts are ours and stay in place; the provider is done with this one.
@@ -337,7 +335,7 @@ impl FabricRail {
         }
     }
 
-    /// Takes a context back from the provider.
+    /// Returns a context to the pool.
     fn free(&mut self, slot: *mut Slot) {
         // SAFETY: as in `ended`.
         unsafe {
@@ -346,15 +344,15 @@ impl FabricRail {
         }
     }
 
-    /// A peer owes one end less.
+    /// Counts a completed post of a peer.
     #[inline(always)]
     pub(super) fn settle(&mut self, peer: u16) {
         let slot = &mut self.peers.slots[peer as usize];
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// Handles a queue that returned an error:
-    /// takes errors until there is none, then the completions behind them.
+    /// Handles a queue that returned an error: reads all error entries, then the completions behind
+    /// them.
     #[cold]
     #[inline(never)]
     fn trouble<S: Sink>(&mut self, code: Code, budget: u32, sink: &mut S) -> u32 {
@@ -388,7 +386,7 @@ impl FabricRail {
         count
     }
 
-    /// An error completion.
+    /// Handles an error completion.
     #[cold]
     fn failed<S: Sink>(&mut self, error: CqError, sink: &mut S) {
         self.stats.errors += 1;
@@ -403,7 +401,7 @@ impl FabricRail {
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
             Kind::Free => return,
-            // Cut short or cancelled: whoever sent it is not named, and hears nothing of it.
+            // A truncated or cancelled receive. The entry does not name the sender.
             Kind::Receive => return self.give_back(slot),
             Kind::Send => self.bounces.push(extra),
             _ => {}
@@ -413,7 +411,7 @@ impl FabricRail {
             return;
         }
         self.settle(peer);
-        // Nothing is cancelled from here: the provider gave it up together with its connection.
+        // The rail cancels nothing, so the provider dropped it with its connection.
         let lost = error.code.is_disconnect()
             || error.code == Code::ECANCELED
             || !self.peers.slots[peer as usize].up;
@@ -424,7 +422,7 @@ impl FabricRail {
         sink.done(cx, Err(end));
     }
 
-    /// What waits: reports, words, receive buffers, a batch that could not be closed.
+    /// Does the queued work: reports, words, receive buffers, an unposted batch.
     #[cold]
     fn chores<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -451,7 +449,7 @@ impl FabricRail {
         count
     }
 
-    /// Queues a report. There is room: one end per context, and a few per peer.
+    /// Queues a report. There is room: one completion per context, and a few events per peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
         self.hurry();

@@ -1,4 +1,4 @@
-//! How large a rail is, and what goes wrong when one is made.
+//! Settings of a rail, and the errors of opening one.
 
 use alloc::string::String;
 use core::fmt;
@@ -6,37 +6,36 @@ use core::time::Duration;
 
 use crate::fabric::error::CallError;
 
-/// Sizes and choices of a rail, fixed when it is made. Memory is taken then, and no more later.
+/// Settings of a rail. Fixed once it is open; it allocates no memory later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
-    /// Peers at once; their numbers are below this.
+    /// Most attached peers; their numbers are below this.
     pub max_peers: u16,
-    /// Longest message, in bytes: from 256 on. A provider may carry less.
+    /// Longest message in bytes, at least 256. A provider may support less.
     pub max_message: usize,
-    /// Posts outstanding at once. A provider may take fewer.
+    /// Most outstanding posts. A provider may support fewer.
     pub depth: u32,
-    /// Receive buffers posted, each of a longest message. A provider may take fewer.
+    /// Posted receive buffers, each as long as the longest message. A provider may support fewer.
     pub receives: u32,
-    /// Buffers for messages that are too long for the provider to copy.
+    /// Bounce buffers, for messages too long to inject.
     pub bounces: u32,
-    /// Regions registered at once.
+    /// Most registered regions.
     pub max_regions: u16,
-    /// Regions of peers imported at once.
+    /// Most imported regions.
     pub max_imports: u32,
-    /// Completions that the queue holds; 0: what the provider's persona says.
+    /// Depth of the completion queue; 0: as the provider's persona says.
     pub completions: usize,
-    /// How long a peer may owe the end of a post, or refuse every post, while nothing else comes
-    /// back from it. Under manual progress a peer that does not poll owes, too. `None`: for ever.
+    /// How long a peer may leave a post incomplete, or reject every post, without any other sign of
+    /// life. Under manual progress this includes peers that do not poll. `None`: no limit.
     pub deadline: Option<Duration>,
-    /// Whether the provider copies short writes and ends them at once.
-    /// Their errors are not reported.
+    /// Whether short writes are injected: they complete at once, and their errors go unreported.
     pub inject: bool,
     /// Whether writes are batched (`FI_MORE`). `None`: the persona decides.
     pub more: Option<bool>,
-    /// Whether the rail executes atomics, if the provider has all that are used, in all widths.
-    /// Those of software providers are not atomic against processors, which also apply signals.
+    /// Whether the provider executes atomics, if it supports all operations in all widths. Those of
+    /// software providers are not atomic with respect to the processor, which applies signals.
     pub native_atomics: bool,
-    /// Where keys and the rail's number come from. `None`: the kernel's random numbers.
+    /// Seed of keys and of the rail's number. `None`: from the kernel's random numbers.
     pub seed: Option<u64>,
 }
 
@@ -61,10 +60,10 @@ impl Default for FabricConfig {
 }
 
 impl FabricConfig {
-    /// Whether all values are in range.
+    /// Checks that all settings are in range.
     ///
     /// # Errors
-    /// Which is not.
+    /// Names the setting that is not.
     pub fn check(&self) -> Result<(), SetupError> {
         let rules = [
             (self.max_peers >= 1, "max_peers: at least 1"),
@@ -83,12 +82,12 @@ impl FabricConfig {
     }
 }
 
-/// Why there is no rail.
+/// Why a rail was not opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetupError {
-    /// A value out of range.
+    /// A setting is out of range.
     Config(&'static str),
-    /// A call to the provider failed; with the library's words.
+    /// A provider call failed; with libfabric's message.
     Call(CallError, String),
 }
 

@@ -1,5 +1,5 @@
-//! Memory of a device behind a rail: registered so that the NIC reaches it, flushed before what has
-//! arrived in it is reported, and filled and read for the messages of the engine.
+//! Device memory on a rail: registers it with the NIC, flushes it before arrivals are reported, and
+//! copies to and from it for the engine's messages.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use super::FabricRail;
 use crate::fabric::mr::MemoryRegion;
 use crate::fabric::raw::*;
 
-/// Whose driver a device has.
+/// The driver of a device, as libfabric names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Interface {
@@ -25,7 +25,7 @@ pub enum Interface {
     Rocr,
     /// Intel's (`FI_HMEM_ZE`).
     LevelZero,
-    /// None: memory of the processor stands in for a device, and every provider reaches it.
+    /// No driver: host memory stands in for a device, and every provider reaches it.
     Host,
 }
 
@@ -40,8 +40,7 @@ impl Interface {
     }
 }
 
-/// A descriptor by which a NIC reaches memory of a device. Closed when dropped: who registers
-/// memory by it keeps that memory.
+/// A dmabuf descriptor of device memory. Closed when dropped; a registration made from it stays.
 #[derive(Debug)]
 pub struct Dmabuf {
     fd: c_int,
@@ -49,7 +48,7 @@ pub struct Dmabuf {
 }
 
 impl Dmabuf {
-    /// Takes a descriptor over. The memory begins `offset` bytes into it.
+    /// Takes ownership of a descriptor. The memory begins at `offset` in it.
     ///
     /// # Safety
     /// The descriptor is open, and nobody else closes it.
@@ -68,41 +67,41 @@ impl Drop for Dmabuf {
 /// A device whose memory a rail registers.
 ///
 /// # Safety
-/// - A [`Dmabuf`] leads to the memory asked for.
-/// - Once [`place`](Self::place) or [`fetch`](Self::fetch) returns without an error, the device
-///   touches the processor's bytes no more; after an error it never does.
-/// - Once [`flush`](Self::flush) returns without an error, the device sees what NICs had written
-///   when it was called.
+/// - A [`Dmabuf`] refers to the requested memory.
+/// - After [`place`](Self::place) or [`fetch`](Self::fetch) returns, with or without an error, the
+///   device does not access the host buffer.
+/// - After [`flush`](Self::flush) succeeds, the device sees all that NICs had written before the
+///   call.
 pub unsafe trait DeviceMemory: Send {
-    /// Whose driver it has.
+    /// The device's driver.
     fn interface(&self) -> Interface;
 
-    /// Its number in this process, as in
+    /// The device's number in this process, as in
     /// [`RegionKind::Device`](fishplate_core::mem::RegionKind::Device).
     fn ordinal(&self) -> u32;
 
-    /// A descriptor of these bytes, where the driver gives one. Slow path.
+    /// Exports these bytes as a dmabuf, if the driver supports it. Slow path.
     fn dmabuf(&mut self, ptr: NonNull<u8>, len: usize) -> Option<Dmabuf>;
 
-    /// Whether what a NIC writes is visible to the device only once it is flushed. Constant.
+    /// Whether NIC writes are visible to the device only after a flush. Constant.
     fn must_flush(&self) -> bool;
 
-    /// Makes visible to the device what NICs have written. One call of the driver.
+    /// Makes NIC writes visible to the device. One driver call.
     ///
     /// # Errors
-    /// The driver's code.
+    /// The driver's error code.
     fn flush(&mut self) -> Result<(), i32>;
 
-    /// Copies bytes into memory of the device, and waits for that. Slow path.
+    /// Copies bytes into device memory, and waits for the copy. Slow path.
     ///
     /// # Errors
     /// As of [`Rail::place`](fishplate_core::rail::Rail::place).
     ///
     /// # Safety
-    /// `to` and as many bytes behind it as there are in `from` are memory of the device.
+    /// `from.len()` bytes at `to` are memory of this device.
     unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError>;
 
-    /// As [`place`](Self::place), the other way.
+    /// Copies bytes out of device memory, and waits for the copy. Slow path.
     ///
     /// # Errors
     /// As there.
@@ -111,17 +110,17 @@ pub unsafe trait DeviceMemory: Send {
     /// As there.
     unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError>;
 
-    /// Whether the device may still be at a copy whose call returned an error: then memory of the
-    /// device that is registered stays in use. Asks the driver; slow path.
+    /// Whether a copy whose call returned an error may still be running on the device. Registered
+    /// device memory stays in use until it is not. Asks the driver; slow path.
     fn is_copying(&mut self) -> bool;
 }
 
-/// A device, and where its registered memory lies: addresses, of which none is the processor's.
+/// A device, and the addresses of its registered memory.
 pub(super) struct Reached {
     pub device: Box<dyn DeviceMemory>,
-    /// By key of the registration.
+    /// Key and addresses of each registration.
     spans: Vec<(u64, Range<usize>)>,
-    /// A copy failed, and may still be under way.
+    /// A failed copy may still be running.
     copying: bool,
 }
 
@@ -134,8 +133,8 @@ impl Reached {
         self.spans.push((key, span));
     }
 
-    /// Forgets what was registered by this key. Whether it was memory of the device that a copy may
-    /// still use.
+    /// Removes a registration. Returns whether it was device memory that a failed copy may still
+    /// use.
     pub fn remove(&mut self, key: u64) -> bool {
         let Some(at) = self.spans.iter().position(|span| span.0 == key) else { return false };
         self.spans.swap_remove(at);
@@ -147,14 +146,14 @@ impl Reached {
         self.spans.iter().any(|(_, span)| holds(span))
     }
 
-    /// Whether a copy that failed may still use these bytes.
+    /// Whether a failed copy may still use these bytes.
     pub fn touches(&self, memory: Local) -> bool {
         let start = memory.ptr.addr().get();
         let meets = |span: &Range<usize>| start < span.end && span.start < start + memory.len;
         self.copying && self.spans.iter().any(|(_, span)| meets(span))
     }
 
-    /// Asks after a copy that failed.
+    /// Checks whether a failed copy still runs.
     pub fn look(&mut self) {
         self.copying = self.copying && self.device.is_copying();
     }
@@ -167,8 +166,8 @@ impl Reached {
 }
 
 impl FabricRail {
-    /// Registers memory of the rail's device: by a descriptor where driver and provider have that,
-    /// else by its address.
+    /// Registers memory of the rail's device: as a dmabuf if driver and provider support that, else
+    /// by address.
     #[cold]
     pub(super) fn register_device(
         &mut self,
@@ -211,7 +210,7 @@ impl FabricRail {
         )
     }
 
-    /// Whether these bytes are a registered device's: then the provider must not copy them itself.
+    /// Whether these bytes are registered device memory, which the provider must not copy itself.
     pub(super) fn is_of_device(&self, ptr: *const u8, len: usize) -> bool {
         self.device.as_ref().is_some_and(|reached| reached.holds(ptr.addr(), len))
     }

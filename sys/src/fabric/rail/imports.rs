@@ -1,22 +1,21 @@
-//! Memory of peers that was imported: what a post may name. A post is checked here before it goes
-//! out, because providers differ in what they do about a bad key: some close the connection, some
-//! write by address and ask nobody.
+//! The imported regions of peers. Every post is checked against them, because providers differ in
+//! what they do about a bad key: some close the connection, some write by address unchecked.
 //!
-//! A hash table by (peer, key), of fixed size and at most half full. Looking up is hot and probes a
-//! bounded number of places; changing it is slow.
+//! A hash table of fixed size, keyed by (peer, key) and at most half full. Lookup is hot and probes
+//! a bounded number of entries; changes are slow.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// A place in the table. Half a cache line, so that its address is a shift.
+/// An entry: half a cache line, indexed by a shift.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 struct Place {
     key: u64,
     len: u64,
-    /// Or [`NOBODY`]: the place is free.
+    /// The peer, or [`NOBODY`]: the entry is free.
     peer: u32,
-    /// How often it was imported and not released.
+    /// Imports that were not released.
     count: u32,
 }
 
@@ -39,30 +38,29 @@ pub(super) struct Imports {
 }
 
 impl Imports {
-    /// A table for `max` regions.
+    /// Creates a table for `max` regions.
     pub fn new(max: u32) -> Imports {
         let size = (max as usize * 2).next_power_of_two();
         Imports { places: vec![FREE; size].into(), shift: 64 - size.trailing_zeros(), left: max }
     }
 
-    /// Bytes of memory that the table takes.
+    /// The table's size in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
 
     #[inline(always)]
     fn start(&self, peer: u16, key: u64) -> usize {
-        // Multiplication spreads a difference in few bits over the upper bits,
-        // which index the table.
+        // The product's upper bits, which depend on all bits of the key, index the table.
         ((key ^ peer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// The place that holds a region, or the free one where it would go.
+    /// Returns the entry of a region, or the free one where it would go.
     #[inline(always)]
     fn find(&self, peer: u16, key: u64) -> usize {
         let mask = self.places.len() - 1;
         let mut at = self.start(peer, key) & mask;
-        // Ends: at least half of the places are free.
+        // Terminates: at least half of the entries are free.
         loop {
             let place = &self.places[at];
             if !place.used() || (place.key == key && place.peer == peer as u32) {
@@ -72,7 +70,7 @@ impl Imports {
         }
     }
 
-    /// Whether `len` bytes from `offset` on lie inside an imported region.
+    /// Whether `len` bytes at `offset` lie inside an imported region.
     #[inline(always)]
     pub fn allows(&self, peer: u16, key: u64, offset: u64, len: u64) -> bool {
         let at = self.start(peer, key);
@@ -85,14 +83,14 @@ impl Imports {
         place.peer == peer as u32 && offset <= place.len && len <= place.len - offset
     }
 
-    /// The place of one that is not where it would be first.
+    /// Probes past the first entry for a region.
     #[cold]
     #[inline(never)]
     fn further(&self, peer: u16, key: u64) -> &Place {
         &self.places[self.find(peer, key)]
     }
 
-    /// Notes a region; once more if it is there. `false`: no room.
+    /// Adds a region, or another import of a known one. Returns `false` if the table is full.
     pub fn insert(&mut self, peer: u16, key: u64, len: u64) -> bool {
         let at = self.find(peer, key);
         if self.places[at].used() {
@@ -120,13 +118,13 @@ impl Imports {
         }
     }
 
-    /// Forgets all regions of a peer.
+    /// Removes all regions of a peer.
     pub fn forget(&mut self, peer: u16) {
         let mut at = 0;
         while at < self.places.len() {
             let place = &self.places[at];
             if place.peer == peer as u32 {
-                // Another one may move here.
+                // Another entry may move here.
                 self.clear(at);
             } else {
                 at += 1;
@@ -134,7 +132,7 @@ impl Imports {
         }
     }
 
-    /// Frees a place, and moves up what was put behind it for want of it.
+    /// Frees an entry, and moves up the entries that had probed past it.
     fn clear(&mut self, mut hole: usize) {
         let mask = self.places.len() - 1;
         self.left += 1;

@@ -1,4 +1,4 @@
-//! The peers of a rail: where they are, by what numbers they sign, what they owe.
+//! The peers of a rail: their addresses, signatures and outstanding posts.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -7,42 +7,42 @@ use static_assertions::const_assert_eq;
 
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
-/// Marks the branch that calls it as the rare one.
+/// Marks the calling branch as unlikely.
 #[cold]
 #[inline]
 fn rare() {}
 
-/// A peer's place, one cache line, so that its address is a shift. The first fields serve posts.
+/// A peer's slot: one cache line, indexed by a shift. Posts use the first fields.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct PeerSlot {
-    /// Its number in the address vector.
+    /// Its `fi_addr_t` in the address vector.
     pub addr: u64,
-    /// Shorter writes to it are injected: the provider copies them. None is while it is not up.
+    /// Writes shorter than this are injected. 0 while the peer is not up.
     pub short_below: usize,
-    /// Whether others are just handed over; none is while it is not up.
+    /// Whether longer writes take the fast path. `false` while the peer is not up.
     pub plain: bool,
-    /// Attached, and not known to be gone.
+    /// Attached, and not failed.
     pub up: bool,
     /// Attached.
     pub attached: bool,
-    /// A post to it was refused when [`accepted`](Self::accepted) was `refused_at`.
+    /// Whether a post was rejected, and [`accepted`](Self::accepted) when it was.
     pub refused: bool,
     pub refused_at: u32,
-    /// Posts to it so far that have an end to come, wrapping; and of these how many are over.
+    /// Posts with a completion, and how many of them have completed. Both wrap.
     pub posted: u32,
     pub ended: u32,
-    /// Posts to it so far that were over at once, wrapping.
+    /// Posts that completed at once. Wraps.
     pub injected: u32,
-    /// Arrivals from it so far, wrapping.
+    /// Arrivals. Wraps.
     pub arrived: u32,
-    /// The number that it signs with.
+    /// Its signature, which its words carry.
     pub number: u32,
-    /// `ended` and `arrived` together when they last changed, as far as was looked.
+    /// `ended` plus `arrived` at the last check that saw a change.
     pub marked: u32,
-    /// When that was seen, in nanoseconds; 0: nothing was owed.
+    /// When that check was made, in nanoseconds; 0: nothing was outstanding.
     pub since: u64,
-    /// How often the rail had been polled then.
+    /// The rail's poll count at that check.
     pub polls: u32,
 }
 
@@ -67,28 +67,28 @@ const GONE: PeerSlot = PeerSlot {
 };
 
 impl PeerSlot {
-    /// Posts whose end it owes.
+    /// Outstanding posts.
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.ended)
     }
 
-    /// Posts to it that were accepted so far, wrapping.
+    /// Accepted posts. Wraps.
     pub fn accepted(&self) -> u32 {
         self.posted.wrapping_add(self.injected)
     }
 
-    /// What tells that something has come from it.
+    /// Changes whenever the peer gives a sign of life.
     pub fn heard(&self) -> u32 {
         self.ended.wrapping_add(self.arrived)
     }
 
-    /// Whether the last post to it was refused.
+    /// Whether the last post was rejected.
     pub fn is_refused(&self) -> bool {
         self.refused && self.refused_at == self.accepted()
     }
 }
 
-/// An entry of a table from numbers to peers.
+/// An entry of the hash table.
 #[derive(Clone, Copy)]
 struct Name {
     number: u64,
@@ -96,21 +96,21 @@ struct Name {
     peer: u32,
 }
 
-/// In place of a peer: none.
+/// Instead of a peer: the entry is free.
 const NOBODY: u32 = u32::MAX;
 
-/// In place of a peer: one that is attached, and not up.
+/// Instead of a peer: it is attached, but failed.
 const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
-/// Nobody was found last. No peer has this number.
+/// No last hit. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from numbers that peers are known by to their places, at most half full.
-/// Rebuilt when a peer comes or goes.
+/// A hash table from signatures or addresses to peer slots, at most half full. Rebuilt when a peer
+/// is attached or detached.
 pub(super) struct Names {
-    /// Who was found last, and is up still: most often it is the next one, too.
+    /// The last hit, if it is still up: often the next one, too.
     last: Name,
     places: Box<[Name]>,
     shift: u32,
@@ -130,7 +130,7 @@ impl Names {
     fn place(&self, number: u64) -> usize {
         let mask = self.places.len() - 1;
         let mut at = self.start(number);
-        // Ends: at least half of the places are free.
+        // Terminates: at least half of the entries are free.
         loop {
             let name = &self.places[at];
             if name.peer == NOBODY || name.number == number {
@@ -140,7 +140,8 @@ impl Names {
         }
     }
 
-    /// The peer that is up and has this number, which is not `FI_ADDR_NOTAVAIL`. It has a place.
+    /// Returns the peer with this number, if it is up. The number must not be
+    /// `FI_ADDR_NOTAVAIL`.
     #[inline(always)]
     fn find(&mut self, number: u64) -> Option<u16> {
         if number != self.last.number {
@@ -154,12 +155,12 @@ impl Names {
         Some(self.last.peer as u16)
     }
 
-    /// Whether a peer that is attached has this number.
+    /// Whether an attached peer has this number.
     fn has(&self, number: u64) -> bool {
         self.look_up(number) != NOBODY
     }
 
-    /// The peer that has this number is not up any more.
+    /// Marks the peer with this number as failed.
     fn take_down(&mut self, number: u64, peer: u16) {
         let at = self.place(number);
         if self.places[at].peer == peer as u32 {
@@ -178,7 +179,7 @@ impl Names {
         }
     }
 
-    /// Who has a number that is not where it would be first.
+    /// Probes past the first entry for a number.
     #[cold]
     #[inline(never)]
     fn further(&self, number: u64) -> u32 {
@@ -189,9 +190,9 @@ impl Names {
 /// All peers of a rail.
 pub(super) struct Peers {
     pub slots: Box<[PeerSlot]>,
-    /// By the numbers that they sign with.
+    /// By signature.
     numbers: Names,
-    /// By their numbers in the address vector.
+    /// By `fi_addr_t`.
     addresses: Names,
 }
 
@@ -200,8 +201,8 @@ impl Peers {
         Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
     }
 
-    /// Attaches a peer to a place that is free. Writes to it are just handed over, or if they are
-    /// shorter than `short_below` given away to be copied; with `None` neither.
+    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected, others take
+    /// the fast path; with `None` all take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         self.slots[peer as usize] =
@@ -209,12 +210,12 @@ impl Peers {
         self.rename();
     }
 
-    /// Whether a peer that is attached signs with this number.
+    /// Whether an attached peer has this signature.
     pub fn knows(&self, number: u32) -> bool {
         self.numbers.has(number as u64)
     }
 
-    /// A word signed with a number came. Returns the peer that is up and signs with it.
+    /// Counts an arrival with this signature, and returns its peer if that is up.
     #[inline(always)]
     pub fn hear_signed(&mut self, number: u32) -> Option<u16> {
         let peer = self.numbers.find(number as u64)?;
@@ -222,7 +223,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Something has come from an address. From which peer, if one that is up has it.
+    /// Counts an arrival from this address, and returns its peer if that is up.
     #[inline(always)]
     pub fn hear_from(&mut self, addr: u64) -> Option<u16> {
         if addr == FI_ADDR_NOTAVAIL {
@@ -241,10 +242,10 @@ impl Peers {
         slot.arrived = slot.arrived.wrapping_add(1);
     }
 
-    /// The place of a peer that is or was attached.
+    /// The slot of a peer that is or was attached.
     ///
     /// # Safety
-    /// It is in range: places stay.
+    /// It is in range: slots are never removed.
     #[inline(always)]
     pub unsafe fn place(&mut self, peer: u16) -> &mut PeerSlot {
         debug_assert!((peer as usize) < self.slots.len());
@@ -252,8 +253,7 @@ impl Peers {
         unsafe { self.slots.get_unchecked_mut(peer as usize) }
     }
 
-    /// Forgets a peer: nothing is posted to it and its numbers find nothing.
-    /// Returns whether it was there.
+    /// Marks a peer as failed: no more posts, and lookups miss. Returns whether it was up.
     pub fn take_down(&mut self, peer: u16) -> bool {
         let slot = &mut self.slots[peer as usize];
         if !slot.up {
@@ -265,14 +265,14 @@ impl Peers {
         true
     }
 
-    /// From now on no write is handed over without a look at it.
+    /// Takes all writes off the fast path from now on.
     pub fn look_at_writes(&mut self) {
         for slot in &mut self.slots {
             (slot.short_below, slot.plain) = (0, false);
         }
     }
 
-    /// Frees a place.
+    /// Frees a slot.
     pub fn detach(&mut self, peer: u16) {
         self.slots[peer as usize] = GONE;
         self.rename();
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn peers_are_found_by_both_numbers_as_they_come_and_go() {
         let mut peers = Peers::new(4);
-        // Number 0 is as good as any: providers count addresses from there.
+        // 0 is a valid `fi_addr_t`: providers count from there.
         for (addr, number) in [(0, 0), (1, 7), (7, 1)] {
             assert!(!peers.knows(number));
             assert_eq!((peers.hear_from(addr), peers.hear_signed(number)), (None, None));
@@ -332,7 +332,7 @@ mod tests {
         assert!(peers.take_down(1));
         assert!(!peers.take_down(1), "no news");
         assert_eq!((peers.slots[1].short_below, peers.slots[1].plain), (0, false));
-        // As long as it is attached, whoever else comes and goes.
+        // It must hold while attached, however the others change.
         for step in 0..3 {
             assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
             assert_eq!((peers.hear_from(6), peers.hear_signed(8)), (Some(2), Some(2)), "step {step}");

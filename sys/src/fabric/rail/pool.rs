@@ -1,8 +1,9 @@
 //! Contexts of posts and receives. The provider keeps its own notes in the first 64 bytes of each
-//! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion, so they stay where they are and are
-//! reached by pointers alone.
+//! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion, so they never move and are reached only
+//! through pointers.
 //!
-//! Fixed size, a free list through the contexts; taking and giving back is a few instructions.
+//! Fixed size; the free list runs through the contexts. Taking and returning one costs a few
+//! instructions.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -13,7 +14,7 @@ use fishplate_core::rail::Local;
 
 use crate::fabric::raw::fi_context2;
 
-/// What a context is used for.
+/// The use of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -21,7 +22,7 @@ pub(super) enum Kind {
     Free,
     /// A write.
     Write,
-    /// A write whose word follows when it is complete.
+    /// A write whose word is sent once it completes.
     WriteThenWord,
     /// A read.
     Read,
@@ -31,38 +32,38 @@ pub(super) enum Kind {
     Atomic,
     /// A receive buffer.
     Receive,
-    /// A post whose end was reported already: the provider still has it, nobody else.
+    /// An orphan: its completion was already reported, but the provider still holds it.
     Orphan,
 }
 
 /// One context.
 #[repr(C, align(64))]
 pub(super) struct Slot {
-    /// The provider's.
+    /// Scratch space of the provider.
     scratch: fi_context2,
-    /// The engine's word for the post.
+    /// The engine's context word.
     pub cx: u64,
-    /// Where an atomic's fetched value goes, or null.
+    /// Destination of a fetched value, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic.
-    /// Of a write or read the first is the address of its local memory.
+    /// Operand, comparand and result of an atomic. For a write or read the first is the address of
+    /// its local memory.
     pub words: [u64; 3],
     /// Position in the pool.
     pub index: u32,
-    /// Of a send its bounce buffer; of a write whose word follows, that word.
+    /// The bounce buffer of a send, or the word that follows a write.
     pub extra: u32,
-    /// The next free one, or null.
+    /// The next free context, or null.
     next: *mut Slot,
-    /// The peer it goes to.
+    /// The target peer.
     pub peer: u16,
-    /// What for.
+    /// Its current use.
     pub kind: Kind,
-    /// What an orphan was used for.
+    /// The former use of an orphan.
     pub was: Kind,
 }
 
 impl Slot {
-    /// What it is used for, and whether its end was reported already.
+    /// Its use, and whether its completion was already reported.
     #[inline(always)]
     pub fn used_for(&self) -> (Kind, bool) {
         if self.kind == Kind::Orphan { (self.was, true) } else { (self.kind, false) }
@@ -73,7 +74,7 @@ impl Slot {
 pub(super) struct Pool {
     slots: NonNull<Slot>,
     len: usize,
-    /// The first free one, or null.
+    /// The first free context, or null.
     free: *mut Slot,
     kept: bool,
 }
@@ -83,7 +84,7 @@ pub(super) struct Pool {
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// `posts` contexts to be taken, and behind them `receives` that are in use for good.
+    /// Creates `posts` free contexts, followed by `receives` contexts that stay in use.
     pub fn new(posts: u32, receives: u32) -> Pool {
         let len = posts as usize + receives as usize;
         let slots: Vec<Slot> = (0..len as u32)
@@ -109,19 +110,19 @@ impl Pool {
         pool
     }
 
-    /// The memory is the provider's for good.
+    /// Leaks the memory, because the provider may still use it.
     pub fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// How many there are.
+    /// The number of contexts.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the provider has a write or read whose local memory begins in this. The local memory
-    /// of a post lies in one registered region, so its first byte tells which. Slow path: looks at
-    /// every context.
+    /// Whether an outstanding write or read has its local memory in this range. Checks only its
+    /// first byte, because the local memory of a post lies in one region. Slow path: scans all
+    /// contexts.
     pub fn touches(&self, memory: Local) -> bool {
         let first = memory.ptr.addr().get() as u64;
         (0..self.len).any(|index| {
@@ -133,14 +134,14 @@ impl Pool {
         })
     }
 
-    /// The context at a position below [`len`](Self::len).
+    /// The context at an index below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {
         debug_assert!(index < self.len);
         self.slots.as_ptr().wrapping_add(index)
     }
 
-    /// Takes a free context; it is the caller's until given back.
+    /// Takes a free context. The caller owns it until it returns it.
     #[inline(always)]
     pub fn take(&mut self) -> Option<*mut Slot> {
         let slot = self.free;
@@ -152,10 +153,10 @@ impl Pool {
         Some(slot)
     }
 
-    /// Gives a context back.
+    /// Returns a context.
     ///
     /// # Safety
-    /// It was taken from this pool, and the provider does not have it.
+    /// It was taken from this pool, and the provider no longer holds it.
     #[inline(always)]
     pub unsafe fn give(&mut self, slot: *mut Slot) {
         // SAFETY: handed on to our caller.
@@ -166,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Where the provider's part of a context is: what it is given, and gives back.
+    /// The provider's part of a context: the `op_context` of posts and completions.
     #[inline(always)]
     pub fn context(slot: *mut Slot) -> *mut c_void {
         slot.cast()

@@ -18,7 +18,7 @@ use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
 impl FabricRail {
-    /// Where a post goes, if it may.
+    /// Checks a post's peer and remote range, and returns its target.
     #[inline(always)]
     fn target(&self, peer: Peer, remote: Remote, len: usize) -> Result<Target, PostError> {
         let Some(slot) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
@@ -31,12 +31,12 @@ impl FabricRail {
         if !self.imports.allows(peer.0, remote.key.key, remote.offset, len as u64) {
             return Err(PostError::BadKey);
         }
-        // No overflow: base + the region's length does not, and the range lies inside.
+        // Cannot overflow: base + region length does not, and the range lies inside.
         let addr = remote.key.base.wrapping_add(remote.offset);
         Ok(Target { peer: slot.addr, addr, key: remote.key.key })
     }
 
-    /// Takes a context for a post to a peer that is up.
+    /// Takes a context for a post; the peer must be up.
     #[inline(always)]
     fn begin(&mut self, peer: Peer, kind: Kind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
@@ -49,7 +49,7 @@ impl FabricRail {
         Ok(slot)
     }
 
-    /// As [`begin`](Self::begin), for a post that reads or fills memory of the user from `at` on.
+    /// Like [`begin`](Self::begin), for a post that reads or writes user memory at `at`.
     #[inline(always)]
     fn begin_at(&mut self, peer: Peer, kind: Kind, cx: u64, at: *mut u8) -> Result<*mut Slot, PostError> {
         let slot = self.begin(peer, kind, cx)?;
@@ -58,7 +58,7 @@ impl FabricRail {
         Ok(slot)
     }
 
-    /// A post with a context was made, or not.
+    /// Records the result of a post with a context.
     #[inline(always)]
     fn end(&mut self, peer: Peer, slot: *mut Slot, result: Result<(), Code>) -> Result<Posted, PostError> {
         match result {
@@ -75,7 +75,7 @@ impl FabricRail {
         }
     }
 
-    /// A post without a context was made, or not.
+    /// Records the result of a post without a context.
     #[inline(always)]
     fn over(&mut self, peer: Peer, result: Result<(), Code>) -> Result<Posted, PostError> {
         match result {
@@ -88,7 +88,7 @@ impl FabricRail {
         }
     }
 
-    /// What a refusal means.
+    /// Maps a provider's error code to a post error.
     #[cold]
     fn refused(&mut self, peer: Peer, code: Code) -> PostError {
         if code == Code::EAGAIN {
@@ -120,7 +120,7 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
-    /// As [`write`](Self::write), for a target that the caller has checked.
+    /// Like [`write`](Self::write), for a target that the caller has checked.
     ///
     /// # Safety
     /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -140,7 +140,7 @@ impl FabricRail {
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
-    /// A write whose target was checked.
+    /// Posts a write to a checked target.
     ///
     /// # Safety
     /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
@@ -181,8 +181,8 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// A write to a peer that is not up, or on a rail that holds writes back, says the level with
-    /// each, has words in messages, or reaches a device.
+    /// Posts a write on the general path: the peer is down, or the rail batches writes, sets a
+    /// completion level per write, sends words in messages, or reaches a device.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[cold]
     #[inline(never)]
@@ -229,7 +229,7 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// Gives a write to the provider, with its level if it must say it.
+    /// Posts a write, with an explicit completion level if the provider needs one.
     unsafe fn write_at_level(
         &mut self,
         from: Buffer,
@@ -250,7 +250,7 @@ impl FabricRail {
         }
     }
 
-    /// Keeps a write back, and hands over the one that was kept before it.
+    /// Holds a write back, and posts the one held before it.
     fn hold(&mut self, peer: Peer, write: Held) -> Result<Posted, PostError> {
         if let Some(before) = self.held {
             let more = if self.batched + 1 < MORE { FI_MORE } else { 0 };
@@ -266,8 +266,8 @@ impl FabricRail {
         self.end(peer, write.slot, Ok(()))
     }
 
-    /// Hands over the write that was kept back, and rings for all that went before it. `false`:
-    /// refused for now; it stays.
+    /// Posts the held write, and rings the doorbell for the whole batch. Returns `false` if the
+    /// provider is busy; the write stays held.
     pub(super) fn close_batch(&mut self) -> bool {
         if let Some(held) = self.held {
             if !self.hand_over(held, 0) {
@@ -279,7 +279,7 @@ impl FabricRail {
         true
     }
 
-    /// Gives a kept write to the provider. One that it refuses for good ends with that error.
+    /// Posts a held write. A permanent error completes it with that error.
     fn hand_over(&mut self, write: Held, more: u64) -> bool {
         let Held { slot, from, to, data } = write;
         let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
@@ -308,7 +308,7 @@ impl FabricRail {
         }
     }
 
-    /// A write without data, and a message behind it with the word.
+    /// Posts a write without immediate data, followed by a message that carries the word.
     unsafe fn write_and_word(
         &mut self,
         peer: Peer,
@@ -318,7 +318,7 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if from.len == 0 {
-            // There is nothing to wait for; shm 1.17 refuses to write nothing.
+            // Nothing to wait for; shm 1.17 rejects empty writes.
             if self.owed.len() == self.caps.depth as usize {
                 return Err(PostError::Again);
             }
@@ -341,8 +341,8 @@ impl FabricRail {
         Ok(posted)
     }
 
-    /// Sends a word, or queues it until there is room. The list has room:
-    /// at most one word per context waits.
+    /// Sends a word, or queues it until the provider has room. The queue cannot overflow: at most
+    /// one word per context waits.
     #[inline]
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
         if !self.owed.is_empty() || !self.send_word(peer, data) {
@@ -351,7 +351,7 @@ impl FabricRail {
         }
     }
 
-    /// Sends a word. `false`: refused for now. To a peer that is gone it is dropped.
+    /// Sends a word. Returns `false` if the provider is busy. Drops the word if the peer is gone.
     pub(super) fn send_word(&mut self, peer: u16, data: u32) -> bool {
         let slot = &self.peers.slots[peer as usize];
         if !slot.up {
@@ -364,7 +364,7 @@ impl FabricRail {
         match self.over(Peer(peer), result) {
             Err(PostError::Again) => false,
             Err(PostError::Provider(_)) => {
-                // The word is lost, and with it what the peer waits for.
+                // The word is lost, so the peer would wait for it without end.
                 self.take_down(Peer(peer), fishplate_core::error::PeerError::Lost);
                 true
             }
@@ -427,7 +427,7 @@ impl FabricRail {
         self.long_message(peer, addr, head, body, cx)
     }
 
-    /// A message through a bounce buffer.
+    /// Posts a message from a bounce buffer.
     fn long_message(
         &mut self,
         peer: Peer,
@@ -480,7 +480,7 @@ impl FabricRail {
         // SAFETY: the context is this post's until the completion, and so are the words in it.
         let result = unsafe {
             (*slot).fetch = fetch.map_or(ptr::null_mut(), NonNull::as_ptr);
-            // Native words, narrow ones in their first bytes.
+            // Native words; narrow operands use the first bytes.
             (*slot).words = [narrow(operand, amo.width), narrow(amo.compare, amo.width), 0];
             let words = (&raw mut (*slot).words).cast::<u64>();
             let words = AtomicWords { operand: words, compare: words.add(1), result: words.add(2) };
@@ -490,7 +490,7 @@ impl FabricRail {
     }
 }
 
-/// Writes a message: our head, then the two parts.
+/// Writes a message: our header, then the two parts.
 ///
 /// # Safety
 /// `into` has room for all three and overlaps none of them.
@@ -505,7 +505,7 @@ unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) 
     }
 }
 
-/// A value in the first `width` bytes of a native word.
+/// Returns a native word with the value in its first `width` bytes.
 fn narrow(value: u64, width: u8) -> u64 {
     let mut bytes = [0; 8];
     match width {
@@ -527,8 +527,8 @@ fn datatype(width: u8) -> Option<i32> {
     }
 }
 
-/// An atomic as providers have it: whether it has a form that fetches nothing, the call that
-/// fetches, the operation, the operand.
+/// Translates an atomic for libfabric: whether a non-fetching form exists, the fetching call, the
+/// operation and the operand.
 fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
     match amo.op {
         AmoOp::Set => (true, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
@@ -543,9 +543,9 @@ fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
     }
 }
 
-/// Whether a provider has every atomic in every width: an engine cannot have one executed by the
-/// provider and the next by a processor. An advertised capability is no proof: `net` of 1.17 has it
-/// and no operation.
+/// Whether a provider supports every atomic in every width. Provider and processor atomics do not
+/// mix on one word, so it is all or none. The capability bit is no proof: `net` of 1.17 sets it and
+/// supports no operation.
 pub(super) fn has_all_atomics(endpoint: &Endpoint, info: &Info) -> bool {
     let wants_registered = info.domain().mr_mode & FI_MR_LOCAL != 0;
     let plain = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR];

@@ -1,4 +1,4 @@
-//! Making a rail. Slow path; all memory that a rail uses is taken here.
+//! Opens a rail. Slow path; allocates all memory that the rail uses.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -25,11 +25,11 @@ use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
 impl FabricRail {
-    /// Opens fabric, domain, queue, vector and endpoint of an offer,
-    /// and posts all receives. Slow path.
+    /// Opens the fabric, domain, completion queue, address vector and endpoint of an offer, and
+    /// posts all receives. Slow path.
     ///
     /// # Errors
-    /// A value out of range, or a call that the provider refused.
+    /// A setting is out of range, or a provider call failed.
     pub fn open(offer: &Offer, config: FabricConfig) -> Result<FabricRail, SetupError> {
         let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
         config.check()?;
@@ -38,8 +38,8 @@ impl FabricRail {
         FabricRail::open_in(domain, offer, config)
     }
 
-    /// As [`open`](Self::open), in a domain that is open: rails on one domain share its
-    /// registrations' cost, not their keys.
+    /// Like [`open`](Self::open), in an open domain. Rails on one domain share the cost of
+    /// registrations, not their keys.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -51,10 +51,10 @@ impl FabricRail {
         let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
         config.check()?;
         let info = &offer.info;
-        // A provider may say 0 for "as many as you like".
+        // Some providers say 0 for "unlimited".
         let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
         let depth = limit(config.depth, info.tx().size).max(1);
-        // One less: a provider may need one for itself (shm 1.17 refuses the last).
+        // One less: some providers need one themselves (shm 1.17 rejects the last).
         let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
         let room = info.ep().max_msg_size;
         let max_message = config.max_message.min(room.saturating_sub(HEAD));
@@ -80,12 +80,12 @@ impl FabricRail {
             max_rma: room.min(MAX_RMA),
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
-            // Providers order what they carry on one connection,
-            // but not what comes out of the queue when buffers run out.
+            // Providers order messages on one connection, but not their completions when
+            // receive buffers run out.
             order: Order::None,
             native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
             depth,
-            // A completion waits in the queue of the peer for as long as that does not poll.
+            // A completion waits in the peer's queue until the peer polls.
             fresh: false,
         };
         let notify = offer.notify;
@@ -132,7 +132,7 @@ impl FabricRail {
             accepted_marked: 0,
             plain_polls: 0,
             polls_planned: 0,
-            // Upper bits at random, where there is room for them: a key is not to be guessed.
+            // Random upper bits, if keys are long enough: a key must not be guessable.
             next_key: mix(seed ^ 1) << 32,
             key_bits,
             stats: FabricStats::default(),
@@ -160,7 +160,7 @@ impl FabricRail {
         for index in depth..depth + receives {
             match rail.post_receive(index) {
                 Ok(()) => {}
-                // Fewer than it said: the first ones must do.
+                // Fewer than announced: use those.
                 Err(Code::EAGAIN) if index > depth => break,
                 Err(code) => return Err(words(CallError { call: "fi_recv", code })),
             }
@@ -169,7 +169,7 @@ impl FabricRail {
     }
 }
 
-/// Spreads a number over all its bits (the finaliser of splitmix64).
+/// Mixes all bits of a number (the finaliser of splitmix64).
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -177,7 +177,7 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number from the kernel; from the clock where it has none.
+/// Returns a random number from the kernel, or from the clock if that fails.
 fn random() -> u64 {
     let mut bytes = [0u8; 8];
     // SAFETY: there is room for eight bytes.

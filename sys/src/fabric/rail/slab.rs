@@ -1,10 +1,10 @@
-//! Receive and bounce buffers. Memory is taken once and stays where it is: providers write to it.
+//! Receive and bounce buffers. Allocated once and never moved, because providers write to them.
 
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ptr::{self, NonNull};
 
-/// Buffers of one length, one after the other, in memory that does not move.
+/// Consecutive buffers of one length, in memory that does not move.
 pub(super) struct Slab {
     pub bytes: NonNull<u8>,
     pub len: usize,
@@ -27,7 +27,7 @@ impl Slab {
         }
     }
 
-    /// The memory is somebody else's for good.
+    /// Leaks the memory, because the provider may still use it.
     pub fn keep(&mut self) {
         self.kept = true;
     }

@@ -1,11 +1,11 @@
-//! Peers that are gone: noticing, reporting, forgetting. All of it slow.
+//! Detects, reports and removes failed peers. Slow path.
 //!
-//! Providers do not agree on what happens when a peer's process dies. Some end what was posted with
-//! errors, some retry for ever and some answer `FI_EAGAIN` to every post. So what counts is whether
-//! anything comes back: a peer that owes an end, or to which no post is accepted although others
-//! are, and from which nothing has come since a deadline, is given up. That we were not running
-//! ourselves is not held against it: the rail must have been polled meanwhile. Whether its process
-//! lives the rail cannot know: it reports [`PeerError::Lost`], never that a peer died.
+//! Providers differ in what they do when a peer's process dies: some complete posts with errors,
+//! some retry for ever, some answer `FI_EAGAIN` to every post. So the rail looks for signs of life.
+//! A peer is given up if nothing has come from it within the deadline, and a post to it is
+//! outstanding or rejected while others are accepted. The rail must have been polled meanwhile, so
+//! that a pause of this process costs no peer. The rail cannot know whether the peer's process
+//! lives, so it reports [`PeerError::Lost`], never `Died`.
 
 use core::mem;
 
@@ -19,11 +19,11 @@ use super::{Event, FabricRail};
 use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 
-/// Polls that must have been made before a deadline counts.
+/// Polls needed before a deadline counts.
 const ENOUGH: u32 = 1024;
 
 impl FabricRail {
-    /// Looks who is overdue, and reports everything that waits to be reported.
+    /// Checks all peers for expired deadlines, and reports all queued events.
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
         self.look();
         while let Some(event) = self.events.pop_front() {
@@ -31,7 +31,7 @@ impl FabricRail {
         }
     }
 
-    /// Looks who is overdue. Reads the clock, and nothing else of the system.
+    /// Checks all peers for expired deadlines. Reads the clock; makes no other system call.
     #[cold]
     pub(super) fn look(&mut self) {
         let (now, polls) = (monotonic_ns().max(1), self.polls());
@@ -45,7 +45,8 @@ impl FabricRail {
             if !slot.attached {
                 continue;
             }
-            // A refusal is held against a peer only if it is not for want of room that others take.
+            // A rejection counts only if the rail has room: nothing else is outstanding, or other
+            // posts are accepted.
             let starved = slot.is_refused() && (total == slot.outstanding() || others_go_on);
             if slot.outstanding() == 0 && !starved {
                 slot.since = 0;
@@ -67,8 +68,8 @@ impl FabricRail {
         }
     }
 
-    /// A peer is gone: nothing is posted to it and nothing heard from it any more. What it owes is
-    /// still awaited, up to the deadline.
+    /// Fails a peer: no more posts to it, and its arrivals are dropped. Outstanding posts may still
+    /// complete until the deadline.
     #[cold]
     pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
         if self.peers.take_down(peer.0) {
@@ -77,7 +78,7 @@ impl FabricRail {
         }
     }
 
-    /// Ends what a peer owes; the provider may still touch that memory.
+    /// Completes a peer's outstanding posts as unknown; the provider may still touch their memory.
     fn abandon(&mut self, peer: Peer, code: Code) {
         self.close_batch();
         if let Some(held) = self.held {
@@ -118,13 +119,13 @@ impl FabricRail {
         self.owed.retain(|(other, _)| *other != peer.0);
         self.imports.forget(peer.0);
         let addr = self.peers.slots[peer.0 as usize].addr;
-        // A provider that refuses keeps an address that nobody uses; there is nobody to tell.
+        // On an error the provider keeps an unused address, which is harmless.
         // SAFETY: the peer's number since it was attached, and its place is freed below.
         let _ = unsafe { self.endpoint.remove(addr) };
         self.peers.detach(peer.0);
     }
 
-    /// The queue itself has failed: nothing can be known of any post.
+    /// The completion queue itself has failed, so the outcome of every post is unknown.
     #[cold]
     pub(super) fn break_down(&mut self, code: Code) {
         if !mem::replace(&mut self.broken, true) {
@@ -132,7 +133,7 @@ impl FabricRail {
         }
     }
 
-    /// Gives all peers up.
+    /// Fails all peers.
     #[cold]
     pub(super) fn lose_all(&mut self, code: Code) {
         self.note_error(code);
