@@ -1,5 +1,5 @@
-//! A completion queue. Reading neither blocks nor allocates on our side; what the provider does
-//! meanwhile is its own affair: under manual progress this is where it works.
+//! A completion queue. Reading does not block or allocate on our side. Under manual progress the
+//! provider does its work inside these calls.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -13,40 +13,40 @@ use super::library::copy_string;
 use super::object;
 use super::raw::*;
 
-/// What one completion says.
+/// A completion entry.
 pub type Entry = fi_cq_data_entry;
 
-/// A completion that says nothing.
+/// An empty completion entry.
 pub const EMPTY: Entry =
     Entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
-/// Bytes of the provider's own data about an error that are kept.
+/// Most bytes kept of a provider's error data.
 pub const ERROR_DATA: usize = 128;
 
-/// What an error completion says.
+/// An error completion.
 #[derive(Clone, Copy, Debug)]
 pub struct CqError {
-    /// The context of the post that failed, or null.
+    /// The context of the failed post, or null.
     pub op_context: *mut c_void,
     /// Flags of the operation.
     pub flags: u64,
-    /// libfabric's code.
+    /// libfabric's error code.
     pub code: Code,
-    /// The provider's code.
+    /// The provider's error code.
     pub provider: i32,
     /// Bytes of `data`.
     len: usize,
-    /// The provider's own data, which [`CompletionQueue::describe`] hands back to it.
+    /// The provider's error data, for [`CompletionQueue::describe`].
     data: [u8; ERROR_DATA],
 }
 
 impl CqError {
-    /// An error of a call, not of a completion.
+    /// Wraps the error code of a call.
     pub(super) const fn of_call(code: Code) -> CqError {
         CqError { op_context: ptr::null_mut(), flags: 0, code, provider: 0, len: 0, data: [0; ERROR_DATA] }
     }
 
-    /// Whether the provider gave data of its own.
+    /// Whether the provider gave error data.
     pub(super) const fn has_data(&self) -> bool {
         self.len != 0
     }
@@ -63,10 +63,10 @@ pub struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Opens one for `size` completions (0: the provider's default) without waits in the kernel.
+    /// Opens a queue of `size` completions (0: the provider's default) without a wait object.
     ///
     /// # Errors
-    /// The provider's, or that its table lacks what is called here.
+    /// The provider's code, or its table lacks a needed function.
     #[doc(alias = "fi_cq_open")]
     pub fn open(domain: &Arc<Domain>, size: usize) -> Result<CompletionQueue, CallError> {
         let mut attr = Tailed::new(fi_cq_attr {
@@ -99,10 +99,10 @@ impl CompletionQueue {
         self.fid.as_ptr().cast()
     }
 
-    /// Reads completions into `entries`, and says how many.
+    /// Reads completions into `entries`, and returns their number.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: there is none; `FI_EAVAIL`: the next one is an error, to be taken with
+    /// `FI_EAGAIN`: the queue is empty; `FI_EAVAIL`: the next entry is an error, see
     /// [`read_error`](Self::read_error). Others are the provider's.
     #[doc(alias = "fi_cq_read")]
     #[inline(always)]
@@ -117,7 +117,7 @@ impl CompletionQueue {
         Code::check(returned)
     }
 
-    /// As [`read`](Self::read), with each sender's address; `FI_ADDR_NOTAVAIL` where it is unknown.
+    /// Like [`read`](Self::read), with the source addresses; `FI_ADDR_NOTAVAIL` if unknown.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -134,7 +134,7 @@ impl CompletionQueue {
         Code::check(returned)
     }
 
-    /// Takes the error completion that is next.
+    /// Reads the next error completion.
     ///
     /// # Errors
     /// `FI_EAGAIN`: there is none.
@@ -173,7 +173,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The provider's words for its own code and data. Slow path.
+    /// Returns the provider's message for its error code and data. Slow path.
     #[doc(alias = "fi_cq_strerror")]
     pub fn describe(&self, error: &CqError) -> String {
         type Strerror =
@@ -195,7 +195,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
+        // A failed close cannot be reported from drop.
         // SAFETY: open until here; the endpoint that was bound to it owned it, and is closed.
         let _ = unsafe { object::close(self.as_fid()) };
     }

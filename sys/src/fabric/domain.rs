@@ -50,7 +50,7 @@ impl Domain {
         self.fid.as_ptr()
     }
 
-    /// Opens something in this domain by an entry of its table.
+    /// Opens an object in this domain through an entry of its function table.
     ///
     /// # Safety
     /// The entry at `offset` opens a `T`, and takes `attr`.
@@ -74,7 +74,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
+        // A failed close cannot be reported from drop.
         // SAFETY: open until here, and what was opened in it holds a reference to this value.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }

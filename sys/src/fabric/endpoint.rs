@@ -1,7 +1,7 @@
 //! A reliable datagram endpoint, with its own completion queue and address vector.
 //!
-//! Posting is one indirect call, and neither blocks nor allocates here.
-//! One thread posts and reads completions.
+//! Posting is one indirect call; it does not block or allocate on our side. One thread posts and
+//! reads completions.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -21,34 +21,33 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// Local memory of a post: address, length in bytes, and its registration's descriptor or null.
+/// Local memory of a post.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// First byte.
+    /// Its address.
     pub ptr: *mut u8,
-    /// Bytes.
+    /// Its length in bytes.
     pub len: usize,
-    /// [`MemoryRegion::desc`](super::mr::MemoryRegion::desc).
+    /// Its registration's [descriptor](super::mr::MemoryRegion::desc), or null.
     pub desc: *mut c_void,
 }
 
-/// Memory of a peer in a post.
+/// Remote memory of a post.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The peer's number in the address vector.
+    /// The peer's `fi_addr_t`.
     pub peer: u64,
-    /// Where, as its registration counts.
+    /// The address, or the offset into the registration.
     pub addr: u64,
-    /// Its registration's key.
+    /// The registration's key.
     pub key: u64,
 }
 
-/// An open and enabled endpoint. Dropping it closes it, then its queue and its vector.
+/// An open and enabled endpoint. Drop closes it, then its completion queue and address vector.
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
-    // The provider holds on to both for as long as the endpoint is open, so nobody can take them
-    // out.
+    // Private, because the provider uses both while the endpoint is open.
     cq: CompletionQueue,
     av: AddressVector,
     form: AddressForm,
@@ -61,11 +60,11 @@ pub struct Endpoint {
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
-    /// Opens an endpoint, binds its queue and vector, and enables it.
-    /// Each post to it yields a completion.
+    /// Opens an endpoint, binds its completion queue and address vector, and enables it. Every post
+    /// generates a completion.
     ///
     /// # Errors
-    /// The provider's, or that its tables lack what is called here.
+    /// The provider's code, or its tables lack a needed function.
     #[doc(alias = "fi_endpoint")]
     pub fn open(
         domain: &Arc<Domain>,
@@ -90,7 +89,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Whether all that is called on the data path is there.
+    /// Checks that the tables have all functions of the data path.
     fn check_tables(&mut self) -> Result<(), CallError> {
         // SAFETY: the endpoint is open and its tables are whole.
         unsafe {
@@ -129,11 +128,11 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes it, once. It is not to be used after that; queue and vector are closed when this
-    /// value is dropped. Registrations that are bound to it are to be dropped before.
+    /// Closes the endpoint, once; do not use it afterwards. Drop bound registrations first.
+    /// Dropping this value closes completion queue and address vector.
     ///
     /// # Errors
-    /// The provider's: it keeps the endpoint, and may go on using what was posted.
+    /// The provider's code: the endpoint stays open, and the provider may still use posted buffers.
     #[doc(alias = "fi_close")]
     pub(super) fn close(&mut self) -> Result<(), CallError> {
         if core::mem::replace(&mut self.closed, true) {
@@ -147,7 +146,7 @@ impl Endpoint {
         self.fid.as_ptr().cast()
     }
 
-    /// Where peers reach it, in the provider's form. Slow path.
+    /// Returns the endpoint's address, in the provider's format. Slow path.
     ///
     /// # Errors
     /// The provider's.
@@ -156,7 +155,7 @@ impl Endpoint {
         type GetName = unsafe extern "C" fn(*mut fid, *mut c_void, *mut usize) -> c_int;
         let call = "fi_getname";
         // SAFETY: the endpoint is open and its table whole; the room is as long as said.
-        // The provider says how long it is.
+        // The provider tells the needed length.
         unsafe {
             let this = self.fid.as_ptr();
             let name = entry::<_, GetName>((*this).cm, offset_of!(fi_ops_cm, getname));
@@ -176,15 +175,15 @@ impl Endpoint {
         }
     }
 
-    /// The form of the addresses that it takes, and its own address.
+    /// The format of accepted addresses, and the endpoint's own address.
     pub fn form(&self) -> &AddressForm {
         &self.form
     }
 
-    /// Adds a peer's address, and returns the number that posts name it by. Slow path.
+    /// Inserts a peer's address, and returns its `fi_addr_t`. Slow path.
     ///
     /// # Errors
-    /// `FI_EINVAL` if it is not of the provider's [form](Self::form); or the provider's.
+    /// `FI_EINVAL` if it does not have the provider's [format](Self::form); or the provider's code.
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         if !self.form.allows(address) {
@@ -194,10 +193,10 @@ impl Endpoint {
         unsafe { self.av.insert(address) }
     }
 
-    /// Takes an address out. What was posted to it may end with errors, or not at all. Slow path.
+    /// Removes an address. Posts to it may complete with errors, or never. Slow path.
     ///
     /// # Errors
-    /// The provider's: some refuse while posts are outstanding.
+    /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
     /// [`insert`](Self::insert) returned the number, and it was not removed since.
@@ -207,7 +206,7 @@ impl Endpoint {
         unsafe { self.av.remove(number) }
     }
 
-    /// Reads completions into `entries`, and returns how many.
+    /// Reads completions into `entries`, and returns their number.
     ///
     /// # Errors
     /// As [`CompletionQueue::read`].
@@ -217,7 +216,7 @@ impl Endpoint {
         self.cq.read(entries)
     }
 
-    /// As [`completions`](Self::completions), with the address of who sent each.
+    /// Like [`completions`](Self::completions), with the source address of each.
     ///
     /// # Errors
     /// As [`CompletionQueue::read_from`].
@@ -227,7 +226,7 @@ impl Endpoint {
         self.cq.read_from(entries, sources)
     }
 
-    /// Takes the error completion that is next.
+    /// Reads the next error completion.
     ///
     /// # Errors
     /// `FI_EAGAIN`: there is none.
@@ -237,13 +236,13 @@ impl Endpoint {
         self.cq.read_error()
     }
 
-    /// The provider's words for an error completion. Slow path.
+    /// Returns the provider's message for an error completion. Slow path.
     #[doc(alias = "fi_cq_strerror")]
     pub fn describe(&self, error: &CqError) -> String {
         self.cq.describe(error)
     }
 
-    /// Posts a buffer for a message from anybody.
+    /// Posts a receive buffer for a message from any peer.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -264,7 +263,7 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Sends a message whose bytes are free on return; it yields no completion.
+    /// Sends a message without a completion. Its bytes may be reused on return.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -313,7 +312,7 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Writes, with completion data for the target if `data` is given.
+    /// Posts a write, with completion data for the target if `data` is given.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -349,7 +348,7 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Writes bytes that are free on return; it yields no completion here.
+    /// Writes without a local completion. The bytes may be reused on return.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -379,8 +378,8 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Writes under the flags given, which replace the endpoint's own: `FI_MORE`,
-    /// `FI_REMOTE_CQ_DATA` and a completion level.
+    /// Posts a write with flags that replace the endpoint's: `FI_MORE`, `FI_REMOTE_CQ_DATA` and a
+    /// completion level.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -419,7 +418,7 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Reads.
+    /// Posts a read.
     ///
     /// # Errors
     /// `FI_EAGAIN`: no room.
@@ -438,8 +437,8 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Whether the provider executes `op` on `datatype` words:
-    /// plain, fetching and comparing, as asked. Slow path.
+    /// Whether the provider supports `op` on `datatype` in the given form: plain, fetching or
+    /// comparing. Slow path.
     #[doc(alias = "fi_atomicvalid")]
     #[doc(alias = "fi_fetch_atomicvalid")]
     #[doc(alias = "fi_compare_atomicvalid")]
@@ -516,14 +515,14 @@ impl Endpoint {
     }
 }
 
-/// The three calls that atomics have.
+/// The three forms of atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
-    /// Fetches nothing.
+    /// Does not fetch.
     Plain,
-    /// Fetches the value from before.
+    /// Fetches the previous value.
     Fetch,
-    /// Compares, and fetches the value from before.
+    /// Compares, and fetches the previous value.
     Compare,
 }
 
@@ -532,15 +531,15 @@ pub enum AtomicKind {
 pub struct AtomicWords {
     /// The operand.
     pub operand: *const u64,
-    /// What to compare with.
+    /// The comparand.
     pub compare: *const u64,
-    /// Where the value from before goes.
+    /// Destination of the previous value.
     pub result: *mut u64,
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
+        // A failed close cannot be reported from drop.
         let _ = self.close();
     }
 }

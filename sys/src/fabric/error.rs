@@ -1,6 +1,5 @@
-//! What libfabric answers when it refuses. Codes are kept raw; the library turns them into words
-//! ([`Library::describe`](super::library::Library::describe)). Nothing here allocates but
-//! [`LoadError`].
+//! libfabric's errors. Codes stay raw; [`Library::describe`](super::library::Library::describe)
+//! returns their text. Only [`LoadError`] allocates.
 
 use alloc::string::String;
 use core::error::Error;
@@ -8,16 +7,16 @@ use core::fmt;
 
 use super::raw::*;
 
-/// An error number of libfabric, positive: an `errno` below 256, libfabric's own from there.
+/// A positive libfabric error code: an `errno` below 256, else libfabric's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub i32);
 
-/// The numbers that have names here.
+/// Defines the named codes.
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
-            /// The C name, if this is a common one.
+            /// The C name, if this code has one here.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(value if value == $value => Some(concat!("FI_", stringify!($name))),)*
@@ -43,18 +42,18 @@ named! {
 }
 
 impl Code {
-    /// Refused for now: make progress and try again.
+    /// Busy: make progress and try again.
     pub const EAGAIN: Code = Code(FI_EAGAIN);
-    /// An error completion is there to be read.
+    /// An error completion can be read.
     pub const EAVAIL: Code = Code(FI_EAVAIL);
-    /// Not offered.
+    /// Not supported.
     pub const ENOSYS: Code = Code(FI_ENOSYS);
-    /// No provider answers to what was asked.
+    /// No provider matches the request.
     pub const ENODATA: Code = Code(FI_ENODATA);
-    /// Taken back before it happened.
+    /// The operation was cancelled.
     pub const ECANCELED: Code = Code(FI_ECANCELED);
 
-    /// Whether it says that the way to a peer is gone, and what was on it with it.
+    /// Whether it means a lost connection to a peer.
     pub const fn is_disconnect(self) -> bool {
         matches!(
             self.0,
@@ -73,7 +72,7 @@ impl Code {
         )
     }
 
-    /// What a call returned: a count from 0 on, or the negative of a code.
+    /// Converts a call's result: a count, or a negative code.
     #[inline(always)]
     pub(crate) fn check(returned: isize) -> Result<usize, Code> {
         if returned < 0 { Err(Code(returned.wrapping_neg() as i32)) } else { Ok(returned as usize) }
@@ -95,17 +94,17 @@ impl fmt::Debug for Code {
     }
 }
 
-/// A call at setup that failed.
+/// A failed setup call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallError {
     /// The C name of the call.
     pub call: &'static str,
-    /// What it returned, or `FI_ENOSYS` if the provider's table does not have it.
+    /// Its code, or `FI_ENOSYS` if the provider's table lacks the function.
     pub code: Code,
 }
 
 impl CallError {
-    /// The result of a setup call.
+    /// Converts the result of a setup call.
     pub(crate) fn check(call: &'static str, returned: isize) -> Result<usize, CallError> {
         Code::check(returned).map_err(|code| CallError { call, code })
     }
@@ -124,30 +123,30 @@ impl fmt::Display for CallError {
 
 impl Error for CallError {}
 
-/// Why there is no libfabric. Not on any path but setup, so it carries words.
+/// Why libfabric was not loaded. Setup only, so it carries text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The dynamic linker did not find or not accept the library.
+    /// The dynamic linker did not find or load the library.
     NotFound {
-        /// What was looked for.
+        /// The requested path or name.
         path: String,
-        /// What the linker said.
+        /// The linker's message.
         reason: String,
     },
-    /// The library has no such function.
+    /// The library lacks a function.
     NoSymbol {
-        /// What was loaded.
+        /// The loaded library.
         path: String,
         /// The function.
         symbol: &'static str,
     },
     /// The library is too old.
     TooOld {
-        /// What was loaded.
+        /// The loaded library.
         path: String,
         /// Its version.
         found: (u32, u32),
-        /// The lowest version that will do.
+        /// The oldest supported version.
         needed: (u32, u32),
     },
 }

@@ -1,5 +1,5 @@
-//! What a provider offers, and what is asked of it. Slow path. Both are made and freed by the
-//! library, whose structures may be longer than ours.
+//! `fi_info`: the offers of providers, and hints. Slow path. The library allocates and frees both,
+//! because its structures may be longer than ours.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use super::library::{Library, copy_string};
 use super::raw::*;
 
 impl Library {
-    /// The library's words for an information.
+    /// Returns the library's text for an `fi_info`.
     #[doc(alias = "fi_tostr")]
     pub fn show(&self, info: &Info) -> String {
         // SAFETY: the information is whole;
@@ -20,11 +20,11 @@ impl Library {
         unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }.unwrap_or_default()
     }
 
-    /// What there is that answers to `hints`, best first. With flags 0, `node` is whom to reach;
-    /// with `FI_SOURCE` it is where to reach from.
+    /// Returns the offers that match `hints`, best first. `node` is the remote address, or with
+    /// `FI_SOURCE` the local one.
     ///
     /// # Errors
-    /// `FI_ENODATA` if nothing answers.
+    /// `FI_ENODATA` if nothing matches.
     #[doc(alias = "fi_getinfo")]
     pub fn getinfo(
         &self,
@@ -56,7 +56,7 @@ impl Library {
     }
 }
 
-/// One offer: a provider, one of its domains, and what an endpoint there can do.
+/// One offer: a provider, one of its domains, and the attributes of its endpoints.
 pub struct Info {
     library: Library,
     ptr: NonNull<fi_info>,
@@ -68,10 +68,10 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
-    /// A copy of one entry of a list.
+    /// Copies one entry of a list.
     ///
     /// # Safety
-    /// `entry` is a whole entry.
+    /// `entry` points to a valid entry.
     pub(super) unsafe fn copy_of(library: Library, entry: *const fi_info) -> Option<Info> {
         // SAFETY: handed on to our caller.
         let ptr = NonNull::new(unsafe { (library.entries().dupinfo)(entry) })?;
@@ -98,31 +98,31 @@ impl Info {
         self.ptr.as_ptr()
     }
 
-    /// The structure itself; its parts are there.
+    /// The structure itself; its pointers are set.
     pub fn raw(&self) -> &fi_info {
         // SAFETY: ours until dropped, and as long as ours or longer.
         unsafe { self.ptr.as_ref() }
     }
 
-    /// What sending offers.
+    /// The transmit attributes.
     pub fn tx(&self) -> &fi_tx_attr {
         // SAFETY: checked not to be null when made.
         unsafe { &*self.raw().tx_attr }
     }
 
-    /// What receiving offers.
+    /// The receive attributes.
     pub fn rx(&self) -> &fi_rx_attr {
         // SAFETY: checked not to be null when made.
         unsafe { &*self.raw().rx_attr }
     }
 
-    /// What the endpoint offers.
+    /// The endpoint attributes.
     pub fn ep(&self) -> &fi_ep_attr {
         // SAFETY: checked not to be null when made.
         unsafe { &*self.raw().ep_attr }
     }
 
-    /// What the domain offers.
+    /// The domain attributes.
     pub fn domain(&self) -> &fi_domain_attr {
         // SAFETY: checked not to be null when made.
         unsafe { &*self.raw().domain_attr }
@@ -132,7 +132,7 @@ impl Info {
         self.raw().fabric_attr
     }
 
-    /// The provider's name, with its layers, as in `tcp;ofi_rxm`.
+    /// The provider's name with its layers, such as `tcp;ofi_rxm`.
     pub fn provider(&self) -> String {
         // SAFETY: a C string or null, inside of a whole structure.
         unsafe { copy_string((*self.raw().fabric_attr).prov_name) }.unwrap_or_default()
@@ -144,8 +144,7 @@ impl Info {
         unsafe { copy_string((*self.raw().fabric_attr).name) }.unwrap_or_default()
     }
 
-    /// The domain's name: an interface or a provider's own name for `tcp`
-    /// and `shm`, else the device's.
+    /// The domain's name: an interface for `tcp`, the provider's own name for `shm`, else a device.
     pub fn domain_name(&self) -> String {
         // SAFETY: a C string or null, inside of a whole structure.
         unsafe { copy_string(self.domain().name) }.unwrap_or_default()
@@ -158,7 +157,7 @@ impl Info {
         (version >> 16, version & 0xffff)
     }
 
-    /// The source address, as the provider writes it; empty if it has not chosen one.
+    /// The source address in the provider's format; empty if not chosen yet.
     pub fn source(&self) -> Vec<u8> {
         let raw = self.raw();
         if raw.src_addr.is_null() {
@@ -168,7 +167,7 @@ impl Info {
         unsafe { core::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
     }
 
-    /// Where the adapter sits on PCI, if the provider knows: domain, bus, device, function.
+    /// The adapter's PCI address, if known: domain, bus, device, function.
     pub fn pci(&self) -> Option<(u16, u8, u8, u8)> {
         // SAFETY: null or a whole structure, at each step.
         unsafe {
@@ -183,7 +182,7 @@ impl Info {
         }
     }
 
-    /// The adapter's speed in bits per second, if the provider knows.
+    /// The adapter's speed in bits per second, if known.
     pub fn link_speed(&self) -> Option<u64> {
         // SAFETY: null or a whole structure, at each step.
         let speed = unsafe { self.raw().nic.as_ref()?.link_attr.as_ref()?.speed as u64 };
@@ -211,8 +210,8 @@ impl fmt::Debug for Info {
     }
 }
 
-/// Setters of plain numbers in hints. The structures hold pointers as well, which the library
-/// follows, so they are not given out.
+/// Defines setters of plain fields. The structures stay private, because the library follows their
+/// pointers.
 macro_rules! hints {
     ($($(#[$doc:meta])* $set:ident: $field:ident of $part:ident as $number:ty;)*) => {$(
         $(#[$doc])*
@@ -229,15 +228,15 @@ macro_rules! hints {
     };
 }
 
-/// What is asked for: an information to be filled in.
+/// Hints: an `fi_info` to fill in.
 #[derive(Debug)]
 pub struct Hints(Info);
 
 impl Hints {
-    /// Asks for nothing yet.
+    /// Allocates empty hints.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     #[doc(alias = "fi_allocinfo")]
     pub fn new(library: Library) -> Result<Hints, CallError> {
         // SAFETY: null asks for an empty one, with all its parts.
@@ -278,7 +277,7 @@ impl Hints {
         set_resource_mgmt: resource_mgmt of domain_attr as c_int;
     }
 
-    /// Asks for a provider by name.
+    /// Requests a provider by name.
     pub fn set_provider(&mut self, name: &CStr) {
         // SAFETY: the string is from the C library, like what frees it;
         // the one before was too, or null.
@@ -289,7 +288,7 @@ impl Hints {
         }
     }
 
-    /// Asks for a domain by name.
+    /// Requests a domain by name.
     pub fn set_domain(&mut self, name: &CStr) {
         // SAFETY: as in `set_provider`.
         unsafe {

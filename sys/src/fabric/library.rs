@@ -1,4 +1,5 @@
-//! The library: a few functions found at run time; the rest goes through its objects' tables.
+//! libfabric itself: loads its few exported functions at run time. All other calls go through the
+//! function tables of its objects.
 //!
 //! Slow path: loading allocates, makes system calls and runs the library's constructors. A loaded
 //! library stays loaded: its providers start threads and register exit handlers, so it is never
@@ -12,14 +13,14 @@ use core::{fmt, mem};
 use super::error::{Code, LoadError};
 use super::raw::{self, fi_version};
 
-/// The functions that libfabric exports and that are called here.
+/// The exported functions that the rail uses.
 #[derive(Clone, Copy)]
 pub struct Entries {
     /// `fi_getinfo`
     pub getinfo: raw::getinfo,
     /// `fi_freeinfo`
     pub freeinfo: raw::freeinfo,
-    /// `fi_dupinfo`. Strings in what it makes are freed by `freeinfo` with the C library's `free`.
+    /// `fi_dupinfo`. `freeinfo` frees the strings of its result with the C library's `free`.
     pub dupinfo: raw::dupinfo,
     /// `fi_fabric`
     pub fabric: raw::fabric,
@@ -31,27 +32,27 @@ pub struct Entries {
     pub tostr: raw::tostr,
 }
 
-/// A libfabric.
+/// A loaded libfabric.
 #[derive(Clone, Copy)]
 pub struct Library {
     pub(super) entries: Entries,
 }
 
 impl Library {
-    /// What the dynamic linker is asked for if no path is given.
+    /// The name to load if no path is given.
     pub const NAME: &'static CStr = c"libfabric.so.1";
-    /// The oldest version that will do.
+    /// The oldest supported version.
     pub const OLDEST: (u32, u32) = (1, 17);
-    /// The newest version that is asked for; a later library is asked for this one.
+    /// The newest requested version, also of later libraries.
     pub const NEWEST: (u32, u32) = (1, 20);
 
     /// Loads a library, or [`Library::NAME`].
     ///
     /// # Errors
-    /// There is none, it is something else, or too old; the error says what was looked for.
+    /// The library is missing, is not libfabric, or is too old.
     ///
     /// # Safety
-    /// What lies at `path` is a libfabric: its constructors run.
+    /// The file at `path` is libfabric: its constructors run.
     #[doc(alias = "dlopen")]
     pub unsafe fn open(path: Option<&CStr>) -> Result<Library, LoadError> {
         let name = path.unwrap_or(Self::NAME);
@@ -73,7 +74,7 @@ impl Library {
         }
         let find = |symbol: &'static CStr, version: &CStr| -> Result<*mut c_void, LoadError> {
             // SAFETY: the handle is open, the names are C strings.
-            // The plain look-up is for libraries without versions.
+            // `dlsym` is for libraries without symbol versions.
             let found = unsafe {
                 let versioned = libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr());
                 if versioned.is_null() { libc::dlsym(handle, symbol.as_ptr()) } else { versioned }
@@ -103,11 +104,11 @@ impl Library {
         Ok(library)
     }
 
-    /// A libfabric that did not come from the dynamic linker.
+    /// Wraps functions that did not come from the dynamic linker.
     ///
     /// # Safety
-    /// The functions behave as libfabric's, and the tables of the objects they make are as long as
-    /// they say.
+    /// The functions behave as libfabric's, and the tables of their objects are as long as they
+    /// say.
     pub const unsafe fn from_entries(entries: Entries) -> Library {
         Library { entries }
     }
@@ -120,13 +121,13 @@ impl Library {
         (version >> 16, version & 0xffff)
     }
 
-    /// The version of the interface to ask for: the newest that both know.
+    /// The API version to request: the newest that both sides know.
     pub fn api_version(&self) -> u32 {
         let (major, minor) = self.version().min(Self::NEWEST);
         fi_version(major, minor)
     }
 
-    /// The library's words for a code.
+    /// Returns the library's text for a code.
     #[doc(alias = "fi_strerror")]
     pub fn describe(&self, code: Code) -> String {
         // SAFETY: any number may be asked for; the answer is a C string, copied at once.
@@ -145,7 +146,7 @@ impl fmt::Debug for Library {
     }
 }
 
-/// Copies a C string out, if there is one.
+/// Copies a C string, unless it is null.
 ///
 /// # Safety
 /// `text` is null or a C string.

@@ -11,7 +11,7 @@ use super::error::{CallError, Code};
 use super::object;
 use super::raw::*;
 
-/// Registered memory; the registration ends when this is dropped.
+/// A memory registration. Drop closes it.
 #[derive(Debug)]
 pub struct MemoryRegion {
     fid: NonNull<fid_mr>,
@@ -22,14 +22,14 @@ pub struct MemoryRegion {
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory for `access`, under `key` unless the provider picks keys.
+    /// Registers memory for `access`, with `key` unless the provider chooses keys.
     ///
     /// # Errors
-    /// The provider's: `FI_ENOKEY` if the key is taken.
+    /// The provider's code: `FI_ENOKEY` if the key is taken.
     ///
     /// # Safety
-    /// The memory is valid for `len` bytes until this is dropped, and tolerates being read and
-    /// written by others as `access` says.
+    /// The memory is valid for `len` bytes until this is dropped. Others may read and write it
+    /// meanwhile, as `access` says.
     #[doc(alias = "fi_mr_reg")]
     pub unsafe fn register(
         domain: &Arc<Domain>,
@@ -66,15 +66,14 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
-    /// Registers memory of a device. `dmabuf`: the descriptor by which the provider is to reach it
-    /// (`FI_MR_DMABUF`), and where the memory begins in that; without one, it asks the device's
-    /// driver for the address.
+    /// Registers device memory. `dmabuf` (`FI_MR_DMABUF`): a descriptor and the memory's offset in
+    /// it. Without one the provider looks the address up at the device's driver.
     ///
     /// # Errors
-    /// The provider's, among them that it takes no descriptors.
+    /// The provider's code, also if it does not support dmabuf.
     ///
     /// # Safety
-    /// As [`register`](Self::register); the memory is the device's.
+    /// As [`register`](Self::register), with memory of the device.
     #[doc(alias = "fi_mr_regattr")]
     pub unsafe fn register_device(
         domain: &Arc<Domain>,
@@ -119,8 +118,7 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
-    /// Opens the registration to what arrives at an endpoint, where the provider wants that
-    /// (`FI_MR_ENDPOINT`).
+    /// Binds the registration to an endpoint, for providers with `FI_MR_ENDPOINT`.
     ///
     /// # Errors
     /// The provider's.
@@ -137,8 +135,8 @@ impl MemoryRegion {
         }
     }
 
-    /// Ends the registration. A provider that refuses keeps it: then the memory stays in its use,
-    /// and this value is given back to be tried again.
+    /// Closes the registration. If that fails, the provider still uses the memory, and the
+    /// registration is returned for another try.
     ///
     /// # Errors
     /// The provider's.
@@ -156,14 +154,14 @@ impl MemoryRegion {
         }
     }
 
-    /// What peers name it by.
+    /// The key that peers use.
     #[doc(alias = "fi_mr_key")]
     pub fn key(&self) -> u64 {
         // SAFETY: open until dropped.
         unsafe { (*self.fid.as_ptr()).key }
     }
 
-    /// What local posts name it by, where the provider wants that (`FI_MR_LOCAL`).
+    /// The descriptor that local posts use, for providers with `FI_MR_LOCAL`.
     #[doc(alias = "fi_mr_desc")]
     pub fn desc(&self) -> *mut c_void {
         // SAFETY: open until dropped.
@@ -173,7 +171,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell: who must know uses `close`.
+        // A failed close cannot be reported from drop; `close` reports it.
         // SAFETY: open until here.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }

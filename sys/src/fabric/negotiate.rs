@@ -1,16 +1,16 @@
-//! Choosing an offer: what is asked of a provider, step by step from best to acceptable, and why
-//! offers are refused. Slow path.
+//! Selects a provider's offer: asks for the best attributes first, then for acceptable ones, and
+//! says why offers are rejected. Slow path.
 //!
-//! Asked for, in this order, the first that is offered:
+//! Takes the first that is offered, in this order:
 //!
 //! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then any;
 //! 2. per level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
 //!    `FI_THREAD_SAFE`.
 //!
-//! The level decides when a buffer may be reused and when an error is known, no more: that a write
-//! is visible at its target is known from the engine's acknowledgements alone, so quiet means the
-//! same at each level. Whatever the progress model says, the owner of a rail must poll it: under
-//! manual progress peers wait for that.
+//! The level decides only when a buffer may be reused and when an error is known. Visibility of a
+//! write at its target follows from the engine's acknowledgements, so `quiet` means the same at
+//! each level. The owner of a rail must poll it under either progress model; under manual progress
+//! peers wait for that.
 
 use alloc::borrow::ToOwned;
 use alloc::ffi::CString;
@@ -26,40 +26,40 @@ use super::library::Library;
 use super::persona::{self, Notify, Persona};
 use super::raw::*;
 
-/// The longest of our message heads, in bytes, and the shortest message a rail must carry.
+/// The smallest usable `max_msg_size`: a message of 256 bytes, and our header.
 const SHORTEST: usize = 256 + 16;
 
-/// Registration modes that are understood here.
+/// Supported `mr_mode` bits.
 const MR_MODES: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 
-/// Modes that are understood here.
+/// Supported `mode` bits.
 const MODES: u64 = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
 
-/// What a rail needs in any case.
+/// Capabilities that every rail needs.
 const CAPS: u64 = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// Who drives the provider.
+/// The progress model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The provider itself (`FI_PROGRESS_AUTO`), under `FI_THREAD_COMPLETION`.
+    /// The provider makes progress (`FI_PROGRESS_AUTO`), under `FI_THREAD_COMPLETION`.
     Auto,
-    /// Whoever polls (`FI_PROGRESS_MANUAL`), under `FI_THREAD_SAFE`.
+    /// Polls make progress (`FI_PROGRESS_MANUAL`), under `FI_THREAD_SAFE`.
     Manual,
 }
 
-/// When a write is complete for its origin.
+/// The completion level of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// When it has arrived (`FI_DELIVERY_COMPLETE`).
+    /// The write has arrived (`FI_DELIVERY_COMPLETE`).
     Delivery,
-    /// When it was accepted by the fabric (`FI_TRANSMIT_COMPLETE`).
+    /// The fabric has accepted the write (`FI_TRANSMIT_COMPLETE`).
     Transmit,
-    /// When the provider says so.
+    /// The provider's default.
     Whatever,
 }
 
 impl Level {
-    /// As a flag of an operation.
+    /// The level as an operation flag.
     pub fn flag(self) -> u64 {
         match self {
             Level::Delivery => FI_DELIVERY_COMPLETE,
@@ -69,34 +69,34 @@ impl Level {
     }
 }
 
-/// Those for an ask. A provider that wants memory of devices registered as such says so.
+/// The `mr_mode` bits of a request. With devices a provider may demand `FI_MR_HMEM`.
 fn mr_modes(ask: &Ask<'_>) -> i32 {
     if ask.devices { MR_MODES | FI_MR_HMEM } else { MR_MODES }
 }
 
-/// What is looked for.
+/// A request for an offer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// A persona's name, or a provider's.
+    /// The name of a persona or provider.
     pub provider: &'a str,
-    /// A domain's name: an interface or a device.
+    /// The name of a domain: an interface or a device.
     pub interface: Option<&'a str>,
-    /// The address to be reached at, as a host name or number.
+    /// The local address to bind, as a host name or number.
     pub source: Option<&'a CStr>,
     /// Only this progress model.
     pub progress: Option<Progress>,
     /// Only this level.
     pub level: Option<Level>,
-    /// Only this way to tell whose write it was.
+    /// Only this way to learn the sender of a write.
     pub notify: Option<Notify>,
-    /// Atomics too (`FI_ATOMIC`).
+    /// Require atomics (`FI_ATOMIC`).
     pub atomics: bool,
-    /// Memory of devices too (`FI_HMEM`).
+    /// Require device memory (`FI_HMEM`).
     pub devices: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// Asks for a provider and nothing in particular.
+    /// Requests any offer of a provider.
     pub const fn new(provider: &'a str) -> Ask<'a> {
         Ask {
             provider,
@@ -111,43 +111,43 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// An offer that was accepted.
+/// An accepted offer.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// The offer.
+    /// The provider's description.
     pub info: Info,
-    /// What is known of its provider.
+    /// The provider's persona.
     pub persona: Persona,
-    /// Who drives it.
+    /// Its progress model.
     pub progress: Progress,
-    /// When a write is complete.
+    /// Its completion level.
     pub level: Level,
-    /// How the origin of a write is known.
+    /// How targets learn the sender of a write.
     pub notify: Notify,
 }
 
-/// Why an offer was refused.
+/// Why an offer was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Another provider than the one asked for, layered under or over it.
+    /// It is of another provider, layered under or over the requested one.
     Provider,
-    /// Another fabric of the provider.
+    /// It is of another fabric of the provider.
     Fabric,
-    /// Another interface.
+    /// It is of another interface.
     Interface,
-    /// Another progress model than the one asked for.
+    /// It has another progress model than the requested one.
     Progress,
-    /// Lacks these capabilities.
+    /// It lacks these capabilities.
     Caps(u64),
-    /// Wants these modes.
+    /// It requires these unsupported modes.
     Mode(u64),
-    /// Wants these registration modes.
+    /// It requires these unsupported registration modes.
     MrMode(i32),
-    /// Fewer bytes of completion data than 4.
+    /// It has fewer than 4 bytes of completion data.
     CqData(usize),
-    /// Carries no message of 256 bytes.
+    /// Its longest message is below 256 bytes.
     MaxMessage(usize),
-    /// No way to tell whose write it was.
+    /// The target cannot learn the sender of a write.
     Notify,
 }
 
@@ -168,7 +168,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// An offer that was refused, and why.
+/// A rejected offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// Its provider.
@@ -179,35 +179,35 @@ pub struct Rejected {
     pub why: Why,
 }
 
-/// Why there is no offer. Not on any path but setup, so it carries words.
+/// Why there is no offer. Setup only, so it carries text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiateError {
-    /// No such provider in this library.
+    /// The library has no such provider.
     NoProvider {
-        /// What was looked for.
+        /// The request.
         asked: String,
-        /// What there is.
+        /// The alternatives.
         there: Vec<String>,
     },
     /// The provider has no such interface.
     NoInterface {
-        /// What was looked for.
+        /// The request.
         asked: String,
-        /// Whose interface.
+        /// The provider.
         provider: String,
-        /// What there is.
+        /// The alternatives.
         there: Vec<String>,
     },
-    /// The provider is there, and none of its offers will do.
+    /// The provider exists, but none of its offers is usable.
     Refused {
-        /// What was looked for.
+        /// The request.
         asked: String,
-        /// Its offers.
+        /// Its offers, with the reasons.
         rejected: Vec<Rejected>,
     },
-    /// A name with a zero byte in it.
+    /// The name contains a zero byte.
     BadName,
-    /// The library.
+    /// A library call failed.
     Call(CallError),
 }
 
@@ -241,7 +241,7 @@ impl fmt::Display for NegotiateError {
 
 impl Error for NegotiateError {}
 
-/// The names of all providers that a library offers, layers included, each once.
+/// Lists the names of all providers of a library, layered ones included, without duplicates.
 ///
 /// # Errors
 /// The library's.
@@ -260,7 +260,7 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     Ok(names)
 }
 
-/// The interfaces of a provider, each once.
+/// Lists the interfaces of a provider, without duplicates.
 ///
 /// # Errors
 /// As [`negotiate`].
@@ -276,10 +276,10 @@ pub fn interfaces(library: Library, provider: &str) -> Result<Vec<String>, Negot
     Ok(names)
 }
 
-/// The best offer.
+/// Returns the best usable offer.
 ///
 /// # Errors
-/// There is none; the error says what was looked for and what is there.
+/// There is none. The error names the request and the alternatives.
 pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateError> {
     let (mut accepted, rejected) = offers(library, ask)?;
     if !accepted.is_empty() {
@@ -298,10 +298,10 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
     Err(NegotiateError::Refused { asked, rejected })
 }
 
-/// All offers that will do, best first, and those that will not, each once.
+/// Returns all usable offers, best first, and all rejected ones, without duplicates.
 ///
 /// # Errors
-/// The library's, or a name that cannot be one.
+/// A library call failed, or the name contains a zero byte.
 pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Rejected>), NegotiateError> {
     let mut persona = persona::find(ask.provider);
     let own = [ask.provider];
@@ -336,8 +336,8 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
                 }
             }
             if !accepted.is_empty() {
-                // Of an interface's addresses, IPv4 comes first:
-                // link-local ones reach nobody by default.
+                // Prefer an interface's IPv4 address: link-local ones are not routable without a
+                // scope.
                 accepted.sort_by_key(|offer| offer.info.raw().addr_format == FI_SOCKADDR_IN6);
                 return Ok((accepted, rejected));
             }
@@ -346,7 +346,7 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
     Ok((Vec::new(), rejected))
 }
 
-/// A list, or an empty one if nothing answers.
+/// Maps `FI_ENODATA` to an empty list.
 fn found(list: Result<Vec<Info>, CallError>) -> Result<Vec<Info>, CallError> {
     match list {
         Err(CallError { code: Code::ENODATA, .. }) => Ok(Vec::new()),
@@ -393,7 +393,7 @@ fn wanted(ask: &Ask<'_>, persona: &Persona) -> u64 {
     caps
 }
 
-/// Whether an offer will do, and how it tells whose write it was.
+/// Checks an offer, and returns how targets learn the sender of a write.
 fn judge(
     info: &Info,
     name: &str,
@@ -415,7 +415,7 @@ fn judge(
         FI_PROGRESS_AUTO => Progress::Auto,
         _ => Progress::Manual,
     };
-    // A provider that drives itself serves one that is polled as well; the reverse does not hold.
+    // Automatic progress satisfies a request for manual progress, but not the reverse.
     if progress == Progress::Auto && offered != Progress::Auto {
         return Err(Why::Progress);
     }
@@ -439,7 +439,7 @@ fn judge(
         Notify::Word if domain.cq_data_size >= 8 => Ok(Notify::Word),
         Notify::Source if domain.cq_data_size < 4 => Err(Why::CqData(domain.cq_data_size)),
         Notify::Source => Ok(Notify::Source),
-        // The word travels in a message of 12 bytes that is never refused for want of a buffer.
+        // The word travels in a message of 12 bytes, which must be injectable.
         _ if info.tx().inject_size >= 12 => Ok(Notify::Message),
         _ => Err(Why::Notify),
     }

@@ -1,4 +1,4 @@
-//! What is known of providers beyond what they say of themselves.
+//! Facts about providers that they do not report themselves.
 //!
 //! | persona         | offered as                   | origin of a write with data | tested on    |
 //! |-----------------|------------------------------|-----------------------------|--------------|
@@ -11,40 +11,39 @@
 //! | `cxi`           | the same                     | a message behind the write  | fake tables  |
 //! | `psm3`          | the same                     | a message behind the write  | fake tables  |
 //!
-//! Personas without a device follow manuals and sources, and are untested.
+//! Personas tested on fake tables follow manuals and sources, and have met no hardware.
 
-/// How the target of a write with data learns its sender:
-/// four bytes are the engine's, and name no peer.
+/// How the target of a write with data learns its sender. Four bytes of data belong to the engine
+/// and do not name a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// The data has 8 bytes, and its upper half is the sender's number.
+    /// The data has 8 bytes; the upper half is the sender's signature.
     Word,
-    /// The provider names the source of each completion.
+    /// The provider reports the source address of each completion.
     Source,
-    /// The write carries no data. A message with the word follows it: at once where the provider
-    /// keeps messages behind writes (`FI_ORDER_SAW`), otherwise when the write is complete at the
-    /// target.
+    /// The write carries no data; a message with the word follows it. It follows at once if the
+    /// provider orders messages behind writes (`FI_ORDER_SAW`), else once the write is complete at
+    /// the target.
     Message,
 }
 
-/// What is known of a provider.
+/// The facts about one provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Persona {
-    /// As it is asked for.
+    /// The name that requests use.
     pub name: &'static str,
-    /// As the provider may call itself, best first.
+    /// Names that the provider reports, preferred first.
     pub providers: &'static [&'static str],
-    /// The fabric that it must be, if the provider has several.
+    /// The required fabric, if the provider has several.
     pub fabric: Option<&'static str>,
-    /// How the origin of a write with data is known, where the offer allows it.
+    /// How targets learn the sender of a write, if the offer supports it.
     pub notify: Notify,
-    /// Whether the provider forgets the endpoint's completion level, so that each write must say
-    /// it: `net` hands writes on to another endpoint that was not told.
+    /// Whether each write must carry its completion level, because the provider ignores the
+    /// endpoint's: `net` forwards writes to another endpoint, without it.
     pub forgets_level: bool,
-    /// Whether posts held back with `FI_MORE` save doorbells.
+    /// Whether batching with `FI_MORE` saves doorbells.
     pub more: bool,
-    /// Completions requested of the queue.
-    /// Where the provider may overrun it, this is the only bound.
+    /// Requested depth of the completion queue: the only bound if the provider may overrun it.
     pub completions: usize,
 }
 
@@ -69,10 +68,10 @@ pub const PERSONAS: [Persona; 8] = [
     persona("psm3", &["psm3"], Notify::Message),
 ];
 
-/// What is assumed of a provider that nothing is known of.
+/// The assumptions about an unknown provider.
 pub const UNKNOWN: Persona = persona("unknown", &[], Notify::Message);
 
-/// The persona of that name, or [`UNKNOWN`].
+/// Returns the persona of this name, or [`UNKNOWN`].
 pub fn find(name: &str) -> Persona {
     PERSONAS.into_iter().find(|persona| persona.name == name).unwrap_or(UNKNOWN)
 }
