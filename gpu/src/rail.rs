@@ -1,12 +1,11 @@
-//! The rail between processes of one machine that have devices: host memory and messages as over
-//! [`ShmRail`], which is inside, and device memory beside it. What is hot and what is slow is said
-//! at [`GpuRail`].
+//! The rail between processes of one machine that have devices. It carries host memory and messages
+//! over an inner [`ShmRail`], and device memory beside it. [`GpuRail`] lists its fast and slow
+//! paths.
 //!
-//! `contract` says what goes to [`ShmRail`] and what to the device, `config` has the sizes, `link`
-//! what both ends agree on, `memory` registers and imports, `post` takes transfers in, `queue` is
-//! what the device was given, `bounce` moves what no device can carry across, `progress` finds out
-//! what has ended and tells it, `stage` moves a few bytes at once, `bell` is what the owner sleeps
-//! on.
+//! `contract` divides calls between [`ShmRail`] and the device, `config` has the settings, `link`
+//! the agreement of both ends, `memory` registers and imports, `post` accepts transfers, `queue`
+//! holds the work of the device, `bounce` moves what no device can copy across, `progress` polls
+//! and reports completions, `stage` copies a few bytes synchronously, `bell` wakes the owner.
 
 mod bell;
 mod bounce;
@@ -49,22 +48,22 @@ pub use link::{GpuAgreement, GpuLink, GpuProfile};
 pub use memory::is_device;
 pub use setup::GpuSetup;
 
-/// How often what was done.
+/// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuStats {
-    /// Transfers that the device carried.
+    /// Transfers that the device copied.
     pub direct: u64,
     /// Transfers through bounce slots.
     pub relayed: u64,
-    /// Transfers that the processor made.
+    /// Transfers that the processor copied.
     pub stored: u64,
-    /// Writes told by done words, and by records.
+    /// Writes reported by done words, and by records.
     pub told: (u64, u64),
-    /// Writes of peers whose failure was told.
+    /// Writes of peers that were reported as failed.
     pub failures_heard: u64,
 }
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// From this process into the peer's memory.
@@ -73,14 +72,14 @@ enum Way {
     Get,
 }
 
-/// What both segments of a link are good for, at one end.
+/// One end's view of both segments of a link.
 #[derive(Debug)]
 struct Shared {
     segment: Segment,
     mine: Board,
     theirs: Board,
     number: u32,
-    /// Where the device sees them, if it does.
+    /// Their device addresses, if the device can use them.
     mine_at: Option<DevicePtr>,
     theirs_at: Option<DevicePtr>,
     done: Option<(Sender, Receiver)>,
@@ -90,27 +89,27 @@ struct Shared {
 // SAFETY: boards are addresses in mappings that belong to no thread; both outlive this value.
 unsafe impl Send for Shared {}
 
-/// One attached peer.
+/// An attached peer.
 #[derive(Debug)]
 struct GpuPeer {
-    /// Tells it from the one that had its place before.
+    /// Distinguishes it from earlier peers in this slot.
     life: u32,
     own: bool,
-    /// It has a device, and is told of memory of ours.
+    /// It has a device, so it is sent our memory handles.
     device: bool,
     down: bool,
     imports: Vec<Imported>,
-    /// The one that was used last.
+    /// The last one used.
     hint: usize,
     shared: Option<Shared>,
-    /// Pieces that the device is copying into or out of the segments.
+    /// Copies in flight into or out of the segments.
     pieces: u32,
 }
 
-/// The rail between processes of one machine, with device memory.
+/// A rail between processes of one machine, with device memory.
 ///
-/// Posting, polling and notifying neither block, allocate, lock nor make a system call; they enter
-/// the driver to queue copies and words and to ask after them, and for nothing else. Registering,
+/// Posting, polling and notifying do not block, allocate, lock, or make system calls of their own.
+/// They call the driver only to queue copies and words, and to query them. Registering,
 /// importing, attaching, detaching, [`place`](Rail::place), [`fetch`](Rail::fetch) and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
@@ -121,15 +120,15 @@ struct GpuPeer {
 /// | seen by the processor | device that it sees | processor, if [short](GpuConfig::mapped_store) |
 /// | any | device, not reached; host | both ends, through bounce slots |
 ///
-/// A write is told to its target when all of it has landed: by a word in the [done
-/// channel](GpuConfig::done_channel), which the device stores itself where it can, or by a record
-/// through the lane. Writes end in any order: the rail is not [ordered](Caps::order).
+/// A write is reported to its target once all of it has landed: by a word in the [done
+/// channel](GpuConfig::done_channel), which the device stores itself if it can, or by a record
+/// through the lane. Writes complete in any order: the rail is not [ordered](Caps::order).
 ///
-/// An operation whose peer is gone is reported when the device has finished with its memory: until
-/// then its buffer is not free. Where the device does not say in time, or is lost, the end is
+/// An operation to a failed peer completes once the device has finished with its memory; until then
+/// its buffer stays in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// What the device stores rings no bell: sleep on [`bell`](GpuRail::bell), which knows.
+/// Stores of a device ring no doorbell: sleep on [`bell`](GpuRail::bell), which takes naps instead.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -139,40 +138,40 @@ pub struct GpuRail<D: Device, H: Host> {
     caps: Caps,
     locals: Box<[Registered]>,
     peers: Box<[Option<Box<GpuPeer>>]>,
-    /// What the device gave, and was not given back.
+    /// Memory allocated on the device and not freed.
     allocated: Vec<DevicePtr>,
-    /// Peers with segments, in no order.
+    /// Peers with segments, unordered.
     active: Vec<Peer>,
-    /// Where in `active` the next pass begins.
+    /// The index in `active` where the next pass begins.
     first: usize,
     life: u32,
     ops: Ops,
     streams: Streams,
-    /// Ends to be reported.
+    /// Completions to report.
     ended: VecDeque<(u64, Result<(), CompleteError>)>,
-    /// Writes of peers to be reported.
+    /// Arrived writes to report.
     landed: VecDeque<(Peer, u32)>,
-    /// Operations whose record found no room.
+    /// Operations whose record waits for room.
     telling: VecDeque<u32>,
-    /// Peers that were reported down in this pass.
+    /// Peers reported as failed in this pass.
     fallen: Vec<Peer>,
     lost: Option<i32>,
-    /// Something that the device was given has an unknown end: it may use its memory still.
+    /// Some work of the device has an unknown outcome: it may still use its memory.
     unsure: bool,
     stage: Stage,
     pace: Arc<Pace>,
-    /// Peers whose devices store words that ring nobody.
+    /// Peers whose devices store words, which ring no doorbell.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Whether the next poll looks at the device first.
+    /// Whether the next poll starts with the device.
     device_first: bool,
 }
 
 assert_impl_all!(GpuRail<HostDevice, SpinHost>: Send);
 assert_not_impl_any!(GpuRail<HostDevice, SpinHost>: Sync, Clone);
 
-/// Why the last registration or import of device memory was refused, in full.
+/// The reason for the last rejected registration or import of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
@@ -183,7 +182,7 @@ pub enum Refused {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Makes a rail without peers over a device, which the rail owns from now on.
+    /// Creates a rail without peers, which owns the device.
     pub fn new(device: D, host: H, shm: ShmConfig, config: GpuConfig) -> Result<Self, AttachError> {
         config.check()?;
         let config = GpuConfig { timeout: config.timeout.min(FOREVER), ..config };
@@ -228,7 +227,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// What this rail brings to a handshake and to what follows it.
+    /// This rail's part of the handshake and of the agreement after it.
     pub fn profile(&self) -> GpuProfile {
         GpuProfile {
             profile: self.inner.profile(),
@@ -237,7 +236,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// What the owner sleeps on. It outlives the rail.
+    /// The eventcount that the owner sleeps on. It may outlive the rail.
     pub fn bell(&self) -> GpuBell {
         GpuBell { bell: self.inner.bell(), pace: Arc::clone(&self.pace) }
     }
@@ -252,7 +251,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.device()
     }
 
-    /// Takes `size` bytes of the device's memory. Slow path.
+    /// Allocates `size` bytes of device memory. Slow path.
     ///
     /// # Errors
     /// The device's.
@@ -262,7 +261,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(at)
     }
 
-    /// The device, to free its memory.
+    /// The device, mutable, to free its memory.
     ///
     /// # Safety
     /// As for [`Sharing::device_mut`].
@@ -270,8 +269,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.driver()
     }
 
-    /// Asks the peers to close the memory around `at`, if it was exported, and waits until they
-    /// have. Slow path.
+    /// Asks all peers to close the allocation that holds `at`, if it was exported, and waits until
+    /// they have. Slow path.
     ///
     /// # Errors
     /// See [`RevokeError`].
@@ -282,11 +281,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Gives memory of [`alloc`](Self::alloc) back, once no peer has it open any more: waits for
-    /// that until the deadline. May be called again. Slow path.
+    /// Frees memory of [`alloc`](Self::alloc). Waits until no peer has it open, or until the
+    /// deadline. May be called again. Slow path.
     ///
     /// # Errors
-    /// A peer has it open still, and it stays; or the device refuses.
+    /// A peer still has it open, so it stays allocated; or the device fails.
     ///
     /// # Safety
     /// `at` is what `alloc` returned. It is not registered, and nothing queued uses it.
@@ -298,8 +297,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Answers peers that revoke their memory, until none of it is open here. `false`: the deadline
-    /// expired. Slow path.
+    /// Answers peers that revoke their memory, until none of it is open here. Returns `false` if
+    /// the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         while self.sharing.imports().mapped().0 > 0 {
             self.sharing.turn(&mut self.inner);
@@ -310,17 +309,17 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// How often what was done.
+    /// The rail's counters.
     pub fn stats(&self) -> GpuStats {
         self.stats
     }
 
-    /// Why device memory was last refused, if it was.
+    /// Why device memory was last rejected.
     pub fn why(&self) -> Option<Refused> {
         self.why
     }
 
-    /// Swaps opaque bytes with an attached peer: see [`ShmRail::exchange`].
+    /// Exchanges opaque bytes with an attached peer: see [`ShmRail::exchange`].
     pub fn exchange(
         &mut self,
         peer: Peer,
@@ -330,8 +329,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.exchange(peer, blob, deadline)
     }
 
-    /// Attaches a peer whose link was agreed on
-    /// with this rail's [`profile`](Self::profile). Slow path.
+    /// Attaches a peer. Its link was agreed with this rail's [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
         let GpuLink { link, agreed, device } = link;
         self.inner.attach(peer, link)?;
@@ -362,7 +360,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Makes this process its own peer. Slow path.
+    /// Attaches this process as its own peer. Slow path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.inner.attach_self(peer)?;
         self.enter(peer, None, true, true);
@@ -386,12 +384,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.peer(peer)?.shared.as_mut()
     }
 
-    /// Whether the device may use memory beyond what is under way.
+    /// Whether the device may use memory beyond that of operations in flight.
     fn is_unsure(&self) -> bool {
         self.unsure || self.stage.is_unsure()
     }
 
-    /// Tells the bell what may come without ringing it: when peers come or go.
+    /// Updates the bell's count of events that ring no doorbell, when peers come or go.
     fn expect_silence(&mut self) {
         let told =
             self.peers.iter().flatten().filter(|peer| {
@@ -403,8 +401,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 }
 
 impl<D: Device, H: Host> Drop for GpuRail<D, H> {
-    /// Detaches every peer: waits for the device, as long as the configuration allows for each.
-    /// Memory that a peer may have open, or the device may use, stays allocated.
+    /// Detaches all peers. Waits for the device, up to the configured timeout for each. Memory that
+    /// a peer may have open, or the device may use, stays allocated.
     fn drop(&mut self) {
         for at in std::mem::take(&mut self.allocated) {
             if self.is_unsure() || self.revoke(at, Instant::now()).is_err() {
@@ -415,7 +413,7 @@ impl<D: Device, H: Host> Drop for GpuRail<D, H> {
             self.detach_peer(Peer(peer));
         }
         for slot in 0..self.locals.len() {
-            // What the device refuses to let go of goes with its context.
+            // Memory that the device does not free goes with its context.
             let _ = self.unpin_local(slot);
         }
         self.stage.end(self.sharing.driver());

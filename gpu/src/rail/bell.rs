@@ -1,8 +1,7 @@
-//! What the owner of a rail with a device sleeps on. Words that a device stores ring no bell, and
-//! neither does a copy that ends: while either may come, sleep is cut into naps, each twice as long
-//! as the one before, up to a limit; whatever is found makes the next one short again. So a wait
-//! costs little, however long it is, and no fixed sleep stands between an arrival and its
-//! discovery.
+//! The eventcount that the owner of a rail with a device sleeps on. A word that a device stores, or
+//! a copy that completes, rings no doorbell. While either may come, the owner sleeps in naps, each
+//! twice as long as the last, up to a limit. Any event makes the next nap short again. So long
+//! waits cost little, and no fixed sleep delays the discovery of an event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,11 +14,12 @@ use fishplate_shm::Bell;
 /// The first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// What the rail tells its bell. Only the sleeping thread writes it;
-/// atomics, as the bell outlives the rail.
+/// What the rail tells its bell. Only the sleeping thread writes it; atomic, because the bell may
+/// outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// What may come without ringing: copies under way, and peers whose devices store words.
+    /// Possible events that ring no doorbell: copies in flight, and peers whose devices store
+    /// words.
     silent: AtomicU32,
     nap: AtomicU64,
     longest: u64,
@@ -31,20 +31,20 @@ impl Pace {
         Pace { silent: AtomicU32::new(0), nap: AtomicU64::new(FIRST), longest }
     }
 
-    /// So much may come without ringing.
+    /// Sets the number of possible silent events.
     pub(super) fn expect(&self, silent: u32) {
         // Relaxed: read by this thread, or by one that it was handed to.
         self.silent.store(silent, Ordering::Relaxed);
     }
 
-    /// Something came.
+    /// Records an event.
     #[inline(always)]
     pub(super) fn found(&self) {
         // Relaxed: as above.
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// The next nap, in nanoseconds; the one after is longer.
+    /// Returns the next nap in nanoseconds, and lengthens the one after.
     fn nap(&self) -> Option<u64> {
         // Relaxed: as above.
         if self.silent.load(Ordering::Relaxed) == 0 {
@@ -56,8 +56,8 @@ impl Pace {
     }
 }
 
-/// The eventcount of a [`GpuRail`](crate::GpuRail), on which its owner sleeps. A handle: it
-/// outlives the rail, and clones are the same.
+/// The eventcount that the owner of a [`GpuRail`](crate::GpuRail) sleeps on. A handle: it may
+/// outlive the rail, and clones share it.
 #[derive(Clone, Debug)]
 pub struct GpuBell {
     pub(super) bell: Bell,
@@ -65,8 +65,7 @@ pub struct GpuBell {
 }
 
 impl GpuBell {
-    /// What rings, and how long the next sleep on it lasts at most: for owners that sleep on
-    /// something else too.
+    /// The eventcount and the longest next sleep, for owners that also sleep on something else.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         (&self.bell, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
     }

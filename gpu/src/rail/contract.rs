@@ -1,4 +1,4 @@
-//! The rail's contract: what goes to shared memory, what to the device.
+//! `Rail` for [`GpuRail`]: divides calls between shared memory and the device.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use fishplate_core::sync::host::Host;
 use super::{GpuRail, GpuSetup, Way, memory};
 use crate::Device;
 
-/// Hands everything on, and notes who is down.
+/// Forwards all reports, and records failed peers.
 struct Watch<'a, S> {
     sink: &'a mut S,
     fallen: &'a mut Vec<Peer>,
@@ -164,7 +164,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // Whoever comes second gets what is left: they take turns.
+        // The second gets the rest of the budget, so they take turns.
         self.device_first = !self.device_first;
         let mut count = 0;
         if self.device_first {
@@ -228,7 +228,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        // What a peer has still told, before it is told that the peer is gone.
+        // Report the peer's last arrivals before its failure.
         self.poll_device(self.caps.depth, sink);
         let mut watch = Watch { sink, fallen: &mut self.fallen };
         self.inner.check_peers(&mut watch);

@@ -1,4 +1,4 @@
-//! What two rails agree on before they are attached.
+//! The agreement of two rails before they are attached.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -7,23 +7,23 @@ use fishplate_shm::{HandshakeError, Link, Profile, Segment};
 
 use crate::pair::{Agreed, Agreement, Layout};
 
-/// A link whose ends have agreed on what they use for device memory.
+/// A link whose ends have agreed on how to carry device memory.
 #[derive(Debug)]
 pub struct GpuLink {
     pub(super) link: Link,
     pub(super) agreed: Agreed,
-    /// Whether the peer has a device too.
+    /// Whether the peer has a device.
     pub(super) device: bool,
 }
 
-/// An agreement under way. Dropping it hangs up.
+/// An agreement in progress. Drop hangs up.
 #[derive(Debug)]
 pub struct GpuAgreement {
     link: Link,
     agreement: Agreement,
 }
 
-/// What a rail brings to such an agreement. Clones may go to other threads.
+/// A rail's part of the agreement. Clones may move to other threads.
 #[derive(Clone, Debug)]
 pub struct GpuProfile {
     pub(super) profile: Profile,
@@ -32,20 +32,20 @@ pub struct GpuProfile {
 }
 
 impl GpuProfile {
-    /// What the handshake itself needs.
+    /// The part that the handshake needs.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Agrees with the other end of a link, which does the same.
-    /// Waits until the deadline. Slow path.
+    /// Agrees with the other end of a link, which must do the same. Waits until the deadline. Slow
+    /// path.
     pub fn agree(&self, link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
         let GpuAgreement { mut link, agreement } = self.begin(link)?;
         let agreed = agreement.finish(&mut link, deadline)?;
         Ok(GpuLink { link, agreed, device: true })
     }
 
-    /// Begins to [`agree`](Self::agree), and does not wait. Slow path.
+    /// Starts to [`agree`](Self::agree), without waiting. Slow path.
     ///
     /// # Errors
     /// The offer cannot be sent.
@@ -56,7 +56,7 @@ impl GpuProfile {
 }
 
 impl GpuAgreement {
-    /// Goes on as far as the other end has. Does not wait. Slow path.
+    /// Continues as far as possible without waiting. Slow path.
     ///
     /// # Errors
     /// The other end hung up, or broke the protocol.
@@ -69,12 +69,12 @@ impl GpuAgreement {
 }
 
 impl GpuLink {
-    /// A link to a peer whose rail is a [`ShmRail`](fishplate_shm::ShmRail): host memory alone.
+    /// A link to a peer with a [`ShmRail`](fishplate_shm::ShmRail): host memory only.
     pub fn plain(link: Link) -> GpuLink {
         GpuLink { link, agreed: Agreed::NOTHING, device: false }
     }
 
-    /// Whether done words report writes, and whether there are bounce slots: the same at both ends.
+    /// Whether done words report writes, and whether bounce slots exist. Equal at both ends.
     pub fn active(&self) -> (bool, bool) {
         (self.agreed.done, self.agreed.relay)
     }

@@ -1,5 +1,5 @@
-//! Registered and imported memory. Slow path, all but the look-ups: enters the driver, and an
-//! import waits for a bounded time.
+//! Registered and imported memory. Slow path except for the lookups: calls the driver, and an
+//! import waits until its deadline.
 //!
 //! | bits of a key | what                                                                       |
 //! |---------------|----------------------------------------------------------------------------|
@@ -26,41 +26,41 @@ use crate::{
 
 const DEVICE: u64 = 4;
 
-/// Set in the descriptor of a region of the device.
+/// Marks the descriptor of a device region.
 const DEVICE_DESC: u64 = 1 << 63;
 
-/// Whether a key that this rail's [`register`](Rail::register) gave names device memory.
+/// Whether a key that [`register`](Rail::register) returned names device memory.
 #[inline(always)]
 pub fn is_device(key: RailKey) -> bool {
     key.key >> 60 == DEVICE
 }
 
-/// Whether a transfer is one between host memories.
+/// Whether a transfer is between host memories.
 #[inline(always)]
 pub(super) fn is_host(local: &Local, remote: &Remote) -> bool {
     !is_device(remote.key) && local.desc & DEVICE_DESC == 0
 }
 
-/// What a slot of the table holds.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Nothing,
-    /// Memory of the device, and where the processor sees it, if it does.
+    /// Device memory, and its host mapping if it has one.
     Device(Registration, Option<NonNull<u8>>),
-    /// Pinned host memory, and where the device sees it.
+    /// Pinned host memory, and its device address.
     Pinned(DevicePtr),
 }
 
-/// A registered region that the device can use.
+/// A registered region that the device can access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registered {
     pub(super) key: RailKey,
     pub(super) ptr: u64,
     pub(super) len: u64,
     pub(super) what: What,
-    /// How often it is registered.
+    /// Number of registrations.
     times: u32,
-    /// Transfers under way that use it.
+    /// Transfers in flight that use it.
     pub(super) uses: u32,
     generation: u32,
 }
@@ -83,7 +83,7 @@ impl Registered {
         matches!(self.what, What::Nothing)
     }
 
-    /// Where the device sees a part of it.
+    /// Returns the device address of a range of it.
     pub(super) fn place(&self, addr: u64, len: u64) -> Option<DevicePtr> {
         let delta = addr.checked_sub(self.ptr).filter(|&delta| within(delta, len, self.len))?;
         match self.what {
@@ -93,7 +93,7 @@ impl Registered {
         }
     }
 
-    /// Where the processor sees a part of it.
+    /// Returns the host address of a part of it.
     pub(super) fn view(&self, addr: u64) -> Option<*mut u8> {
         match self.what {
             What::Device(_, view) => view.map(|view| view.as_ptr().wrapping_add((addr - self.ptr) as usize)),
@@ -102,18 +102,18 @@ impl Registered {
     }
 }
 
-/// How an import is reached.
+/// How imported memory is reached.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reach {
-    /// Open here.
+    /// It is open in this process.
     Open { id: ImportId, ptr: DevicePtr, view: Option<NonNull<u8>> },
-    /// Our own: the place in the table of what is registered.
+    /// It is our own: the slot of its registration.
     Own { slot: u32 },
     /// Only through bounce slots.
     Relay,
 }
 
-/// Memory of a peer that has been imported.
+/// An imported region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Imported {
     pub(super) key: RailKey,
@@ -146,7 +146,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
-        // The same range again is the same registration.
+        // Registering the same range again shares the registration.
         if let Some(slot) = self.locals.iter().position(|known| !known.is_free() && known.key == key) {
             self.locals[slot].times += 1;
             return Ok((key, self.desc(slot)));
@@ -172,7 +172,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 self.enter_local(slot, key, ptr, len, What::Pinned(at));
                 Ok((key, self.desc(slot)))
             }
-            // Pinned by somebody else, or not to be pinned: it travels through bounce slots.
+            // Pinned elsewhere, or not pinnable: use bounce slots.
             Err(_) => Ok((key, 0)),
         }
     }
@@ -193,7 +193,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         device | u64::from(local.generation & 0x7fff_ffff) << 32 | (slot as u64 + 1)
     }
 
-    /// The place in the table that a descriptor names.
+    /// The slot that a descriptor names.
     #[inline(always)]
     pub(super) fn local_of(&self, desc: u64) -> Option<u32> {
         let slot = (desc as u32).wrapping_sub(1);
@@ -202,7 +202,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             .then_some(slot)
     }
 
-    /// The place in the table of a region of the device that a peer names.
+    /// The slot of a device region that a peer names.
     pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
         self.locals.iter().position(|local| !local.is_free() && local.key == key).map(|slot| slot as u32)
     }
@@ -213,11 +213,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Gives a peer the handle of a region, so that it need not ask.
+    /// Sends a peer the handle of a region, so that it need not request it.
     fn publish(&mut self, peer: Peer, slot: usize) {
         let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else { return };
         if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own && peer.device) {
-            // A peer that cannot be told asks when it needs it.
+            // On failure the peer requests it when it needs it.
             let _ = self.sharing.publish(&mut self.inner, peer, key.key, None, &registration);
         }
     }
@@ -243,7 +243,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
-        // What the device still copies, or holds, it must go on finding.
+        // The device may still access it, so it must stay valid.
         let used = self.locals[slot].uses > 0 || self.is_unsure();
         match self.unpin_local(slot) {
             Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
@@ -252,15 +252,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Whether something under way reads or fills any of these bytes.
+    /// Whether an operation in flight accesses any of these bytes.
     pub(super) fn touches_memory(&self, memory: Local) -> bool {
         let used = |local: &Registered| {
             let ptr = std::ptr::without_provenance(local.ptr as usize);
             let used = local.uses > 0 || self.is_unsure() && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that no registration and no import counts: on host memory that is not pinned,
-        // or to memory of our own.
+        // Operations that no registration or import counts: on unpinned host memory, or to our own
+        // memory.
         let uncounted = |op: &Op| match op.kind {
             Kind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
@@ -268,7 +268,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)
     }
 
-    /// Forgets a region. What the device may still be copying stays pinned.
+    /// Removes a region. Memory that the device may still be copying stays pinned.
     pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
         let unsure = self.is_unsure();
         let local = &mut self.locals[slot];
@@ -287,8 +287,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unpinned
     }
 
-    /// Imports a region of a device. What the peer has not said yet is waited for until the
-    /// deadline, if there is one.
+    /// Imports a device region. Waits for the peer's handle until the deadline, if there is one.
     pub(super) fn import_device(
         &mut self,
         peer: Peer,
@@ -329,8 +328,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         } else if self.config.force_relay && relays {
             Reach::Relay
         } else {
-            // The peer has said the region's place and length under this key:
-            // no more of its allocation is imported.
+            // The peer has sent the region's offset and length for this key. The import covers no
+            // more of the allocation.
             let (links, wanted) = (&mut self.inner, Wanted::Latest);
             let found = match deadline {
                 Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),
@@ -374,7 +373,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// The registered device memory that holds these bytes.
+    /// The registered device region that holds these bytes.
     pub(super) fn registered(&self, at: DevicePtr, len: usize) -> Option<Local> {
         let holds = |known: &Registered| {
             matches!(known.what, What::Device(..)) && known.place(at.0, len as u64).is_some()
@@ -416,7 +415,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 }
 
 impl Shared {
-    /// Whether the device can use both segments.
+    /// Whether the device can access both segments.
     pub(super) fn is_pinned(&self) -> bool {
         self.mine_at.is_some() && self.theirs_at.is_some()
     }

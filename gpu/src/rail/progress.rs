@@ -1,6 +1,6 @@
-//! Finding out what has ended, and telling it: the pass over the device, over done words and bounce
-//! slots; what becomes of operations whose peer or device is gone. Bounded by the budget of a poll;
-//! nothing here allocates, and only a detach waits.
+//! Progress: polls the device, done words and bounce slots, reports completions, and completes the
+//! operations of failed peers and lost devices. A poll's budget bounds the work. Nothing here
+//! allocates, and only a detach waits.
 
 use std::time::Instant;
 
@@ -36,7 +36,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             self.settle(index);
         }
         let mut steps = 0;
-        // As many ends as are reported, or a few more: what is over is told to its target at once.
+        // Handles about as many completions as it reports, and notifies their targets at once.
         while steps < budget.max(1) && self.ended.len() < usize::from(self.config.ops) && self.step_stream() {
             steps += 1;
         }
@@ -52,7 +52,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         count
     }
 
-    /// Takes in what peers have written into their segments.
+    /// Reads what peers have written into their segments.
     #[inline]
     fn poll_peers<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -104,7 +104,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.fallen.push(peer);
     }
 
-    /// Takes in one end from the device. `false`: there is none.
+    /// Handles one completion of the device. Returns `false` if there is none.
     fn step_stream(&mut self) -> bool {
         match self.streams.next(self.sharing.driver()) {
             Ok(None) => false,
@@ -126,7 +126,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// One turn of what must go on while a slow path waits. `false`: nothing is under way.
+    /// Makes progress while a slow path waits. Returns `false` if nothing is in flight.
     pub(super) fn step_device(&mut self) -> bool {
         if self.streams.out() == 0 {
             return false;
@@ -143,7 +143,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if let Some(op) = self.ops.get_mut(index) {
                     op.parts = op.parts.saturating_sub(1);
                     if let Some(error) = error {
-                        // That something may still land outweighs that something failed.
+                        // "May still land" takes precedence over "failed".
                         op.error = Some(error);
                     }
                 }
@@ -164,7 +164,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Ends an operation if nothing of it is left to do.
+    /// Completes an operation if nothing of it is left.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(op) = self.ops.get_mut(index) else { return };
         let waits = matches!(op.kind, Kind::Read { left, .. } if left > 0 && op.error.is_none());
@@ -181,7 +181,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         {
             return;
         }
-        // Of a copy whose end is unknown, the peer's memory stays open.
+        // The outcome is unknown, so the peer's memory stays open.
         if let Some(id) = op.import
             && !matches!(op.error, Some(CompleteError::Unknown(_)))
         {
@@ -201,7 +201,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Tells the target how a write ended. `false`: there is no room for it now.
+    /// Notifies the target of a completed write. Returns `false` if there is no room.
     fn tell(
         &mut self,
         index: u32,
@@ -229,16 +229,16 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     self.telling.push_back(index);
                     return false;
                 }
-                // The peer is down: its end says so.
+                // The peer has failed, and the completion says so.
                 Err(_) => {}
             },
-            // Nothing has landed that could be told of.
+            // Nothing has landed, so there is nothing to report.
             (None, Some(_)) => {}
         }
         true
     }
 
-    /// The device is lost: what it was given has an unknown end.
+    /// Completes all work of a lost device as unknown.
     #[cold]
     fn lose(&mut self, code: i32) {
         self.lost.get_or_insert(code);
@@ -248,7 +248,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Ends what peers that are down will not answer.
+    /// Completes operations that failed peers will not answer.
     #[cold]
     pub(super) fn take_down(&mut self) {
         while let Some(peer) = self.fallen.pop() {
@@ -259,8 +259,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Forgets a peer: waits for the device to be done with what was posted to it, then reports its
-    /// ends and lets go of its memory.
+    /// Detaches a peer: waits until the device has finished its posts, reports their completions,
+    /// and closes its memory.
     #[cold]
     pub(super) fn detach_peer(&mut self, peer: Peer) {
         let Some(known) = self.peer(peer) else { return self.inner.detach(peer) };
@@ -276,7 +276,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 op.error.get_or_insert(CompleteError::PeerDown);
                 self.settle(index);
             } else if !std::mem::replace(&mut op.reported, true) {
-                // The device has not finished with its memory, and nobody knows when it will.
+                // The device has not finished with its memory in time.
                 let cx = op.cx;
                 self.ended.push_back((cx, Err(CompleteError::Unknown(libc::ETIMEDOUT))));
             }
@@ -299,7 +299,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
             }
             if moving {
-                // The device may still write into either: they stay mapped.
+                // The device may still write into both, so they stay mapped.
                 std::mem::forget(shared.segment);
                 if let Some(mut line) = self.inner.line(peer) {
                     line.keep(shared.number);
@@ -312,7 +312,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.expect_silence();
     }
 
-    /// Whether the device is copying something to, from or for a peer.
+    /// Whether the device is copying to, from or for a peer.
     fn is_moving(&mut self, peer: Peer) -> bool {
         let pieces = self.peer(peer).is_some_and(|known| known.pieces > 0);
         let mut ops = self.ops.of(peer).collect::<Vec<_>>().into_iter();

@@ -1,4 +1,4 @@
-//! The part of a [`GpuRail`] that the owner of its engine may use. Slow paths.
+//! The calls that a [`GpuRail`] inside an engine allows. Slow paths.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use fishplate_shm::HandshakeError;
 use super::{GpuLink, GpuRail, Refused};
 use crate::{Device, DeviceError, DevicePtr, RevokeError};
 
-/// What the owner of an engine may do with a [`GpuRail`] in it.
+/// A [`GpuRail`] inside an engine.
 #[derive(Debug)]
 pub struct GpuSetup<'a, D: Device, H: Host>(pub(super) &'a mut GpuRail<D, H>);
 
@@ -62,17 +62,17 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.why()
     }
 
-    /// Copies bytes into registered memory of the device, and waits for that.
+    /// Copies bytes into registered device memory, and waits for the copy.
     ///
     /// # Errors
-    /// The range is not registered, or the device is busy or refuses.
+    /// The range is not registered, or the device is busy or fails.
     pub fn write(&mut self, at: DevicePtr, bytes: &[u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, bytes.len()).ok_or(PostError::BadKey)?;
         // SAFETY: the range is registered; the bytes are not the device's.
         unsafe { self.0.place_bytes(local, Untrusted::from_slice(bytes)) }
     }
 
-    /// Copies bytes out of registered memory of the device, and waits for that.
+    /// Copies bytes out of registered device memory, and waits for the copy.
     ///
     /// # Errors
     /// As [`write`](Self::write).

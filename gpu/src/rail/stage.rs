@@ -1,6 +1,6 @@
-//! A few bytes between the processor and memory of the device, at once: what
-//! [`place`](fishplate_core::rail::Rail::place) and [`fetch`](fishplate_core::rail::Rail::fetch)
-//! need. Slow path: waits for the device, for a bounded time.
+//! Synchronous copies of a few bytes between host and device memory, for
+//! [`place`](fishplate_core::rail::Rail::place) and [`fetch`](fishplate_core::rail::Rail::fetch).
+//! Slow path: waits for the device until a deadline.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -15,21 +15,21 @@ use fishplate_shm::extension::PAGE;
 use super::{GpuRail, post_error};
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Bytes that go at once.
+/// Bytes per copy.
 const LEN: usize = 16 * PAGE;
 
-/// Pinned memory of this process for one copy at a time.
+/// A pinned host buffer for one copy at a time.
 #[derive(Debug)]
 pub(crate) struct Stage {
     memory: Option<(Segment, DevicePtr)>,
-    /// A copy that had not ended when its caller gave up.
+    /// The mark of a copy that missed its deadline.
     late: Option<Mark>,
-    /// There was one of which nobody knows.
+    /// The outcome of a copy is unknown for good.
     lost: bool,
 }
 
 impl Stage {
-    /// Memory that the device can use, if there is any.
+    /// Creates the buffer, if the device can pin it.
     pub(crate) fn new<D: Device>(device: &mut D) -> Self {
         let segment = Segment::create(LEN).ok();
         let memory = segment.and_then(|segment| {
@@ -40,7 +40,7 @@ impl Stage {
         Stage { memory, late: None, lost: false }
     }
 
-    /// Gives the memory back, unless the device may still be using it.
+    /// Frees the buffer, unless the device may still be using it.
     pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         let over = self.late.is_none_or(|mark| device.reached(mark) == Ok(true));
@@ -55,14 +55,14 @@ impl Stage {
         self.late.is_some() || self.lost
     }
 
-    /// Asks after a copy that was late.
+    /// Checks whether a late copy has finished.
     pub(crate) fn look<D: Device>(&mut self, device: &mut D) {
         if self.late.is_some() {
             let _ = self.free(device);
         }
     }
 
-    /// The memory, if nothing is under way in it.
+    /// Returns the buffer if no copy is using it.
     fn free<D: Device>(&mut self, device: &mut D) -> Result<(NonNull<u8>, DevicePtr), PostError> {
         if let Some(mark) = self.late {
             match device.reached(mark) {
@@ -78,7 +78,7 @@ impl Stage {
         self.memory.as_ref().map(|(segment, at)| (segment.ptr(), *at)).ok_or(PostError::Unsupported)
     }
 
-    /// Leaves the memory mapped and unused for good: the device may still be using it.
+    /// Leaks the buffer, because the device may still be using it.
     #[cold]
     fn forsake(&mut self) {
         self.lost = true;
@@ -87,7 +87,7 @@ impl Stage {
         }
     }
 
-    /// Copies, and waits until that has ended.
+    /// Copies, and waits for the copy.
     ///
     /// # Safety
     /// As for [`Device::copy`].
@@ -104,7 +104,7 @@ impl Stage {
         let mark = loop {
             match device.mark(0) {
                 Ok(mark) => break mark,
-                // Marks come back when what is queued ends.
+                // Marks become free when queued work completes.
                 Err(DeviceError::Exhausted) if Instant::now() < deadline => std::thread::yield_now(),
                 Err(error) => {
                     self.forsake();
@@ -128,10 +128,10 @@ impl Stage {
         }
     }
 
-    /// Copies bytes into memory of the device.
+    /// Copies bytes into device memory.
     ///
     /// # Safety
-    /// The bytes fit the memory of the device from `to` on.
+    /// `from.len()` bytes at `to` are device memory.
     pub(crate) unsafe fn place<D: Device>(
         &mut self,
         device: &mut D,
@@ -154,10 +154,10 @@ impl Stage {
         Ok(())
     }
 
-    /// As [`place`](Self::place), the other way.
+    /// Copies bytes out of device memory.
     ///
     /// # Safety
-    /// As there.
+    /// `into.len()` bytes at `from` are device memory.
     pub(crate) unsafe fn fetch<D: Device>(
         &mut self,
         device: &mut D,
