@@ -1,4 +1,4 @@
-//! The name of an exported allocation, and why one was not exported.
+//! The id of an exported allocation, and the errors of exporting.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::DeviceError;
 
-/// An exported allocation of a process. Never given twice in the life of the process.
+/// The id of an exported allocation. Never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocId(NonZeroU64);
 
 impl AllocId {
-    /// As a number that travels in the key of a rail; never 0.
+    /// The id as a number that travels in a rail's key; never 0.
     pub fn key(self) -> u64 {
         self.0.get()
     }
 
-    /// From a number that may come from anybody.
+    /// Converts an untrusted number.
     pub fn from_key(key: u64) -> Option<Self> {
         NonZeroU64::new(key).map(AllocId)
     }
 
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: only the number's being unique matters. Over zero it gets in some centuries.
+        // Relaxed: only uniqueness matters. It wraps after centuries.
         AllocId(NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
     }
 }
@@ -32,26 +32,25 @@ impl AllocId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// No bytes, or not all in one allocation, or in segments side by side: how many bytes there
-    /// are from the first to the end of what it lies in.
+    /// The range is empty, or extends beyond its allocation or adjacent segments.
     BadRange {
-        /// Bytes that there are.
+        /// Bytes from the start of the range to the end of that memory.
         there: u64,
     },
     /// The range has more physical segments than one export may have. Register it in parts.
     Segments {
-        /// As many as may be: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+        /// The limit: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
         max: usize,
-        /// Bytes from the first on that lie in no more.
+        /// Bytes of the range that fit this limit.
         there: u64,
     },
-    /// What the device says; [`DeviceError::NotExportable`] with what can be done about it.
+    /// A device error; [`DeviceError::NotExportable`] carries the remedy.
     Device(DeviceError),
-    /// So many allocations are exported already: the number.
+    /// The limit of exported allocations is reached: this many.
     Full(usize),
     /// The allocation is being revoked.
     Revoking(AllocId),
-    /// No such allocation is exported, or no longer.
+    /// No such allocation is exported.
     Unknown(AllocId),
 }
 

@@ -1,9 +1,9 @@
-//! Device memory across processes: what a GPU's driver must offer, and how its memory is named.
+//! Device memory across processes: the driver interface of a GPU, and the names of its memory.
 //!
-//! [`Device`] is the small trait under everything here: the host stand-in, the fakes and CUDA
-//! implement it. A device belongs to one thread. Its calls enter a driver: those marked *queue*
-//! return at once and neither allocate nor wait on a driver that keeps its promises; all others are
-//! slow paths and may take a millisecond.
+//! Everything here stands on the small trait [`Device`], which the host stand-in, the fakes and
+//! CUDA implement. A device belongs to one thread. Its methods call the driver. Those marked
+//! *queue* return at once and do not allocate or wait, if the driver keeps its promises. All others
+//! are slow paths and may take a millisecond.
 //!
 //! | module             | gives                                                                  |
 //! |--------------------|------------------------------------------------------------------------|
@@ -13,8 +13,8 @@
 //! | `export`, `import` | [`Exports`], [`Imports`]: what peers may open, and what is open here   |
 //! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
 //! | `publish`          | [`Publications`], [`DirectToken`]: buffers by name, in versions        |
-//! | `revoke`           | taking memory back before it is freed                                  |
-//! | `wire`, `board`    | what is said of all this over the handshake's socket                   |
+//! | `revoke`           | revocation of memory before it is freed                                |
+//! | `wire`, `board`    | the messages over the handshake's socket                               |
 //! | `share`            | [`Sharing`]: all of it together, over [`Links`]                        |
 //!
 //! # From a buffer to a transfer
@@ -23,27 +23,27 @@
 //! [publishes](Sharing::publish) it under a number of its choice. The peer
 //! [prefetches](Sharing::prefetch): it waits for a version, opens the allocation, and has a
 //! [`DirectToken`] and an [`ImportId`]. Each transfer [begins](Imports::begin) and
-//! [ends](Imports::end) with that, no more. Who has a key instead of a token
-//! [imports](Sharing::import) by it, which asks the owner for the handle if need be. Before the
-//! owner frees the memory it [revokes](Sharing::revoke_and_wait) it.
+//! [ends](Imports::end) with these alone. A peer with a key instead of a token
+//! [imports](Sharing::import) by key, which requests the handle from the owner if needed. The owner
+//! [revokes](Sharing::revoke_and_wait) memory before it frees it.
 //!
-//! # What every driver has in common
+//! # Common to all drivers
 //!
-//! - **Whole allocations.** An export names an allocation, never a part of it: offsets travel
-//!   beside the handle, counted from the allocation's first byte. Handle bytes are no identity: one
-//!   driver gives equal bytes for every address in an allocation, another different ones.
-//! - **Segments.** Virtual memory may be many physical segments, mapped side by side at addresses
-//!   that were reserved together, as the pools of frameworks that grow are. To a driver each is an
-//!   allocation of its own. An export takes all that a range touches, as many descriptors, and an
-//!   importer maps them side by side again: one offset reaches all of it.
-//! - **Buffer ids.** Freed addresses come back. What tells an allocation from the one that had its
-//!   address before is the driver's buffer id, which never repeats within a process.
-//! - **Not at home.** A process does not open a handle that it exported: it uses the address
-//!   itself.
-//! - **Once.** A process opens an allocation at most once, by one cache that counts users.
-//! - **Closing is slow.** It may wait for every stream of the device: never beside a transfer.
-//! - **Close before free.** Freeing memory that a peer has mapped is undefined: an exporter revokes
-//!   first.
+//! - **Whole allocations.** An export names a whole allocation. Offsets travel beside the handle,
+//!   counted from the allocation's first byte. Handle bytes do not identify memory: for addresses
+//!   in one allocation some drivers return equal bytes, others different ones.
+//! - **Segments.** Virtual memory may consist of many physical segments, mapped side by side at
+//!   addresses that were reserved together, such as the growing pools of frameworks. The driver
+//!   sees each as an allocation. An export covers all segments that a range touches, with a
+//!   descriptor each. The importer maps them side by side, so one offset reaches all of it.
+//! - **Buffer ids.** Addresses are reused after a free. The driver's buffer id, which never repeats
+//!   within a process, distinguishes an allocation from earlier ones at its address.
+//! - **Not at home.** A process does not open its own handles: it uses the address.
+//! - **Once.** A process opens an allocation at most once, through one cache that counts users.
+//! - **Closing is slow.** It may wait for all streams of the device, so never close during a
+//!   transfer.
+//! - **Close before free.** Freeing memory that a peer has mapped is undefined behaviour, so the
+//!   exporter revokes it first.
 
 mod any;
 mod board;
@@ -93,49 +93,49 @@ pub use rail::{
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};
 
-/// A place in the address space that the devices of this process share. Not for the processor to
-/// touch, unless [`Device::host_view`] says where.
+/// An address in the space that all devices of this process share. The processor must not
+/// dereference it; [`Device::host_view`] returns a host address if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
-/// Whether `len` bytes at `offset` lie inside of `size` bytes.
+/// Whether `len` bytes at `offset` lie inside `size` bytes.
 #[inline(always)]
 fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
 impl DevicePtr {
-    /// The place `bytes` further on.
+    /// Returns the address `bytes` further on.
     pub fn at(self, bytes: u64) -> Self {
         DevicePtr(self.0 + bytes)
     }
 }
 
-/// Names a device on every process of the machine; ordinals are each process's own.
+/// Identifies a device in all processes of the machine. Ordinals are local to a process.
 pub type Uuid = [u8; 16];
 
 /// Size of a legacy handle, in bytes.
 pub const LEGACY_HANDLE: usize = 64;
 
-/// What a device is and can do. Constant once it is open.
+/// Properties of a device. Constant once it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCaps {
-    /// Which device.
+    /// The device's identity.
     pub uuid: Uuid,
     /// Its number in this process.
     pub ordinal: u32,
-    /// Streams that copies can be queued on, numbered from 0.
+    /// Number of streams for copies, numbered from 0.
     pub streams: u8,
-    /// Marks that can be outstanding at once.
+    /// Most outstanding marks.
     pub marks: u32,
-    /// Whether [`Device::write_word`] is offered.
+    /// Whether [`Device::write_word`] is supported.
     pub write_word: bool,
-    /// Whether writes by other devices (a NIC) must be flushed
-    /// before this process's kernels read them.
+    /// Whether writes of other devices, such as NICs, must be flushed before kernels of this
+    /// process read them.
     pub must_flush: bool,
 }
 
-/// How an allocation can be handed to another process.
+/// How an allocation can be exported to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// By a handle of 64 bytes.
@@ -146,46 +146,46 @@ pub enum Share {
     Never(Unshared),
 }
 
-/// Why memory cannot be exported, and what its owner can do.
+/// Why memory cannot be exported, and the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unshared {
-    /// From a stream-ordered pool: make the pool shareable, or allocate with `cuMemAlloc`.
+    /// It is from a stream-ordered pool: make the pool shareable, or allocate with `cuMemAlloc`.
     Pool,
-    /// Managed memory: it moves. Allocate with `cuMemAlloc`.
+    /// It is managed memory, which moves: allocate with `cuMemAlloc`.
     Managed,
-    /// Host memory that is registered with the driver: register it as host memory.
+    /// It is host memory registered with the driver: register it here as host memory.
     Host,
-    /// Virtual memory created without a type of handle: ask for POSIX descriptors when creating it.
+    /// It is virtual memory created without a handle type: request POSIX descriptors at creation.
     NoHandleType,
 }
 
-/// Physical segments that one export may be made of: as many descriptors as one packet carries.
+/// Most physical segments of one export: the descriptors that one packet carries.
 pub const MAX_SEGMENTS: usize = fishplate_shm::extension::MAX_FDS;
 
-/// An allocation, as its driver knows it. Of virtual memory: one physical segment.
+/// An allocation as the driver sees it. For virtual memory: one physical segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// First byte.
     pub base: DevicePtr,
     /// Size in bytes.
     pub size: u64,
-    /// The driver's own number, never given again in this process.
+    /// The driver's buffer id, never reused in this process.
     pub buffer: u64,
     /// How it can be exported.
     pub share: Share,
-    /// Start of its reserved addresses, which others may share: virtual memory only.
+    /// For virtual memory, the start of its reserved address range, which others may share.
     pub reservation: Option<DevicePtr>,
 }
 
-/// What lets another process open an allocation.
+/// A handle by which another process opens an allocation.
 #[derive(Debug)]
 pub enum Handle {
     /// Opaque bytes.
     Legacy([u8; LEGACY_HANDLE]),
     /// A descriptor.
     Descriptor(OwnedFd),
-    /// Descriptors of adjacent physical segments, in order, with the size of each in bytes.
+    /// Descriptors and sizes in bytes of adjacent physical segments, in order.
     Segments(Vec<(OwnedFd, u64)>),
 }
 
@@ -199,35 +199,34 @@ impl Descriptors for Handle {
     }
 }
 
-/// The end of what was queued on a stream at some moment. Good until it was
-/// [`reached`](Device::reached).
+/// A position in a stream, like an event. Valid until it is [`reached`](Device::reached).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
-/// What a device did not do. Nothing has changed, unless said.
+/// Why a device call failed. Nothing has changed, unless stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// There is no driver on this machine.
+    /// This machine has no driver.
     NoDriver,
-    /// There is no such device in this process: the number of devices that there are.
+    /// This process has no such device; it has this many.
     NoDevice(u32),
-    /// Not an address of device memory.
+    /// The address is not device memory.
     NotDeviceMemory,
-    /// The memory cannot be given to another process.
+    /// The memory cannot be exported.
     NotExportable(Unshared),
-    /// A handle that does not open: stale, damaged, or of another machine.
+    /// The handle does not open: it is stale, damaged, or of another machine.
     BadHandle,
-    /// The handle was made by this very process.
+    /// This process exported the handle itself.
     SameProcess,
     /// The exporter's device cannot be reached from this one.
     NoPeerAccess,
     /// Out of memory, address space, or marks.
     Exhausted,
-    /// The driver has lost the device; every later call fails too.
-    /// The outcome of queued work is unknown.
+    /// The driver has lost the device. The outcome of queued work is unknown, and all later calls
+    /// fail.
     Lost(i32),
-    /// The driver's own code.
+    /// Another error of the driver: its code.
     Driver(i32),
 }
 
@@ -263,84 +262,83 @@ impl fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// One GPU as one thread of this process uses it, or what stands in for one.
+/// A GPU, or a stand-in for one, as one thread of this process uses it.
 ///
 /// # Safety
-/// Rails queue copies and touch memory on a device's word:
+/// Rails rely on these promises when they queue copies and access memory:
 ///
-/// - What [`alloc`](Device::alloc) and [`open`](Device::open) return is memory of the size asked
-///   for, until it is freed or closed. [`allocation`](Device::allocation) names the bounds of the
-///   memory that holds the address, and no more.
-/// - What [`pin`](Device::pin) returns leads to those bytes, until they are unpinned.
-/// - What [`host_view`](Device::host_view) returns is valid for reads and writes of `len` bytes as
-///   long as the memory is allocated or open.
-/// - Once [`reached`](Device::reached) says yes, nothing queued on the stream before that mark
-///   touches memory any more.
+/// - [`alloc`](Device::alloc) and [`open`](Device::open) return memory of the requested size, valid
+///   until it is freed or closed. [`allocation`](Device::allocation) returns the exact bounds of
+///   the memory that holds an address.
+/// - [`pin`](Device::pin) returns the device address of those bytes, valid until they are unpinned.
+/// - [`host_view`](Device::host_view) returns a pointer valid for reads and writes of `len` bytes
+///   while the memory is allocated or open.
+/// - Once [`reached`](Device::reached) returns `true`, no work queued on the stream before that
+///   mark accesses memory.
 /// - [`caps`](Device::caps) never changes.
 pub unsafe trait Device: Send {
-    /// What it is and can do.
+    /// Returns the device's properties.
     fn caps(&self) -> DeviceCaps;
 
-    /// Takes `size` bytes that can be exported. Slow path.
+    /// Allocates `size` bytes that can be exported. Slow path.
     fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError>;
 
-    /// Gives back what [`alloc`](Device::alloc) gave. Slow path.
+    /// Frees memory of [`alloc`](Device::alloc). Slow path.
     ///
     /// # Safety
-    /// Nothing queued uses it, and no peer has it open.
+    /// No queued work uses it, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Leaves what [`alloc`](Device::alloc) gave allocated for good, also when the device is
-    /// dropped: a peer may have it open. Nothing where an importer keeps the memory alive itself.
-    /// Slow path.
+    /// Leaks memory of [`alloc`](Device::alloc), also beyond the drop of the device, because a peer
+    /// may have it open. Does nothing if importers keep the memory alive. Slow path.
     fn forsake(&mut self, _base: DevicePtr) {}
 
-    /// Returns the allocation of an address; of virtual memory, the physical segment.
-    /// One or two driver calls.
+    /// Returns the allocation of an address; for virtual memory, the physical segment. One or two
+    /// driver calls.
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError>;
 
-    /// Makes a handle of an allocation. May be repeated. Slow path.
+    /// Exports an allocation as a handle. May be repeated. Slow path.
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError>;
 
-    /// Opens an allocation of `size` bytes of another process and returns where it begins here.
-    /// Segments are mapped side by side, and closed by one [`close`](Device::close). Where segments
-    /// have no place, [`DeviceError::BadHandle`]. Slow path.
+    /// Opens an allocation of `size` bytes of another process, and returns its address here.
+    /// Segments are mapped side by side; one [`close`](Device::close) closes them all. Returns
+    /// [`DeviceError::BadHandle`] if segments are not supported. Slow path.
     ///
     /// # Safety
-    /// The handle names memory that its owner keeps until [`close`](Device::close); it may be
-    /// written at any time.
+    /// The handle's owner keeps the memory until [`close`](Device::close). It may be written at any
+    /// time.
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError>;
 
-    /// Closes what [`open`](Device::open) opened. Slow path, and waits for the device.
+    /// Closes memory of [`open`](Device::open). Slow path; waits for the device.
     ///
     /// # Safety
-    /// Nothing queued uses it.
+    /// No queued work uses it.
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Whether copies to and from memory of that device are carried out by this one.
+    /// Whether this device can copy to and from memory of that one.
     fn reaches(&self, uuid: &Uuid) -> bool;
 
-    /// Lets the device use memory of the processor, and tells where it sees it. Slow path.
+    /// Pins host memory, and returns its device address. Slow path.
     ///
     /// # Safety
     /// The bytes stay mapped until [`unpin`](Device::unpin).
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError>;
 
-    /// Ends what [`pin`](Device::pin) began. Slow path.
+    /// Unpins memory of [`pin`](Device::pin). Slow path.
     ///
     /// # Safety
-    /// Nothing queued uses the memory.
+    /// No queued work uses the memory.
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError>;
 
-    /// Where the processor may touch these bytes itself, if it may: memory of the host stand-in, or
-    /// seen through a window of the bus.
+    /// Returns a host address of these bytes, if the processor may access them: memory of the host
+    /// stand-in, or mapped through a bus window.
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>>;
 
-    /// Copies on a stream. Those of one stream end in order, others in any order. *Queue.*
+    /// Queues a copy on a stream. Copies complete in order within a stream only. *Queue.*
     ///
     /// # Safety
-    /// Both ranges are memory of a device, opened, or pinned, until a later [`mark`](Device::mark)
-    /// of the stream is reached; they do not overlap.
+    /// Both ranges are device memory, opened, or pinned, until a later [`mark`](Device::mark) of
+    /// the stream is reached. They do not overlap.
     unsafe fn copy(
         &mut self,
         stream: u8,
@@ -349,25 +347,25 @@ pub unsafe trait Device: Send {
         len: u64,
     ) -> Result<(), DeviceError>;
 
-    /// Stores a word when everything queued on the stream before has ended and is visible. *Queue.*
+    /// Stores a word once all earlier work of the stream is complete and visible. *Queue.*
     ///
     /// # Safety
     /// As for [`copy`](Device::copy); `word` is a multiple of 8.
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError>;
 
-    /// Marks the end of what is queued on a stream.
-    /// [`DeviceError::Exhausted`] goes away when others are reached. *Queue.*
+    /// Marks the end of the work queued on a stream. [`DeviceError::Exhausted`]: try again once
+    /// another mark is reached. *Queue.*
     fn mark(&mut self, stream: u8) -> Result<Mark, DeviceError>;
 
-    /// Whether all before the mark has ended and is visible to processors and devices; if so, or on
-    /// an error, the mark is given back. *Queue.*
+    /// Whether all work before the mark is complete and visible to processors and devices. If so,
+    /// or on an error, the mark is free again. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
 
-    /// A descriptor by which a NIC reaches these bytes, and where they begin in it; `None`: the
-    /// driver gives none. Slow path.
+    /// Returns a dmabuf descriptor of these bytes for NICs, and their offset in it. `None`: the
+    /// driver does not support it. Slow path.
     fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)>;
 
-    /// Makes what other devices (a NIC) wrote into this one's memory visible to it. Nothing where
+    /// Makes writes of other devices, such as NICs, visible to this one. Does nothing if
     /// [`DeviceCaps::must_flush`] is false.
     fn flush_remote_writes(&mut self) -> Result<(), DeviceError>;
 }

@@ -1,15 +1,15 @@
-//! Revokes what peers have open, before it is freed.
-//! Nothing here waits or enters a driver; slow path.
+//! Revokes memory that peers have open, before it is freed. Does not wait or call the driver; slow
+//! path.
 //!
 //! | exporter                                | importer                                 |
 //! |-----------------------------------------|------------------------------------------|
-//! | gives the allocation to nobody any more |                                          |
+//! | stops handing out the allocation        |                                          |
 //! | `Revoke` to every peer that has it      | begins no more transfers, drains, closes |
 //! | takes each `RevokeAck` of live peers    | `RevokeAck` with the last sequence       |
 //! | all taken: the memory may be freed      |                                          |
 //!
-//! A revocation that was called off can be followed by another of the same allocation. Each has its
-//! own sequence, so an acknowledgement of the first, coming late, says nothing about the second.
+//! A cancelled revocation may be followed by another of the same allocation. Each has its own
+//! sequence number, so a late acknowledgement of the first does not count for the second.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,20 +19,19 @@ use fishplate_shm::Nonce;
 
 use super::error::{AllocId, ExportError};
 
-/// Why memory may not be freed yet.
+/// Why memory cannot be freed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// There is nothing to revoke.
+    /// No such allocation is exported.
     Export(ExportError),
-    /// The time given has passed and these have not acknowledged: the first of them, and their
-    /// number. It can be waited for again, or called off.
+    /// The deadline expired before all peers acknowledged. Wait again, or cancel the revocation.
     Deadline {
         /// The allocation.
         alloc: AllocId,
-        /// One peer that has not.
+        /// The first peer that has not acknowledged.
         peer: Peer,
-        /// How many have not.
+        /// How many peers have not acknowledged.
         peers: usize,
     },
 }
@@ -67,7 +66,7 @@ struct Pending {
     awaited: Vec<(Peer, Nonce)>,
 }
 
-/// What is being taken back.
+/// The pending revocations.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
     pending: BTreeMap<AllocId, Pending>,
@@ -75,19 +74,19 @@ pub(crate) struct Revocations {
 }
 
 impl Revocations {
-    /// Begins to take an allocation back from those peers, and says under which sequence.
+    /// Starts to revoke an allocation from these peers, and returns the sequence number.
     pub(crate) fn begin(&mut self, alloc: AllocId, awaited: Vec<(Peer, Nonce)>) -> u64 {
         self.sequence += 1;
         self.pending.insert(alloc, Pending { sequence: self.sequence, awaited });
         self.sequence
     }
 
-    /// Calls it off.
+    /// Cancels a revocation.
     pub(crate) fn call_off(&mut self, alloc: AllocId) {
         self.pending.remove(&alloc);
     }
 
-    /// A peer says that it has closed an allocation. Whether that is what was asked.
+    /// Records a peer's acknowledgement. Returns whether it answers a pending revocation.
     pub(crate) fn acked(&mut self, from: Nonce, sequence: u64, alloc: AllocId) -> bool {
         let Some(pending) = self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)
         else {
@@ -98,19 +97,19 @@ impl Revocations {
         pending.awaited.len() < before
     }
 
-    /// Waits no more for peers that are not among those alive.
+    /// Stops waiting for peers that are no longer alive.
     pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
         for pending in self.pending.values_mut() {
             pending.awaited.retain(|(_, nonce)| alive(nonce));
         }
     }
 
-    /// Who has not acknowledged yet.
+    /// The peers that have not acknowledged yet.
     pub(crate) fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.pending.get(&alloc).into_iter().flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
     }
 
-    /// Takes out what all have acknowledged.
+    /// Removes the revocations that all peers have acknowledged.
     pub(crate) fn take_done(&mut self) -> Vec<AllocId> {
         let done: Vec<_> = self
             .pending

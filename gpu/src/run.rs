@@ -1,13 +1,13 @@
-//! The memory under a range: one allocation, or the physical segments of virtual memory that the
-//! range touches, side by side. Slow path: enters the driver, allocates.
+//! The memory under a range: one allocation, or the adjacent physical segments of virtual memory
+//! that the range touches. Slow path: calls the driver, allocates.
 //!
-//! A *run* begins where its first segment begins and ends where its last one ends. Each segment
-//! keeps the driver's buffer id, by which it is told from one that is mapped at its addresses
-//! later. Two runs *agree* when every segment of either that lies where the other is is one of the
-//! other's: then both are parts of the same memory, and one may lie inside the other.
+//! A *run* spans from the start of its first segment to the end of its last. Each segment keeps the
+//! driver's buffer id, which distinguishes it from one that is mapped at its addresses later. Two
+//! runs *agree* if they have the same segments wherever they overlap. Then both are parts of the
+//! same memory, and one may lie inside the other.
 //!
-//! Segments are taken together only if their addresses were reserved together: what lies side by
-//! side by chance is not one memory to a driver.
+//! Segments form a run only if their addresses were reserved together: a driver does not treat
+//! accidental neighbours as one memory.
 
 use std::os::fd::OwnedFd;
 
@@ -17,9 +17,9 @@ use super::{Allocation, Device, DeviceError, DevicePtr, Handle, MAX_SEGMENTS, Un
 /// The memory under a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Its first segment, but with the size of all together.
+    /// The first segment, with the size of the whole run.
     whole: Allocation,
-    /// In order, one at least.
+    /// The segments in order; at least one.
     segments: Box<[Allocation]>,
 }
 
@@ -32,7 +32,7 @@ fn overlap(a: &Allocation, b: &Allocation) -> bool {
 }
 
 impl Run {
-    /// Finds the memory under a range: a driver call or two for each segment.
+    /// Finds the memory under a range. One or two driver calls per segment.
     pub(crate) fn of<D: Device>(device: &D, ptr: DevicePtr, len: u64) -> Result<Self, ExportError> {
         let first = device.allocation(ptr)?;
         let mut segments = vec![first];
@@ -62,7 +62,7 @@ impl Run {
         Ok(Run { whole, segments: segments.into() })
     }
 
-    /// All of it as if it were one allocation, with the buffer id of the first segment.
+    /// The run as one allocation, with the buffer id of the first segment.
     pub(crate) fn whole(&self) -> &Allocation {
         &self.whole
     }
@@ -75,7 +75,7 @@ impl Run {
         overlap(&self.whole, &other.whole)
     }
 
-    /// Whether both are the same memory where they overlap.
+    /// Whether both runs are the same memory where they overlap.
     pub(crate) fn agrees(&self, other: &Run) -> bool {
         let all_in = |a: &Run, b: &Run| {
             let mut there = a.segments.iter().filter(|segment| overlap(segment, &b.whole));
@@ -84,8 +84,8 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Whether the driver still has the same memory there.
-    /// One or two driver calls per segment, until one fails.
+    /// Whether the driver still has the same memory there. One or two driver calls per segment, up
+    /// to the first mismatch.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
             match device.allocation(segment.base) {
@@ -97,7 +97,7 @@ impl Run {
         Ok(true)
     }
 
-    /// Makes a handle of it: an export by the driver for each segment. On an error none is left.
+    /// Exports the run as a handle: one driver export per segment. On an error it keeps none.
     pub(crate) fn export<D: Device>(&self, device: &mut D) -> Result<Handle, DeviceError> {
         if let [only] = &*self.segments {
             return device.export(only);

@@ -1,14 +1,14 @@
-//! Transfers through bounce slots: cut into pieces here, put together at the other end; several
-//! pieces are under way at once, so that one end copies into a slot while the other copies out of
-//! the one before. Nothing here blocks or allocates; each pass does a bounded amount for each peer,
-//! so none waits for another.
+//! Transfers through bounce slots. One end cuts a transfer into pieces, the other assembles them.
+//! Several pieces are in flight at once, so that one end fills a slot while the other empties the
+//! previous one. Does not block or allocate. Each pass does bounded work per peer, so no peer
+//! delays another.
 //!
-//! What a peer asks for is checked against what is registered here before anything is copied. A
-//! region that is not registered, or no longer, ends the transfer with `EFAULT`: it may have been
-//! taken back meanwhile. A range outside of a region that *is* registered, a reply to nothing, or
-//! one with more bytes than were asked for, breaks the protocol.
+//! A peer's request is checked against the registrations before anything is copied. If the region
+//! is not registered, the transfer fails with `EFAULT`, because it may have been deregistered
+//! meanwhile. A range outside a registered region, an unexpected reply, or a reply that is too long
+//! violates the protocol.
 //!
-//! `fill` is what goes into our slots, `take` what comes out of the peer's.
+//! `fill` copies into our slots, `take` out of the peer's.
 
 mod fill;
 mod take;
@@ -26,19 +26,19 @@ use crate::Device;
 use crate::pair::{Board, Layout};
 use crate::relay::{Incoming, Outgoing, Piece};
 
-/// What a job is for.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
     /// Pieces of a write of ours.
     Write { op: u32, key: RailKey, data: Option<u32> },
-    /// A read of ours is to be asked for.
+    /// The request for one of our reads.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Pieces of what the peer reads:
-    /// the number of the piece that asked, the peer's name of the read, and where it begins.
+    /// Pieces of a peer's read: the number of the requesting piece, the peer's name of the read,
+    /// and its start.
     Reply { number: u64, id: u64, key: RailKey, from: u64 },
 }
 
-/// A transfer that is being cut into pieces.
+/// A transfer being cut into pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) kind: JobKind,
@@ -48,28 +48,28 @@ pub(super) struct Job {
     pub(super) len: u64,
 }
 
-/// A slot of ours in use.
+/// One of our slots in use.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     number: u64,
     piece: Piece,
-    /// The operation that it is a part of; none of a reply.
+    /// The operation that it belongs to; none for a reply.
     op: Option<u32>,
-    /// The piece that asked, when this is the last of the reply.
+    /// The requesting piece, if this is the last of the reply.
     answers: Option<u64>,
-    /// Whether its bytes are in the slot.
+    /// Whether the slot is filled.
     filled: bool,
-    /// The registration that it is copied from, of a reply.
+    /// For a reply, the registration that it is copied from.
     local: Option<u32>,
 }
 
-/// A slot of the peer that the device is copying out of.
+/// A peer's slot that the device is copying out of.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     number: u64,
-    /// First piece of the write that this is the last of, and its word; or nothing.
+    /// For the last piece of a write, its first piece and its word.
     last: Option<(u64, Option<u32>)>,
-    /// The read of ours that it belongs to, and its bytes.
+    /// For a piece of our read, the read and the piece's bytes.
     read: Option<(u32, u64)>,
     local: Option<u32>,
 }
@@ -85,9 +85,9 @@ pub(super) struct Relay {
     sent: Box<[Option<Sent>]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
-    /// First piece of the write that is arriving.
+    /// First piece of the arriving write.
     write_began: Option<u64>,
-    /// The last piece of a write that failed.
+    /// Last piece of a failed write.
     failed: Option<u64>,
 }
 
@@ -95,10 +95,10 @@ pub(super) struct Relay {
 unsafe impl Send for Relay {}
 
 impl Relay {
-    /// Over the two segments of a link.
+    /// Creates both directions over the two segments of a link.
     ///
     /// # Safety
-    /// They stay mapped while this is used, and there is one of it.
+    /// The segments stay mapped while this exists, and no other one uses them.
     pub(super) unsafe fn new(mine: &Board, theirs: &Board, layout: Layout, config: &GpuConfig) -> Self {
         let slots = layout.slots as usize;
         let most_jobs = usize::from(config.ops);
@@ -122,7 +122,7 @@ impl Relay {
         self.jobs.len() < self.most_jobs
     }
 
-    /// Slots of ours in use.
+    /// Number of our slots in use.
     #[cfg(test)]
     pub(super) fn in_flight(&self) -> usize {
         self.sent.iter().flatten().count()
@@ -138,8 +138,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Looks which of our pieces have been taken out, fills slots again, and takes pieces of the
-    /// peer out. Returns whether anything moved.
+    /// Checks which of our pieces were taken, refills slots, and takes the peer's pieces. Returns
+    /// whether anything moved.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;
@@ -162,7 +162,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         moved
     }
 
-    /// Forgets a peer: ends what waits for its answer. The device's copies go on until they end.
+    /// Fails everything that waits for a peer's answer. Copies of the device continue.
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
         let (jobs, slots) = (std::mem::take(&mut relay.jobs), relay.sent.len() as u32);
@@ -180,7 +180,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for slot in 0..slots {
             let Some(relay) = self.relay_of(peer) else { return };
             let Some(sent) = &mut relay.sent[slot as usize] else { continue };
-            // Its last piece answers nobody.
+            // Its last piece needs no answer.
             sent.answers = None;
             if sent.filled {
                 if let Some(op) = sent.op.and_then(|op| self.ops.get_mut(op)) {
@@ -192,7 +192,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 }
 
-/// A code that fits an acknowledgement and is not 0.
+/// Maps a code to a nonzero one that fits an acknowledgement.
 fn errno(code: i32) -> u16 {
     u16::try_from(code).ok().filter(|code| *code != 0).unwrap_or(libc::EIO as u16)
 }

@@ -1,4 +1,4 @@
-//! Sizes and switches of a rail with a device, fixed when it is made.
+//! Settings of a rail with a device.
 
 use std::time::Duration;
 
@@ -8,38 +8,38 @@ use fishplate_shm::extension::PAGE;
 use crate::ImportLimits;
 use crate::pair::Layout;
 
-/// How a [`GpuRail`](crate::GpuRail) is made. What is marked * should be the same at both ends of a
-/// link; where it is not, writes are told by records through the lane, and nothing is relayed.
+/// Settings of a [`GpuRail`](crate::GpuRail), fixed once it is open. Those marked * should be equal
+/// at both ends of a link. Otherwise writes are reported by records, and nothing is relayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Writes and reads of device memory under way at once.
+    /// Most writes and reads of device memory in flight.
     pub ops: u16,
-    /// Regions of device memory that can be registered, and imported from each peer, at once.
+    /// Most registered regions of device memory, and most imported regions per peer.
     pub max_regions: u16,
-    /// Size of the pieces that a transfer is cut into, in bytes; the last one is shorter.
+    /// Size of a transfer's pieces, in bytes; the last one may be shorter.
     pub chunk: u64,
-    /// Streams that one transfer is spread over, at most.
+    /// Most streams that one transfer is spread over.
     pub spread: u8,
-    /// * Whether writes are told by done words.
+    /// * Whether done words report writes.
     pub done_channel: bool,
-    /// * Done words of each direction of a link: a power of two.
+    /// * Done words per direction of a link: a power of two.
     pub done_words: u32,
-    /// * Bounce slots of each direction of a link: a power of two, or 0 for none.
+    /// * Bounce slots per direction of a link: a power of two, or 0 for none.
     pub relay_slots: u32,
-    /// * Bytes of each: a multiple of 4096.
+    /// * Bytes of a bounce slot: a multiple of 4096.
     pub relay_chunk: u32,
-    /// Takes everything through bounce slots, as if no device could reach another.
+    /// Sends everything through bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Longest transfer that the processor makes
-    /// where the device lets it see both memories, in bytes.
+    /// Longest transfer that the processor copies itself, where it has mappings of both memories,
+    /// in bytes.
     pub mapped_store: u64,
-    /// Whether host memory's regions are pinned, so that the device copies to and from them itself.
+    /// Whether host regions are pinned, so that the device can copy to and from them.
     pub pin_regions: bool,
-    /// How much memory of peers may be open at once.
+    /// Limits of open peer memory.
     pub imports: ImportLimits,
-    /// How long an import waits for its allocation, and a detach for the device.
+    /// How long an import waits for its handle, and a detach for the device.
     pub timeout: Duration,
-    /// The longest that the owner sleeps while something may come that rings no bell.
+    /// The longest nap of the owner while events may come that ring no doorbell.
     pub longest_nap: Duration,
 }
 

@@ -1,6 +1,6 @@
-//! Taking transfers in: which way each goes. A refusal has changed nothing. Nothing here blocks or
-//! allocates; the driver is entered to queue copies, one mark per stream that is used, and the word
-//! that tells of a write.
+//! Accepts transfers, and selects the path of each. A rejected transfer changes nothing. Does not
+//! block or allocate. Calls the driver only to queue copies, one mark per used stream, and the word
+//! that reports a write.
 
 use fishplate_core::error::{PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, copy_to_window};
@@ -18,16 +18,16 @@ use crate::within;
 use crate::{Device, DevicePtr, ImportId};
 use fishplate_core::error::CompleteError;
 
-/// The peer's end of a transfer.
+/// The remote end of a transfer.
 #[derive(Clone, Copy)]
 enum Far {
-    /// Where the device sees it; where the processor does; what keeps it open.
+    /// The device address, the host address if there is one, and the import that keeps it open.
     Near(DevicePtr, Option<*mut u8>, Option<ImportId>),
-    /// Out of reach.
+    /// Not reachable by device or processor.
     Relay,
 }
 
-/// What a transfer is, resolved.
+/// A resolved transfer.
 #[derive(Clone, Copy)]
 struct Transfer {
     peer: Peer,
@@ -35,12 +35,12 @@ struct Transfer {
     len: u64,
     data: Option<u32>,
     cx: u64,
-    /// The registration that it uses here.
+    /// The local registration that it uses.
     local: Option<u32>,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Moves data of which at least one end is a device's.
+    /// Starts a transfer with at least one end in device memory.
     ///
     /// # Safety
     /// As for `Rail::post_write` or `Rail::post_read`, by `way`.
@@ -70,7 +70,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 let view = if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
                 (Place::Device(place), view)
             }
-            // A descriptor of memory that was taken back: its address means nothing any more.
+            // The memory was deregistered, so its address is invalid.
             None if !is_host_desc(local.desc) => return Err(PostError::BadKey),
             None => (Place::Host(addr), Some(addr)),
         };
@@ -92,7 +92,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Finds what a peer's key names.
+    /// Resolves a peer's key.
     #[inline]
     fn far(&mut self, peer: Peer, remote: Remote, len: u64) -> Result<Far, PostError> {
         let locals = &self.locals;
@@ -102,7 +102,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             if !known.own {
                 return Ok(Far::Relay);
             }
-            // Host memory of our own, which the device must have pinned.
+            // Our own host memory, which must be pinned for the device.
             let slot = self.local_by_key(remote.key).ok_or(PostError::Unsupported)?;
             let local = &self.locals[slot as usize];
             let at = local.ptr.checked_add(remote.offset).ok_or(PostError::BadKey)?;
@@ -133,8 +133,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// Whether a write can be reported to its target when it has landed;
-    /// and its done word's ticket, if that is how.
+    /// Reserves the means to report a write to its target, and returns the done word's ticket if
+    /// that is the means.
     #[inline]
     fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
         let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
@@ -158,7 +158,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Tells a target of a write that has landed already. It was found that this can be done.
+    /// Reports a landed write to its target. The means were reserved before.
     fn tell_at_once(&mut self, peer: Peer, ticket: Option<u64>, data: u32) -> Result<(), PostError> {
         match ticket {
             Some(ticket) => {
@@ -177,7 +177,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// A write of nothing.
+    /// Posts an empty write.
     #[cold]
     fn tell_only(&mut self, transfer: &Transfer) -> Result<Posted, PostError> {
         if let Some(data) = transfer.data {
@@ -187,7 +187,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
-    /// A transfer that the processor makes itself.
+    /// Executes a transfer by processor stores and loads.
     ///
     /// # Safety
     /// `len` bytes are valid at both, for reads and writes by `way`, as long as `import` is open.
@@ -206,7 +206,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Way::Put => (here, there),
             Way::Get => (there, here),
         };
-        // Until this thread lets it, nothing closes what is open: a look is enough.
+        // Only this thread closes imports, so a check is enough.
         if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
             return Err(self.is_closed(transfer.peer));
         }
@@ -219,7 +219,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
-    /// A transfer that the device makes.
+    /// Queues a transfer on the device.
     ///
     /// # Safety
     /// `len` bytes are valid at both until the operation ends, for reads and writes by `way`.
@@ -260,7 +260,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
                 Ok(()) => used = used.max(turn + 1),
                 Err(refused) if done == 0 => {
-                    // Nothing was queued, so nothing has changed.
+                    // Nothing was queued.
                     if let Some(id) = import {
                         self.sharing.imports_mut().end(id);
                     }
@@ -308,7 +308,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Why the memory of a peer is not open any more: the peer is gone, or has taken it back.
+    /// Why a peer's memory is no longer open: the peer has failed, or revoked it.
     #[cold]
     fn is_closed(&mut self, peer: Peer) -> PostError {
         match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
@@ -317,7 +317,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Has the device store the word of a write behind its one copy, if it can.
+    /// Queues the store of a write's word behind its only copy, if the device supports that.
     fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
         if !self.device.write_word {
             return false;
@@ -332,7 +332,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 
-    /// A transfer through bounce slots.
+    /// Starts a transfer through bounce slots.
     fn relay(&mut self, transfer: &Transfer, near: Place, remote: Remote) -> Result<Posted, PostError> {
         let Transfer { peer, way, len, data, cx, local } = *transfer;
         if let (Some(code), Place::Device(_)) = (self.lost, near) {
@@ -388,7 +388,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Enters an operation.
+    /// Adds an operation.
     fn begin(&mut self, op: Op) -> Option<u32> {
         if self.ops.is_empty() {
             self.pace.expect(self.silent + 1);
@@ -396,13 +396,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Whether so many ends wait to be reported that no more can be taken in.
+    /// Whether the queue of completions is full, so that no more transfers are accepted.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }
 }
 
-/// Whether a descriptor is of host memory, pinned or not.
+/// Whether a descriptor names host memory, pinned or not.
 #[inline(always)]
 fn is_host_desc(desc: u64) -> bool {
     desc >> 63 == 0

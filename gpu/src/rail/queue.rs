@@ -1,5 +1,5 @@
-//! What is queued on the device, and what becomes of it. Copies of one stream end in order, so of
-//! each stream only the oldest mark is asked after. Nothing here allocates or waits.
+//! The work queued on the device, and its completions. Copies of one stream complete in order, so
+//! only the oldest mark of each stream is polled. Does not allocate or wait.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use fishplate_core::mem::Peer;
 
 use crate::{Device, DeviceError, ImportId, Mark};
 
-/// Code of an error that has none of its own.
+/// The code of errors without a driver code.
 pub(super) fn code(error: DeviceError) -> i32 {
     match error {
         DeviceError::Lost(code) | DeviceError::Driver(code) => code,
@@ -17,30 +17,30 @@ pub(super) fn code(error: DeviceError) -> i32 {
     }
 }
 
-/// Whom the end of something queued is for.
+/// The owner of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// An operation.
     Op(u32),
-    /// A piece on its way into a bounce slot of ours. `life`: which attachment of the peer.
+    /// A copy into one of our bounce slots. `life`: the attachment of the peer.
     Filling { peer: Peer, life: u32, number: u64 },
-    /// A piece on its way out of a slot of the peer.
+    /// A copy out of a peer's bounce slot.
     Emptying { peer: Peer, life: u32, number: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
-    /// `None`: the device had none to give; it is asked again.
+    /// `None`: the device was out of marks; retry.
     mark: Option<Mark>,
     owner: Owner,
 }
 
-/// How something queued has ended.
+/// The outcome of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is done, and visible.
+    /// It is complete and visible.
     Reached,
-    /// The device does not say: something of it may still happen.
+    /// Unknown: parts of it may still happen.
     Unknown(i32),
 }
 
@@ -48,7 +48,7 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct Streams {
     streams: Box<[VecDeque<Queued>]>,
-    /// Marks that are out.
+    /// Outstanding marks.
     out: u32,
     most: u32,
     first: usize,
@@ -65,31 +65,31 @@ impl Streams {
         self.streams.len() as u8
     }
 
-    /// Marks that can be set now.
+    /// Marks available now.
     pub(super) fn room(&self) -> u32 {
         self.most - self.out
     }
 
-    /// What is queued and has not been found to have ended.
+    /// Queued work without a known outcome.
     pub(super) fn out(&self) -> u32 {
         self.out
     }
 
-    /// The stream with the fewest marks out, or near it.
+    /// Returns a stream with few outstanding marks.
     pub(super) fn idle(&self) -> u8 {
         let lens = self.streams.iter().map(VecDeque::len).enumerate();
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)
     }
 
-    /// Marks the end of what was queued on a stream. There must be [room](Streams::room).
+    /// Marks the end of the work queued on a stream. Needs [room](Streams::room).
     pub(super) fn mark<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
-        // Without a mark now, there will be one: later, and no earlier than needed.
+        // Out of marks: set one later, which is still after this work.
         let mark = device.mark(stream).ok();
         self.out += 1;
         self.streams[usize::from(stream)].push_back(Queued { mark, owner });
     }
 
-    /// The next end, if there is one. An error is the loss of the device.
+    /// Returns the next completion, if there is one. An error means that the device is lost.
     pub(super) fn next<D: Device>(&mut self, device: &mut D) -> Result<Option<(Owner, End)>, i32> {
         if self.out == 0 {
             return Ok(None);
@@ -113,7 +113,7 @@ impl Streams {
             match device.reached(mark) {
                 Ok(false) => {}
                 Ok(true) => {
-                    // The next call begins with the stream behind, so that none starves.
+                    // Start with the next stream next time, so that none starves.
                     self.first = (stream + 1) % n;
                     return Ok(Some(self.over(stream, End::Reached)));
                 }
@@ -132,30 +132,30 @@ impl Streams {
         }
     }
 
-    /// Takes one out whatever became of it: the device is lost.
+    /// Removes queued work of a lost device, whatever its outcome.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
         let stream = self.streams.iter().position(|stream| !stream.is_empty())?;
         Some(self.over(stream, End::Reached).0)
     }
 }
 
-/// What an operation is, beside copies.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Copied by the device.
+    /// The device copies it.
     Direct,
-    /// Written through bounce slots.
+    /// A write through bounce slots.
     Written,
-    /// Read through bounce slots: bytes that have not come, and the size of the read.
+    /// A read through bounce slots: the missing bytes, and the size.
     Read { left: u64, len: u64, into: Place },
 }
 
-/// Memory of this process.
+/// Local memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// For the processor.
+    /// Host address.
     Host(*mut u8),
-    /// For the device.
+    /// Device address.
     Device(crate::DevicePtr),
 }
 
@@ -168,32 +168,32 @@ impl Place {
     }
 }
 
-/// An operation under way.
+/// An operation in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Op {
     pub(super) cx: u64,
     pub(super) peer: Peer,
     pub(super) life: u32,
     pub(super) kind: Kind,
-    /// What keeps the peer's memory open.
+    /// The import that keeps the peer's memory open.
     pub(super) import: Option<ImportId>,
-    /// The registration that it reads or fills, if any: its place in the table.
+    /// The slot of the local registration, if there is one.
     pub(super) local: Option<u32>,
-    /// Parts of it that have not ended: marks, pieces.
+    /// Incomplete parts: marks and pieces.
     pub(super) parts: u32,
     /// Whether parts are still to come.
     pub(super) unposted: bool,
     pub(super) error: Option<CompleteError>,
     pub(super) data: Option<u32>,
-    /// The ticket whose word tells the target.
+    /// The ticket of the word that reports the write to its target.
     pub(super) ticket: Option<u64>,
-    /// Whether the device stores that word itself.
+    /// Whether the device stores that word.
     pub(super) word_queued: bool,
-    /// The end was reported; parts of it may still be under way.
+    /// Whether the completion was reported; parts may still be in flight.
     pub(super) reported: bool,
 }
 
-/// The operations.
+/// All operations in flight.
 #[derive(Debug)]
 pub(super) struct Ops {
     slots: Box<[(u32, Option<Op>)]>,
@@ -211,7 +211,7 @@ impl Ops {
         }
     }
 
-    /// Has every generation begin there.
+    /// Sets the first generation of all slots.
     #[cfg(test)]
     pub(super) fn begin_at(&mut self, generation: u32) {
         for (known, _) in &mut self.slots {
@@ -250,25 +250,25 @@ impl Ops {
         Some(op)
     }
 
-    /// What names an operation to a peer.
+    /// The name of an operation towards a peer.
     pub(super) fn id(&self, index: u32) -> u64 {
         u64::from(self.slots[index as usize].0) << 32 | u64::from(index)
     }
 
-    /// The operation that a peer names, if it is there.
+    /// Finds the operation that a peer names.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
         let (generation, op) = self.slots.get(id as u32 as usize)?;
         (u64::from(*generation) == id >> 32 && op.is_some()).then_some(id as u32)
     }
 
-    /// Whether a peer names an operation that has ended.
+    /// Whether a peer names a completed operation.
     pub(super) fn was(&self, id: u64) -> bool {
         let Some(&(generation, _)) = self.slots.get(id as u32 as usize) else { return false };
         let age = generation.wrapping_sub((id >> 32) as u32);
         id >> 32 != 0 && age != 0 && age <= u32::MAX / 2
     }
 
-    /// Those of a peer.
+    /// The operations of a peer.
     pub(super) fn of(&self, peer: Peer) -> impl Iterator<Item = u32> {
         let theirs = move |op: &Op| op.peer == peer;
         let slots = self.slots.iter().enumerate();
