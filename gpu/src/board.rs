@@ -1,9 +1,9 @@
-//! What two processes have said to each other of device memory, at one end of one link. It dies
-//! with the link, so nothing of an earlier life of the peer is ever believed. Slow path: allocates.
+//! One end's record of the messages about device memory on one link. Dropped with the link, so that
+//! nothing of an earlier incarnation of the peer survives. Slow path: allocates.
 //!
-//! Everything that a peer can make grow is bounded. What exceeds a bound because the peer is
-//! entitled to it is forgotten, oldest first, and asked for again when it is needed: offers that
-//! nobody has opened, and old versions of a buffer. What no correct peer does ends the link.
+//! Everything that a peer can make grow is bounded. Unopened offers and old versions of a buffer
+//! may legitimately exceed a bound: the oldest are dropped, and requested again when needed. What
+//! no correct peer does ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -17,54 +17,54 @@ use super::export::MAX_EXPORTS;
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
 
-/// Handles kept that nobody has opened yet.
+/// Most kept handles that are not open yet.
 pub(crate) const MAX_OFFERS: usize = 64;
 
-/// Descriptors that those handles may have together: of two exports of the most segments.
+/// Most descriptors of those handles in total: two exports with the most segments.
 pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 
-/// Questions that this end has open at once.
+/// Most outstanding requests of this end.
 const MAX_ASKED: usize = 32;
 
-/// Questions of the peer that stand. More than it has open, for one that was answered before it
-/// came may have crossed with the answer.
+/// Most kept requests of the peer. More than it has outstanding, because a request may cross with
+/// its answer.
 const MAX_QUERIES: usize = 1024;
 
-/// What became of a question.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// It is open.
+    /// It is outstanding.
     None,
-    /// It is open, and nobody waits for the answer any more.
+    /// It is outstanding, but no longer needed.
     Unwanted,
-    /// It was refused.
+    /// The peer rejected it.
     Refused,
 }
 
-/// One end's view.
+/// The record of one end.
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     /// Whether the peer is this very process.
     pub(crate) home: bool,
 
-    // What the peer has said.
+    // Received from the peer.
     offers: BTreeMap<AllocId, Offer>,
     buffers: BTreeMap<u64, Versions>,
-    /// Allocations that the peer wants closed, and is owed an acknowledgement for.
+    /// Allocations that the peer revokes; each needs an acknowledgement.
     pub(crate) revokes: VecDeque<(u64, AllocId)>,
-    /// Allocations of ours that it has closed.
+    /// Our allocations that the peer has closed.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
-    /// Handles that it wants.
+    /// Handles that the peer requests.
     pub(crate) fetches: BTreeSet<AllocId>,
-    /// Versions that it waits for.
+    /// Versions that the peer waits for.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
-    // What this end has said.
-    /// Questions, oldest first.
+    // Sent by this end.
+    /// Our requests, oldest first.
     asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
-    /// The buffers that it was told of, and the last version, unless that was taken back.
+    /// The buffers announced to the peer, with the last version unless it was withdrawn.
     pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
@@ -82,22 +82,22 @@ impl Extension for Board {
         match wire::read(kind, body, fds, self.home)? {
             Said::Export(offer) => {
                 self.answered(Ask::Alloc(offer.alloc));
-                // What was offered under this number before is dropped here, with its descriptors.
+                // Replaces an earlier offer of this number, and closes its descriptors.
                 self.offers.remove(&offer.alloc);
                 while self.offers.len() == MAX_OFFERS
                     || self.descriptors() + offer.descriptors() > MAX_DESCRIPTORS
                 {
-                    // Numbers grow: the first is the oldest.
+                    // Numbers grow, so the first is the oldest.
                     self.offers.pop_first();
                 }
                 self.offers.insert(offer.alloc, offer);
             }
             Said::Fetch(alloc) if self.fetches.len() < MAX_EXPORTS => drop(self.fetches.insert(alloc)),
             Said::Refuse(ask) => {
-                // An answer to a question that was taken back crosses with that.
+                // The answer may cross with the cancellation of its request.
                 if let Some(i) = self.asked.iter().position(|(asked, _)| *asked == ask) {
                     match self.asked[i].1 {
-                        // A refusal that is kept would be believed when it is long out of date.
+                        // Do not keep rejections: they become outdated.
                         Answer::Unwanted => drop(self.asked.remove(i)),
                         _ => self.asked[i].1 = Answer::Refused,
                     }
@@ -138,19 +138,19 @@ impl Extension for Board {
         Ok(())
     }
 
-    /// Whatever handle is waited for has to be asked for again.
+    /// Drops all handle requests, so that they are sent again when needed.
     fn lost(&mut self) {
         self.asked.retain(|(asked, _)| !matches!(asked, Ask::Alloc(_)));
     }
 }
 
 impl Board {
-    /// Descriptors of the handles that nobody has opened.
+    /// Number of descriptors of unopened handles.
     fn descriptors(&self) -> usize {
         self.offers.values().map(Offer::descriptors).sum()
     }
 
-    /// Drops the handle of an allocation, and the versions that lie in it.
+    /// Removes the handle of an allocation, and the versions that lie in it.
     fn forget(&mut self, alloc: AllocId) {
         self.offers.remove(&alloc);
         for versions in self.buffers.values_mut() {
@@ -162,17 +162,17 @@ impl Board {
         self.asked.retain(|(asked, _)| *asked != ask);
     }
 
-    /// Takes a handle, to be opened.
+    /// Takes a handle to open it.
     pub(crate) fn accept(&mut self, alloc: AllocId) -> Option<Offer> {
         self.offers.remove(&alloc)
     }
 
-    /// Where a buffer of the peer is.
+    /// Looks up a buffer of the peer.
     pub(crate) fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
         self.buffers.get(&buffer)?.find(wanted)
     }
 
-    /// Notes a question and says what is to be sent for it: nothing if it is open already.
+    /// Adds a request, and returns the packet to send; none if it is already outstanding.
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         if let Some((_, answer)) = self.asked.iter_mut().find(|(asked, _)| *asked == ask) {
@@ -186,7 +186,7 @@ impl Board {
             match self.asked.iter().position(idle).and_then(|i| self.asked.remove(i)) {
                 Some((_, Answer::Refused)) => {}
                 Some((asked, _)) => packets.extend(unask(asked)),
-                // As many fetches as may be open: this one comes when one is answered.
+                // The limit of outstanding requests is reached: retry after an answer.
                 None => return packets,
             }
         }
@@ -198,25 +198,25 @@ impl Board {
         packets
     }
 
-    /// Nobody waits for the answer any more: says what is to be sent for it.
+    /// Cancels a request, and returns the packet to send.
     pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
         let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
         match ask {
-            // Answered soon, whether or not anybody still wants to know.
+            // The peer answers soon anyway.
             Ask::Alloc(_) => self.asked[i].1 = Answer::Unwanted,
             Ask::Buffer(..) => drop(self.asked.remove(i)),
         }
         unask(ask)
     }
 
-    /// Whether a question was refused; if so, it may be asked again.
+    /// Whether a request was rejected; if so, it may be repeated.
     pub(crate) fn refused(&mut self, ask: Ask) -> bool {
         let found = self.asked.iter().position(|asked| *asked == (ask, Answer::Refused));
         found.and_then(|i| self.asked.remove(i)).is_some()
     }
 }
 
-/// What tells the peer that a question is no longer open.
+/// The packet that cancels a request.
 fn unask(ask: Ask) -> Option<Vec<u8>> {
     match ask {
         Ask::Alloc(_) => None,

@@ -1,18 +1,17 @@
-//! The one way in which device memory of this process is exported: by whole allocations, each once,
-//! whatever part of it is registered. Slow path: allocates, and enters the driver;
-//! [`Exports::find`] does neither, nor waits.
+//! Exports device memory of this process: whole allocations, each once, whichever parts of it are
+//! registered. Slow path: allocates, and calls the driver. [`Exports::find`] does neither, and does
+//! not wait.
 //!
-//! Of virtual memory the physical segments that a range touches are exported together, as one
-//! allocation of ours ([`run`](super::run)). A range inside what is exported shares it. A range
-//! that goes beyond it has a longer export beside the shorter one: memory that grows at its end
-//! keeps what was registered before. A shorter one of which nothing is registered any more is
-//! *outgrown*: it is found no more, and its importers are told to close it.
+//! In virtual memory, the physical segments that a range touches are exported together as one
+//! allocation ([`run`](super::run)). A range inside an exported run shares that export. A range
+//! that extends beyond it gets a longer export beside the shorter one, so that memory that grows at
+//! its end keeps its registrations. A shorter export without registrations is *outgrown*: lookups
+//! no longer find it, and its importers are told to close it.
 //!
-//! An allocation is known by a number of our own, [`AllocId`], which never comes again in this
-//! process. Addresses do: an entry that covers an address is believed only if the driver's buffer
-//! id is still the one it was entered with. Otherwise the memory was freed and taken again behind
-//! our back, and the entry is *superseded*: it is found no more, its versions are forgotten, and
-//! its importers are told to close what they have open.
+//! An [`AllocId`] identifies an allocation and is never reused in this process. Addresses are
+//! reused, so an entry is valid only while the driver's buffer id at its address is unchanged.
+//! Otherwise the memory was freed without a revocation, and the entry is *superseded*: lookups no
+//! longer find it, its versions are removed, and its importers are told to close it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,39 +21,39 @@ use super::error::{AllocId, ExportError};
 use super::run::Run;
 use super::{Allocation, Device, DeviceError, DevicePtr, Handle, Share};
 
-/// Allocations that one process may export at once.
+/// Most allocations that one process may export.
 pub const MAX_EXPORTS: usize = 4096;
 
 /// A registered range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The allocation that it lies in.
+    /// Its allocation.
     pub alloc: AllocId,
-    /// First byte, counted from that of the allocation.
+    /// Offset in the allocation, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub len: u64,
-    /// Grows with every range registered; the same while the range stays registered.
+    /// Increases with each new range; constant while a range stays registered.
     pub version: u64,
 }
 
-/// What this process exports, through whichever rail, for importers in the process itself.
+/// All exports of this process, of any rail, for importers in the same process.
 struct Home {
     /// First byte and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
-    /// How many of those importers use the memory that begins there.
+    /// Number of those importers, by start of the memory.
     users: BTreeMap<DevicePtr, u32>,
 }
 
 static HOME: Mutex<Home> = Mutex::new(Home { places: BTreeMap::new(), users: BTreeMap::new() });
 
 fn home() -> MutexGuard<'static, Home> {
-    // No panic between lock and unlock leaves the maps half changed.
+    // No panic under the lock leaves the maps inconsistent, so ignore poisoning.
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where an allocation of `size` bytes begins that this very process exports. It stays until the
-/// importer [leaves](leave_home).
+/// Finds the start of an allocation of `size` bytes that this process exports. It stays valid until
+/// the importer [leaves](leave_home).
 pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     let mut home = home();
     let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;
@@ -62,7 +61,7 @@ pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     Some(base)
 }
 
-/// An importer is done with what begins there.
+/// Ends an importer's use of the memory that starts there.
 pub(crate) fn leave_home(base: DevicePtr) {
     let mut home = home();
     if let Some(users) = home.users.get_mut(&base) {
@@ -73,7 +72,7 @@ pub(crate) fn leave_home(base: DevicePtr) {
     }
 }
 
-/// Whether importers in this process use what begins there.
+/// Whether importers in this process use the memory that starts there.
 pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
     home().users.contains_key(&base)
 }
@@ -82,7 +81,7 @@ pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
 enum State {
     Live,
     Revoking,
-    /// Freed behind our back, so that another may have its addresses; or outgrown.
+    /// Superseded or outgrown.
     Superseded,
 }
 
@@ -96,21 +95,21 @@ struct Slice {
 struct Entry {
     run: Run,
     handle: Arc<Handle>,
-    /// By offset and length.
+    /// Registrations by offset and length.
     slices: BTreeMap<(u64, u64), Slice>,
     state: State,
 }
 
-/// How often what was done.
+/// Counters of exports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportStats {
     /// Handles made by the driver.
     pub exports: u64,
-    /// Registrations of ranges, sub-slices and repetitions included.
+    /// Registered ranges, including parts and repetitions.
     pub registrations: u64,
-    /// Entries whose memory was found to have been freed and taken again.
+    /// Superseded entries: their memory had been freed and reused.
     pub superseded: u64,
-    /// Entries that lay inside longer ones, with nothing registered.
+    /// Outgrown entries: inside longer ones, without registrations.
     pub outgrown: u64,
 }
 
@@ -118,29 +117,29 @@ pub struct ExportStats {
 #[derive(Debug, Default)]
 pub struct Exports {
     entries: BTreeMap<AllocId, Entry>,
-    /// Those not superseded, by first byte and size. Where they overlap they are the same memory.
+    /// Live entries by start and size. Overlapping ones are the same memory.
     by_place: BTreeMap<(DevicePtr, u64), AllocId>,
-    /// No size among them was ever greater.
+    /// Upper bound of their sizes.
     longest: u64,
     superseded: Vec<AllocId>,
     stats: ExportStats,
 }
 
 impl Exports {
-    /// None yet.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How often what was done.
+    /// The counters.
     pub fn stats(&self) -> ExportStats {
         self.stats
     }
 
-    /// Registers a range, and exports its allocation unless that was done. When it was: one driver
-    /// call or two, and of virtual memory for each physical segment of it.
+    /// Registers a range, and exports its allocation if needed. If it is exported already, this
+    /// takes one or two driver calls, for virtual memory per physical segment.
     ///
-    /// Ranges may overlap, and be registered again: as often as it was, it is to be taken back.
+    /// Ranges may overlap and be registered repeatedly; deregister each as often.
     pub fn register<D: Device>(
         &mut self,
         device: &mut D,
@@ -158,8 +157,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// The live entry that a range is to be registered in, made if there is none: the one that it
-    /// is registered in already, else the longest.
+    /// Returns the live entry for a range: the one that holds the same registration, else the
+    /// longest, else a new one.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -170,8 +169,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // Nothing that exists lies there but what the driver has told, so what differs is gone:
-            // its addresses were given again.
+            // The driver's answer is the only live memory there, so entries that disagree were
+            // freed and their addresses reused.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {
@@ -187,7 +186,7 @@ impl Exports {
         around.sort_unstable();
         while let Some((_, alloc)) = around.pop() {
             let known = self.entries.get(&alloc).map(|entry| &entry.run);
-            // What lies beside the range may be gone.
+            // Memory beside the range may have been freed.
             if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
                 return Ok(alloc);
             }
@@ -217,14 +216,14 @@ impl Exports {
         Ok(alloc)
     }
 
-    /// Entries that are where some memory is, but for those that were superseded.
+    /// Live entries that overlap some memory.
     fn across(&self, run: &Run) -> Vec<AllocId> {
         let whole = run.whole();
         let all = self.near(whole.base.0, whole.size);
         all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run))).collect()
     }
 
-    /// Entries that may be where some bytes are, the last one first.
+    /// Entries that may overlap some bytes, last one first.
     fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
         let first = DevicePtr(base.saturating_sub(self.longest));
         let behind = DevicePtr(base.saturating_add(len));
@@ -235,7 +234,7 @@ impl Exports {
         self.stats.superseded += u64::from(self.drop_live(alloc));
     }
 
-    /// Lets go of an entry that lies inside a longer one, if nothing is registered in it.
+    /// Removes an entry inside a longer one, if it has no registrations.
     fn outgrow(&mut self, alloc: AllocId) {
         let idle = |entry: &&Entry| entry.state == State::Live && entry.slices.is_empty();
         if self.entries.get(&alloc).filter(idle).is_some() {
@@ -243,7 +242,7 @@ impl Exports {
         }
     }
 
-    /// Finds an entry no more. Whether it was there.
+    /// Hides an entry from lookups. Returns whether it was live.
     fn drop_live(&mut self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get_mut(&alloc) else { return false };
         let whole = entry.run.whole();
@@ -254,13 +253,13 @@ impl Exports {
         true
     }
 
-    /// Entries superseded or outgrown since the last call. Their importers are to be told.
+    /// Takes the entries superseded or outgrown since the last call. Tell their importers.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
 
-    /// Takes a registration back. The allocation stays exported until it is revoked, or outgrown.
-    /// Whether it was registered.
+    /// Deregisters a range. The allocation stays exported until it is revoked or outgrown. Returns
+    /// whether the range was registered.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         let Some(entry) = self.entries.get_mut(&registration.alloc) else { return false };
         let range = (registration.offset, registration.len);
@@ -279,7 +278,7 @@ impl Exports {
         true
     }
 
-    /// Whether there is a longer live entry around an entry.
+    /// Whether a longer live entry contains an entry.
     fn is_inside_another(&self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get(&alloc) else { return false };
         let around = |other: &Entry| other.state == State::Live && other.run.contains(&entry.run);
@@ -287,7 +286,7 @@ impl Exports {
         all.into_iter().any(|other| other != alloc && self.entries.get(&other).is_some_and(around))
     }
 
-    /// Whether a range is registered: it was not taken back, nor superseded or revoked.
+    /// Whether a range is registered, and neither superseded nor revoked.
     pub fn holds(&self, registration: &Registration) -> bool {
         let entry = self.entries.get(&registration.alloc).filter(|entry| entry.state == State::Live);
         entry
@@ -295,15 +294,15 @@ impl Exports {
             .is_some_and(|slice| slice.version == registration.version)
     }
 
-    /// Up to this many allocations that may be imported and have no registered range, oldest first.
+    /// Returns up to this many importable allocations without registrations, oldest first.
     pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
         let idle =
             self.entries.iter().filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
         idle.map(|(&alloc, _)| alloc).take(most).collect()
     }
 
-    /// Which exported allocation a range lies in, and where. No driver call:
-    /// what was freed without being revoked is found still.
+    /// Finds the exported allocation and offset of a range. No driver call, so memory that was
+    /// freed without a revocation is still found.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Option<(AllocId, u64)> {
         self.near(ptr.0, 1).find_map(|alloc| {
             let whole = self.entries.get(&alloc)?.run.whole();
@@ -312,14 +311,14 @@ impl Exports {
         })
     }
 
-    /// What an exported allocation is, as it was when it was entered. Of several segments: all of
-    /// them, with the buffer id of the first.
+    /// Returns an exported allocation as it was at export; for several segments the whole run, with
+    /// the buffer id of the first.
     pub fn allocation(&self, alloc: AllocId) -> Option<Allocation> {
         self.entries.get(&alloc).map(|entry| *entry.run.whole())
     }
 
-    /// Asks the driver whether an allocation still is what it was; if not it is superseded. One or
-    /// two driver calls for each segment.
+    /// Checks with the driver that an allocation is unchanged; otherwise marks it as superseded.
+    /// One or two driver calls per segment.
     pub fn verify<D: Device>(&mut self, device: &mut D, alloc: AllocId) -> Result<(), ExportError> {
         if !self.is_there(device, alloc)? {
             self.supersede(alloc);
@@ -328,19 +327,19 @@ impl Exports {
         Ok(())
     }
 
-    /// Whether the driver still has all of a live entry.
+    /// Whether the driver still has all segments of a live entry.
     fn is_there<D: Device>(&self, device: &D, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live);
         Ok(entry.ok_or(ExportError::Unknown(alloc))?.run.is_there(device)?)
     }
 
-    /// What a peer needs to open an allocation, if it may.
+    /// Returns the handle of an allocation, if peers may open it.
     pub(crate) fn handle(&self, alloc: AllocId) -> Option<(u64, Arc<Handle>)> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live)?;
         Some((entry.run.whole().size, Arc::clone(&entry.handle)))
     }
 
-    /// Stops giving an allocation to anybody. Whether it was given until now.
+    /// Stops handing out an allocation. Returns whether it was handed out until now.
     pub(crate) fn retire(&mut self, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get_mut(&alloc).ok_or(ExportError::Unknown(alloc))?;
         let live = entry.state == State::Live;
@@ -351,7 +350,7 @@ impl Exports {
         Ok(live)
     }
 
-    /// Gives an allocation again that was to be revoked.
+    /// Cancels a pending revocation.
     pub(crate) fn resume(&mut self, alloc: AllocId) -> Result<(), ExportError> {
         let entry = self.entries.get_mut(&alloc).filter(|entry| entry.state == State::Revoking);
         let entry = entry.ok_or(ExportError::Unknown(alloc))?;
@@ -361,7 +360,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Forgets an allocation that nobody has open.
+    /// Removes an allocation that no peer has open.
     pub(crate) fn remove(&mut self, alloc: AllocId) {
         if let Some(entry) = self.entries.remove(&alloc) {
             let whole = entry.run.whole();
@@ -372,7 +371,7 @@ impl Exports {
         }
     }
 
-    /// Importers in this process find none of it any more.
+    /// Hides all entries from importers in this process.
     pub(crate) fn withdraw(&self) {
         let mut home = home();
         for alloc in self.entries.keys() {
@@ -380,7 +379,7 @@ impl Exports {
         }
     }
 
-    /// Allocations that are known, those included whose importers have not all closed them.
+    /// Number of allocations, including those that importers have not closed yet.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -399,6 +398,6 @@ impl Drop for Exports {
 
 fn next_version() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Relaxed: only the number's being unique and growing matters.
+    // Relaxed: only uniqueness and growth matter.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,6 +1,6 @@
-//! Allocations of peers that this process has open, each once, by (life of the peer, allocation).
-//! [`Imports::begin`] and [`Imports::end`] are hot: an index and a counter. The rest is slow path:
-//! allocates, and enters the driver.
+//! The cache of opened peer allocations, each open once, keyed by (incarnation of the peer,
+//! allocation). [`Imports::begin`] and [`Imports::end`] are hot: an index and a counter. The rest
+//! is slow path: allocates, and calls the driver.
 //!
 //! | state    | found by an import | may begin a transfer | closed when                          |
 //! |----------|--------------------|----------------------|--------------------------------------|
@@ -8,11 +8,10 @@
 //! | draining | no                 | no                   | the last transfer has ended          |
 //! | closed   | no                 | no                   | is; forgotten when nobody imports it |
 //!
-//! An import that is held keeps its mapping from being evicted, not from being revoked: then it is
-//! good for nothing any more. Whoever hands out an address, rather than begin and end each
-//! transfer, begins one for as long as the address is out.
+//! An import protects its mapping from eviction but not from revocation, which makes the import
+//! useless. To hand out an address, begin a transfer and end it when the address is no longer used.
 //!
-//! What a dead peer exported is closed, and never looked at.
+//! Memory of a dead peer is closed, and not accessed.
 
 mod fault;
 
@@ -28,8 +27,8 @@ use super::{Device, DeviceError, DevicePtr, Handle};
 
 pub use fault::{Fault, ImportError};
 
-/// An imported allocation of a peer,
-/// valid until it was [released](Imports::release) as often as given.
+/// The id of an imported allocation, valid until it was [released](Imports::release) as often as it
+/// was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportId {
     index: u32,
@@ -39,20 +38,20 @@ pub struct ImportId {
 /// Imported memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// To begin transfers with, and to be released.
+    /// The id for transfers and for the release.
     pub id: ImportId,
-    /// Where it begins here.
+    /// Its address in this process.
     pub ptr: DevicePtr,
     /// Size in bytes.
     pub len: u64,
 }
 
-/// How much may be open at once. What is in use is never closed to make room.
+/// Limits of open memory. Memory in use is never closed to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportLimits {
-    /// Allocations.
+    /// Most open allocations.
     pub mappings: usize,
-    /// Bytes, of all of them.
+    /// Most bytes in total.
     pub bytes: u64,
 }
 
@@ -62,18 +61,18 @@ impl Default for ImportLimits {
     }
 }
 
-/// How often what was done.
+/// Counters of imports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImportStats {
     /// Allocations opened by the driver.
     pub opens: u64,
     /// Allocations closed by the driver.
     pub closes: u64,
-    /// Imports answered by what was open.
+    /// Cache hits.
     pub hits: u64,
-    /// Mappings closed to make room.
+    /// Evicted mappings.
     pub evictions: u64,
-    /// Closes that the driver reported an error for. They are counted as closes.
+    /// Closes that failed in the driver; they count as closes, too.
     pub close_errors: u64,
 }
 
@@ -84,7 +83,7 @@ enum State {
     Closed,
 }
 
-/// A mapping that was closed, and who is to hear of it.
+/// A closed mapping, with the acknowledgement to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) peer: Peer,
@@ -99,14 +98,14 @@ struct Mapping {
     peer: Peer,
     base: DevicePtr,
     size: u64,
-    /// Whether it was opened: what this very process exports is not.
+    /// Whether it was opened; exports of this process are not.
     opened: bool,
     uses: u32,
     flights: u32,
-    /// Its place in the order of eviction, while nobody imports it.
+    /// Its position in the eviction order, while it has no imports.
     idle_since: u64,
     state: State,
-    /// What to acknowledge once it is closed.
+    /// The revocation to acknowledge once it is closed.
     revoke: Option<u64>,
 }
 
@@ -122,24 +121,24 @@ pub struct Imports {
     limits: ImportLimits,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// The open ones.
+    /// Open mappings.
     by_key: BTreeMap<(Nonce, AllocId), u32>,
-    /// Those that drain.
+    /// Draining mappings.
     draining: BTreeMap<(Nonce, AllocId), u32>,
-    /// The open ones that nobody imports, the one for longest first.
+    /// Open mappings without imports, least recently used first.
     idle: BTreeMap<u64, u32>,
     clock: u64,
     open: usize,
     bytes: u64,
-    /// Whether one that drains has no transfer under way.
+    /// Whether a draining mapping has no transfer in flight.
     drained: bool,
-    /// What was closed because its owner wants it back.
+    /// Closed mappings whose revocations are to be acknowledged.
     closed: Vec<Closed>,
     stats: ImportStats,
 }
 
 impl Imports {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(limits: ImportLimits) -> Self {
         Imports {
             limits,
@@ -157,18 +156,18 @@ impl Imports {
         }
     }
 
-    /// How often what was done.
+    /// The counters.
     pub fn stats(&self) -> ImportStats {
         self.stats
     }
 
-    /// Allocations that the driver has open for us, and their bytes.
+    /// Number of opened allocations, and their bytes.
     pub fn mapped(&self) -> (usize, u64) {
         (self.open, self.bytes)
     }
 
-    /// Begins a transfer and returns the allocation's start:
-    /// the mapping stays until it [ends](Imports::end). Hot.
+    /// Begins a transfer, and returns the allocation's start. The mapping stays until the transfer
+    /// [ends](Imports::end). Hot.
     #[inline(always)]
     pub fn begin(&mut self, id: ImportId) -> Result<DevicePtr, Fault> {
         match self.mapping_mut(id) {
@@ -181,7 +180,7 @@ impl Imports {
         }
     }
 
-    /// Ends a transfer: nothing of it is queued any more. Hot.
+    /// Ends a transfer, of which no work is queued any more. Hot.
     #[inline(always)]
     pub fn end(&mut self, id: ImportId) {
         let Some(mapping) = self.mapping_mut(id) else { return };
@@ -206,7 +205,7 @@ impl Imports {
             .as_mut()
     }
 
-    /// Imports what is open already.
+    /// Imports an allocation that is already open.
     pub(crate) fn find(
         &mut self,
         incarnation: Nonce,
@@ -232,8 +231,8 @@ impl Imports {
         Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
     }
 
-    /// Opens an allocation and imports it. On an error nothing more is open than before;
-    /// room may have been made.
+    /// Opens and imports an allocation. On an error nothing new is open, but mappings may have been
+    /// evicted.
     pub(crate) fn open<D: Device>(
         &mut self,
         device: &mut D,
@@ -246,7 +245,7 @@ impl Imports {
         let &Offer { alloc, size, uuid, ref handle } = &offer;
         within(offset, len, size)?;
         let key = (incarnation, alloc);
-        // One mapping at a time under a key: the caller has looked, and this holds if it has not.
+        // At most one mapping per key, even if the caller has not checked.
         if let Some(&index) = self.by_key.get(&key) {
             self.retire(index, None);
             self.sweep(device);
@@ -298,7 +297,7 @@ impl Imports {
         Ok(Imported { id: ImportId { index, generation: slot.generation }, ptr: base.at(offset), len })
     }
 
-    /// Gives an import back. The mapping stays open for the next until room is needed.
+    /// Releases an import. The mapping stays cached until its room is needed.
     pub fn release(&mut self, id: ImportId) {
         let clock = self.clock + 1;
         let Some(mapping) = self.mapping_mut(id).filter(|mapping| mapping.uses > 0) else { return };
@@ -307,7 +306,7 @@ impl Imports {
             return;
         }
         match mapping.state {
-            // Nothing is saved by keeping it.
+            // Not worth caching.
             State::Open if !mapping.opened => self.retire(id.index, None),
             State::Open => {
                 mapping.idle_since = clock;
@@ -319,7 +318,7 @@ impl Imports {
         }
     }
 
-    /// Closes what nobody imports, longest unused first, until one of `size` bytes has room.
+    /// Evicts unused mappings, least recently used first, until `size` bytes have room.
     fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
         let fits = |imports: &Self| {
             imports.open < imports.limits.mappings
@@ -328,7 +327,7 @@ impl Imports {
         if size > self.limits.bytes {
             return Err(Fault::Full);
         }
-        // Transfers may outlast the import that they were begun with.
+        // Transfers may outlive their import.
         let mut after = 0;
         while !fits(self) {
             let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(|&(_, index)| {
@@ -346,7 +345,7 @@ impl Imports {
         Ok(())
     }
 
-    /// Lets no more transfers begin, to be closed when the last has ended.
+    /// Starts to drain a mapping: no new transfers; it closes when the last one ends.
     fn retire(&mut self, index: u32, revoke: Option<u64>) {
         let Some(mapping) = &mut self.slots[index as usize].mapping else { return };
         if mapping.state == State::Open {
@@ -361,20 +360,20 @@ impl Imports {
         }
     }
 
-    /// Ends an allocation that its owner wants back. Whether it is open still, and so acknowledged
-    /// by a later [`sweep`](Imports::sweep).
+    /// Revokes an allocation for its owner. Returns whether it is still open, in which case a later
+    /// [`sweep`](Imports::sweep) acknowledges.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));
             return true;
         }
-        // Draining for another reason, or for an earlier revocation.
+        // Already draining, for another reason or an earlier revocation.
         let draining = self.draining.get(&(incarnation, alloc)).copied();
         let mapping = draining.and_then(|index| self.slots[index as usize].mapping.as_mut());
         mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
     }
 
-    /// Ends everything of peers that are not among those alive.
+    /// Drains all mappings of peers that are not alive.
     pub(crate) fn keep_only(&mut self, alive: impl Fn(&Nonce) -> bool) {
         let gone: Vec<u32> = self
             .by_key
@@ -387,12 +386,12 @@ impl Imports {
         }
     }
 
-    /// What was closed since this was last asked, and is to be acknowledged.
+    /// Takes the mappings closed since the last call whose revocations are to be acknowledged.
     pub(crate) fn take_closed(&mut self) -> Vec<Closed> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Closes what has drained.
+    /// Closes drained mappings.
     pub(crate) fn sweep<D: Device>(&mut self, device: &mut D) {
         if !std::mem::take(&mut self.drained) {
             return;
@@ -427,7 +426,7 @@ impl Imports {
     fn vacate(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.mapping = None;
-        // A slot that has been used so often that ids might come again is not used any more.
+        // Retire a slot before its ids repeat.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             self.free.push(index);
@@ -435,8 +434,8 @@ impl Imports {
     }
 }
 
-/// Checks segment by segment that what was opened is what the peer said:
-/// not all drivers check sizes.
+/// Checks segment by segment that the opened memory has the announced sizes, because not all
+/// drivers check them.
 fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
     let one = |at: DevicePtr, told: u64| {
         let opened = device.allocation(at).map_err(Fault::Device)?;

@@ -1,11 +1,10 @@
-//! Buffers by their users' names: where each is, in versions.
-//! Nothing here waits; slow path, allocates.
+//! Versioned locations of buffers, by names that users choose. Does not wait; slow path, allocates.
 //!
-//! The owner of a buffer publishes a version whenever the buffer is somewhere else than before; a
-//! version that would say the same again is left out. Versions of a buffer only grow, and a version
-//! never changes its meaning: what a peer looked up by version is that or nothing. A version counts
-//! within one life of its owner, which is why a [`DirectToken`] carries the owner's incarnation. Of
-//! each buffer the last [`VERSIONS_KEPT`] are remembered, at both ends.
+//! The owner publishes a new version whenever a buffer moves; publishing the same location again
+//! changes nothing. Versions of a buffer only grow, and a version never changes its meaning: a
+//! lookup by version returns that location or nothing. Versions belong to one incarnation of the
+//! owner, which a [`DirectToken`] therefore carries. Both ends keep the last [`VERSIONS_KEPT`]
+//! versions of each buffer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -16,18 +15,18 @@ use fishplate_shm::Nonce;
 use super::error::AllocId;
 use super::export::Registration;
 
-/// Versions of a buffer that are remembered.
+/// Kept versions per buffer.
 pub const VERSIONS_KEPT: usize = 4;
 
-/// Buffers that one process may have published at once.
+/// Most buffers that one process may publish.
 pub const MAX_BUFFERS: usize = 4096;
 
-/// Which version of a buffer is meant.
+/// Selects a version of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The last one published.
+    /// The latest version.
     Latest,
-    /// This one and no other.
+    /// Exactly this version.
     Version(u64),
 }
 
@@ -44,14 +43,14 @@ impl Wanted {
     }
 }
 
-/// Where one version of a buffer is.
+/// The location of one version of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Never 0.
     pub version: u64,
     /// The allocation.
     pub alloc: AllocId,
-    /// First byte, counted from that of the allocation.
+    /// Offset in the allocation, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub len: u64,
@@ -63,8 +62,8 @@ impl Binding {
     }
 }
 
-/// What lets a transfer go straight to a buffer of a peer: an explicit version, from one life of
-/// that peer. There is no other way to one than a look-up.
+/// Permits direct transfers with a peer's buffer: an explicit version of one incarnation of the
+/// peer. Only a lookup returns one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectToken {
     pub(crate) incarnation: Nonce,
@@ -82,9 +81,9 @@ impl DirectToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// So many buffers are published already: the number.
+    /// The limit of published buffers is reached: this many.
     Full(usize),
-    /// Not greater than the last version of the buffer, which is this.
+    /// The version is not greater than the buffer's last one.
     Version {
         /// The last version.
         last: u64,
@@ -104,18 +103,18 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The last versions of one buffer.
+/// The kept versions of one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
-    /// The greatest at the end.
+    /// In ascending order.
     kept: VecDeque<Binding>,
-    /// The greatest ever entered. If it was taken back the buffer is nowhere,
-    /// even with older ones known.
+    /// The greatest version ever published. If it was withdrawn the buffer has no location, even if
+    /// older versions are kept.
     last: u64,
 }
 
 impl Versions {
-    /// Enters a version. Refuses one that is known and says something else.
+    /// Adds a version. Rejects a known version with another location.
     pub(crate) fn insert(&mut self, binding: Binding) -> bool {
         match self.kept.binary_search_by_key(&binding.version, |known| known.version) {
             Ok(i) => return self.kept[i] == binding,
@@ -136,34 +135,34 @@ impl Versions {
         .copied()
     }
 
-    /// Forgets what lies in an allocation.
+    /// Removes the versions that lie in an allocation.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         self.kept.retain(|known| known.alloc != alloc);
     }
 }
 
-/// What is known of a version that a peer asks for.
+/// The result of a peer's lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Here(Binding),
     /// Not published yet.
     NotYet,
-    /// A later version was published, and this one is not remembered.
+    /// A later version was published, and this one is no longer kept.
     Gone,
 }
 
-/// The buffers that this process has published.
+/// The published buffers of this process.
 #[derive(Debug, Default)]
 pub struct Publications {
     buffers: BTreeMap<u64, Versions>,
 }
 
-/// Versions that the user does not choose: every one greater than all before in this process.
+/// The source of automatic versions, each greater than all before in this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Publications {
-    /// Enters where a buffer is, under a version that the user chooses or else one of our own.
-    /// Returns what is the latest now, and whether it was not before.
+    /// Publishes a buffer's location, with the given version or an automatic one. Returns the
+    /// latest version, and whether it is new.
     pub fn publish(
         &mut self,
         buffer: u64,
@@ -180,7 +179,7 @@ impl Publications {
             return Err(PublishError::Full(MAX_BUFFERS));
         }
         let last = self.buffers.get(&buffer).map_or(0, |versions| versions.last);
-        // Relaxed: only the number's being unique and growing matters.
+        // Relaxed: only uniqueness and growth matter.
         let version =
             version.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
         if version <= last {
@@ -191,12 +190,12 @@ impl Publications {
         Ok((binding, true))
     }
 
-    /// Takes a buffer back. Whether there was one.
+    /// Withdraws a buffer. Returns whether it was published.
     pub fn unpublish(&mut self, buffer: u64) -> bool {
         self.buffers.remove(&buffer).is_some()
     }
 
-    /// Where a buffer of this process is.
+    /// Looks up a buffer of this process.
     pub fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
         self.buffers.get(&buffer)?.find(wanted)
     }
@@ -209,14 +208,15 @@ impl Publications {
         }
     }
 
-    /// Forgets what lies in an allocation; the buffers stay, so that their versions go on growing.
+    /// Removes the versions that lie in an allocation. Keeps the buffers, so that their versions
+    /// keep growing.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         for versions in self.buffers.values_mut() {
             versions.forget(alloc);
         }
     }
 
-    /// Buffers that are published, those included whose memory was taken back.
+    /// Number of published buffers, including those whose memory was revoked.
     pub fn len(&self) -> usize {
         self.buffers.len()
     }
