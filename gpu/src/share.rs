@@ -245,7 +245,11 @@ impl<D: Device> Sharing<D> {
             let Some([socket, process]) = polls.next() else { return };
             let dead = process.revents != 0;
             let news = socket.revents != 0 || dead || line.has_notices();
-            let heard = !news || line.pump();
+            let heard = !news || {
+                // A packet whose kinds are not registered yet would break the protocol.
+                board(&mut line);
+                line.pump()
+            };
             if dead && heard {
                 // What it has said before still counted.
                 line.died();

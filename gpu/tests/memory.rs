@@ -2,6 +2,7 @@
 //! data, restarts, death at any moment.
 
 use std::ffi::OsStr;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -170,6 +171,17 @@ fn two_ends_share_memory() {
         drop(end);
     }
     nothing_left(before, "both ends");
+}
+
+#[test]
+fn what_a_peer_published_before_the_first_pass_is_heard() {
+    let _alone = alone();
+    let (_child, mut end) = meet("export 3");
+    let link = end.links[0].as_mut().unwrap();
+    let mut arrives = libc::pollfd { fd: link.line().fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, which is ours.
+    assert_eq!(unsafe { libc::poll(&mut arrives, 1, 20_000) }, 1);
+    assert_eq!(end.prefetch(1).unwrap().len, SIZE - 1000);
 }
 
 /// The allocation that the peer's buffer lies in.
