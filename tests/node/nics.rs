@@ -3,12 +3,14 @@
 //! or `FISHPLATE_TEST_GPU=cuda` takes CUDA's, which goes over those with `FI_HMEM`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::OpError;
+use fishplate::core::op::Outcome;
 use fishplate::node::{Error, Memory, Remote};
-use fishplate::{Cmp, Notice, Signal};
+use fishplate::{Cmp, Issued, Notice, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
 use super::gpu::{LEN, device, pattern};
@@ -123,6 +125,37 @@ fn messages_go_from_device_memory_into_that_of_a_peer_on_no_host_of_ours() {
                 assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
                 assert!(seen(&mut side, device, len) == pattern(1 - side.rank + round, len), "{len} bytes");
                 side.node.quiet(side.peer, SOON).unwrap();
+                side.exchange(&[]);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_put_into_device_memory_that_was_freed_ends_without_success() {
+    over_nics(
+        |builder| builder.gpu(device()),
+        |mut side| {
+            let Memories { device, their_device, .. } = Memories::new(&mut side);
+            if side.rank == 0 {
+                side.node.free(device).unwrap();
+                side.exchange(&[]);
+                side.exchange(&[]);
+            } else {
+                side.exchange(&[]);
+                let end = Instant::now() + SOON;
+                let issued = side.node.put(device.slice(..), their_device.at(0), Notice::Report(0));
+                let outcome = issued.map(|issued| {
+                    let Issued::Pending(token) = issued else { return Outcome::Done };
+                    loop {
+                        side.node.progress();
+                        if let Some(completion) = side.node.test(token).unwrap() {
+                            break completion.outcome;
+                        }
+                        assert!(Instant::now() < end, "it does not end");
+                    }
+                });
+                assert!(!matches!(outcome, Ok(Outcome::Done)), "{outcome:?}");
                 side.exchange(&[]);
             }
         },
