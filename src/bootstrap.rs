@@ -1,18 +1,17 @@
-//! How two processes on different hosts come to know each other: over TCP, before any rail works.
+//! Connects two processes over TCP before any rail works: out-of-band setup.
 //!
-//! One side listens, the other connects; each sends its [`Card`] (rails with their addresses and
-//! speeds, and what of the engine's configuration must be the same), and [`Card::agree`] says which
-//! rail talks to which or why it cannot be. The listener hears many at once, so a stranger costs
-//! only his own connection. After that the [`Wire`] carries the caller's messages, region handles
-//! first, both sides at once: everybody sends one and gets one.
+//! One side listens, the other connects. Each sends its [`Card`]: the rails with their addresses
+//! and speeds, and the settings that both engines must share. [`Card::agree`] pairs the rails, or
+//! tells why they do not fit. The listener serves many connections at once, so an unrelated client
+//! costs only its own connection. Then the [`Wire`] exchanges the caller's messages, region handles
+//! first: in each exchange both sides send one message and receive one.
 //!
-//! All of it is setup: it allocates and blocks, each call until its deadline at the latest. While a
-//! wire waits, it calls what the caller gives it, so that a rail without progress of its own gets
-//! some. What comes in is checked for length before it is kept, and nothing in it is believed. A
-//! wire that is kept open tells at once when the process at the other end dies.
+//! All of this is setup: it allocates, and each call blocks until its deadline at most. A waiting
+//! wire calls the caller's closure, so that a rail with manual progress advances. Received lengths
+//! are checked before anything is stored, and every field is validated. A wire that stays open
+//! reports the death of the peer's process at once.
 //!
-//! Neither encrypted nor authenticated:
-//! use it in a network whose hosts trust each other with region handles.
+//! It neither encrypts nor authenticates: use it only among hosts that trust each other.
 
 mod card;
 #[doc(hidden)]
@@ -30,56 +29,56 @@ use std::fmt;
 
 use crate::topology::Mismatch;
 
-/// What this version speaks. Both sides must speak the same.
+/// The protocol version. Both sides must use the same.
 pub const WIRE_VERSION: u16 = 2;
 
-/// Longest message, in bytes.
+/// Maximum message size in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 
-/// Why two processes did not come together, or lost each other.
+/// Why two processes did not connect, or lost the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// Not HOST:PORT, or a host that nobody knows.
+    /// Not HOST:PORT, or an unknown host.
     Address,
-    /// The system's own code.
+    /// A system call failed with this errno.
     System(i32),
-    /// The time given has passed.
+    /// The deadline expired.
     Deadline,
-    /// The other side closed the connection, or died.
+    /// The peer closed the connection, or died.
     HungUp,
-    /// The caller ended the wait.
+    /// The caller's closure stopped the wait.
     Stopped,
-    /// What is at the other end does not speak this protocol.
+    /// The peer does not speak this protocol.
     Stranger,
-    /// The other side speaks another version of it.
+    /// The peer uses another protocol version.
     Version {
         /// Theirs.
         theirs: u16,
         /// Ours.
         ours: u16,
     },
-    /// A message longer than allowed, in bytes.
+    /// A message exceeds the maximum size.
     TooLong {
-        /// What it claims to be.
+        /// The size that its header states.
         len: u64,
-        /// What is allowed.
+        /// The maximum.
         max: usize,
     },
-    /// A card that makes no sense: the field.
+    /// A card with an invalid field.
     BadCard(&'static str),
-    /// Both sides must have the same.
+    /// A setting that must be the same on both sides differs.
     Differs {
-        /// What.
+        /// The setting.
         what: &'static str,
         /// Theirs.
         theirs: u64,
         /// Ours.
         ours: u64,
     },
-    /// The rails do not fit together.
+    /// The rails cannot be paired.
     Rails(Mismatch),
-    /// A rail here, and the rail there that it would talk to, belong to different providers.
+    /// Two paired rails belong to different providers.
     Providers {
         /// Ours.
         ours: u8,
@@ -92,13 +91,13 @@ impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BootstrapError::Address => {
-                f.write_str("not an address of the form HOST:PORT, or a host that nobody knows")
+                f.write_str("not an address of the form HOST:PORT, or an unknown host")
             }
             BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
             BootstrapError::Deadline => f.write_str("no answer in time"),
             BootstrapError::HungUp => f.write_str("the other side hung up"),
-            BootstrapError::Stopped => f.write_str("the wait was ended"),
-            BootstrapError::Stranger => f.write_str("what answers there is not fishplate"),
+            BootstrapError::Stopped => f.write_str("the wait was stopped"),
+            BootstrapError::Stranger => f.write_str("the program that answers there is not fishplate"),
             BootstrapError::Version { theirs, ours } => {
                 write!(
                     f,
@@ -108,7 +107,7 @@ impl fmt::Display for BootstrapError {
             BootstrapError::TooLong { len, max } => {
                 write!(f, "a message of {len} bytes, where {max} are allowed")
             }
-            BootstrapError::BadCard(field) => write!(f, "the other side says nonsense about its {field}"),
+            BootstrapError::BadCard(field) => write!(f, "the other side sent an invalid {field}"),
             BootstrapError::Differs { what, theirs, ours } => {
                 write!(f, "the other side has {what} {theirs} and this one {ours}: give both the same")
             }

@@ -55,8 +55,7 @@ fn run() {
 /// the program.
 pub(crate) fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the calls fill the sets, which are ours; the second one is used only if it was
-    // filled.
+    // SAFETY: the calls fill our two sets; the second is read only if the call filled it.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
@@ -83,8 +82,8 @@ mod tests {
     fn send(socket: &OwnedFd, fd: &OwnedFd) {
         let mut part = libc::iovec { iov_base: ptr::from_ref(b"x").cast_mut().cast(), iov_len: 1 };
         let mut control = [0u64; 4];
-        // SAFETY: a structure of plain numbers and null pointers; the control buffer has room for a
-        // head and one descriptor, and everything outlives the call.
+        // SAFETY: the structure is valid as zeros; the control buffer has room for a header and one
+        // descriptor, and all of it outlives the call.
         unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
@@ -110,9 +109,9 @@ mod tests {
         drop(writes);
         let deadline = Instant::now() + Duration::from_secs(5);
         assert!(Link::over(ours, Role::First, &rail.profile(), deadline).is_err());
-        // The last copy of the other end of the pipe goes with the thread.
+        // The closing thread has the last copy of the pipe's other end.
         let mut ready = libc::pollfd { fd: reads.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure, which is ours.
+        // SAFETY: `ready` is the one entry that the call is told.
         assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "nobody closed it");
         assert_eq!(File::from(OwnedFd::from(reads)).read(&mut [0]).unwrap(), 0);
     }

@@ -12,33 +12,33 @@ use fishplate_core::sync::seq::MAX_WINDOW;
 /// The settings, with their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Libfabric providers to try, in order, as libfabric names them. Empty:
-    /// every one that is usable, the fastest first.
+    /// Libfabric providers to try, in order. Empty: [all](crate::rails::PROVIDERS) that are usable,
+    /// fastest first.
     pub providers: Vec<String>,
-    /// Interfaces to use, one rail for each time that one is named, as the provider calls them.
-    /// Empty: chosen by distance.
+    /// Interfaces to use, by the provider's names, one rail for each mention. Empty: chosen by
+    /// distance.
     pub interfaces: Vec<String>,
-    /// Rails that a process uses at most, 1 to 16.
+    /// Maximum number of rails of a process, 1 to 16.
     pub max_rails: usize,
-    /// The libfabric to load. `None`: `libfabric.so.1`, wherever the system finds it.
+    /// The libfabric to load. `None`: `libfabric.so.1` on the linker's search path.
     pub library: Option<PathBuf>,
-    /// How rails are chosen, operation by operation.
+    /// How each operation selects its rail.
     pub policy: RailPolicy,
-    /// Numbers that a stream may have in flight: a power of two. The same at both ends.
+    /// Maximum sequence numbers in flight per stream: a power of two, the same at both ends.
     pub window: u32,
-    /// Events, and due streams, that a pass handles per queue.
+    /// Maximum events and due streams per queue that one progress pass handles.
     pub batch: u32,
-    /// Payload up to which a put-signal is one message, in bytes.
+    /// Largest payload in bytes that a put-signal sends as one message.
     pub eager: u32,
-    /// Size from which a write or read is cut and spread over rails, in bytes.
+    /// Smallest write or read in bytes that is striped over rails.
     pub stripe_threshold: u64,
-    /// Size of the pieces, in bytes.
+    /// Size of the stripes in bytes.
     pub stripe_chunk: u64,
-    /// Passes after which an acknowledgement that is owed goes out alone.
+    /// Passes after which a pending acknowledgement is sent on its own.
     pub ack_age: u32,
     /// Contexts, 1 to 256. The same at both ends.
     pub contexts: u16,
-    /// A post that a rail has not completed after this time counts as lost, and its peer fails.
+    /// Maximum time for a rail to complete a post. Then the post counts as lost and the peer fails.
     pub deadline: Duration,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Rails that one process can have: what a region's handle has room for.
+/// Maximum number of rails of a process, limited by the size of a region's handle.
 pub const RAILS_LIMIT: usize = 16;
 
 impl Settings {
@@ -80,8 +80,8 @@ impl Settings {
         deadline: Duration::from_secs(10),
     };
 
-    /// The part that the engine takes. `seed` is for [`Config::seed`]: give each process its own,
-    /// and another each time it starts.
+    /// Returns the engine's configuration. `seed` becomes [`Config::seed`]: give each process a
+    /// different one at each start.
     ///
     /// # Errors
     /// The first field that is out of range.
@@ -101,10 +101,10 @@ impl Settings {
         })
     }
 
-    /// Whether every field is in range.
+    /// Checks that every field is in range.
     ///
     /// # Errors
-    /// The first that is not.
+    /// The first field that is out of range.
     pub fn check(&self) -> Result<(), BadSetting> {
         let window = self.window.is_power_of_two() && u64::from(self.window) <= MAX_WINDOW;
         let unnamed = |names: &[String]| names.iter().any(String::is_empty);

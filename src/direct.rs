@@ -1,5 +1,4 @@
-//! Memory of a GPU behind a libfabric rail: NICs read and write it themselves, where the provider
-//! has `FI_HMEM`.
+//! Lets a libfabric rail access GPU memory directly, if its provider supports `FI_HMEM`.
 
 use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
@@ -10,19 +9,20 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use fishplate_gpu::{Device, DeviceError, DevicePtr, GpuDirect};
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 
-/// How long the device may take to copy a few bytes of a message.
+/// Time limit for the device to copy the few bytes of a message.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What [`FabricRail::reach`](fishplate_sys::fabric::FabricRail::reach) takes: a device of that
-/// driver. Each rail has a handle of its own to the device. Pins 64 KiB.
+/// Wraps a device of the driver `interface` for
+/// [`FabricRail::reach`](fishplate_sys::fabric::FabricRail::reach). Each rail needs its own handle
+/// to the device. Pins 64 KiB.
 pub fn direct(device: impl Device + 'static, interface: Interface) -> Box<dyn DeviceMemory> {
     Box::new(Direct { device: GpuDirect::new(device, TIMEOUT), interface })
 }
 
-/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor reaches itself.
+/// The memory of a [`HostDevice`](fishplate_gpu::HostDevice), which the processor can access.
 pub(crate) struct StandIn;
 
-// SAFETY: nothing is left under way, and there is nothing to flush.
+// SAFETY: copies complete before they return, and the processor's stores need no flush.
 unsafe impl DeviceMemory for StandIn {
     fn interface(&self) -> Interface {
         Interface::Host
@@ -45,7 +45,8 @@ unsafe impl DeviceMemory for StandIn {
     }
 
     unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: memory of the stand-in, which is the processor's; our caller's promise.
+        // SAFETY: the stand-in's memory is host memory, and our caller promises that the range is
+        // valid.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
     }
@@ -70,9 +71,9 @@ fn at(ptr: NonNull<u8>) -> DevicePtr {
     DevicePtr(ptr.as_ptr().addr() as u64)
 }
 
-// SAFETY: the promises of `Device`, whose calls these are: descriptors lead to what was asked for,
-// copies have ended when they say so, and what was flushed is visible. A copy that has not ended in
-// time keeps pinned memory of its own, not the caller's.
+// SAFETY: `Device` makes the same promises for these calls: a descriptor names the requested range,
+// a copy that returns has completed, and a flush makes earlier writes visible. A copy that exceeds
+// its deadline uses the device's own pinned memory, not the caller's.
 unsafe impl<D: Device> DeviceMemory for Direct<D> {
     fn interface(&self) -> Interface {
         self.interface
@@ -84,7 +85,7 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
 
     fn dmabuf(&mut self, ptr: NonNull<u8>, len: usize) -> Option<Dmabuf> {
         let (fd, offset) = self.device.dmabuf(at(ptr), len as u64)?;
-        // SAFETY: given up here.
+        // SAFETY: `fd` is owned here, and this gives it up.
         Some(unsafe { Dmabuf::new(fd.into_raw_fd(), offset) })
     }
 

@@ -20,27 +20,27 @@ use crate::topology::{Anchor, LinkState, Machine, PciAddress};
 /// Providers to try if none are named, those with hardware first. Shared memory has its own rail.
 pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "psm3", "tcp", "tcp;ofi_rxm"];
 
-/// Why there are no rails.
+/// Why no rails could be opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RailsError {
-    /// There is no usable libfabric.
+    /// libfabric could not be loaded.
     Load(LoadError),
     /// No requested provider is usable: the reason of each.
     Provider(Vec<NegotiateError>),
-    /// More rails than interfaces.
+    /// More rails were requested than there are interfaces.
     TooMany {
-        /// Rails asked for.
+        /// The requested number of rails.
         rails: usize,
         /// The provider.
         provider: String,
-        /// The interfaces that were named, or that may be chosen from.
+        /// The named or available interfaces.
         there: Vec<String>,
-        /// Whether they were named.
+        /// Whether the interfaces were named.
         named: bool,
-        /// Those that are only taken if they are named, and why.
+        /// Interfaces that are used only if named, and why.
         passed_over: Vec<(String, &'static str)>,
-        /// The most rails that the settings allow.
+        /// [`Settings::max_rails`].
         limit: usize,
     },
     /// A rail could not be opened.
@@ -49,7 +49,7 @@ pub enum RailsError {
         provider: String,
         /// The interface.
         interface: String,
-        /// Why.
+        /// The reason.
         error: SetupError,
     },
 }
@@ -98,55 +98,55 @@ impl fmt::Display for RailsError {
 
 impl std::error::Error for RailsError {}
 
-/// An open rail, and what it is.
+/// An open rail and its description.
 #[derive(Debug)]
 pub struct OpenRail {
     /// The rail.
     pub rail: Guard<FabricRail>,
-    /// The provider, as it was asked for.
+    /// The provider's name, as requested.
     pub provider: String,
     /// The interface.
     pub interface: String,
-    /// The fabric that it is on, as the provider names it.
+    /// The provider's name of its fabric.
     pub fabric: String,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Whether the NIC can be given memory of a device (`FI_HMEM`).
+    /// Whether the NIC can access device memory (`FI_HMEM`).
     pub devices: bool,
 }
 
 /// The rails that [`open`] looks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Providers and interfaces, if they are named, and [`Settings::max_rails`].
+    /// Named providers and interfaces, and [`Settings::max_rails`].
     pub settings: &'a Settings,
-    /// How many peers and regions each has room for.
+    /// Numbers of peers and regions that each rail supports.
     pub limits: Limits,
-    /// Where the process runs, or its device is.
+    /// Location of the process or its device.
     pub anchor: Anchor,
-    /// How many; `None`: one on each interface that is named, or near.
+    /// Number of rails; `None`: one on each named or near interface.
     pub count: Option<usize>,
-    /// Such as can be given memory of devices, where the provider has them.
+    /// Prefers rails that can access device memory.
     pub devices: bool,
 }
 
 /// An interface of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// As the provider calls it.
+    /// The provider's name of it.
     pub interface: String,
-    /// The NIC behind it, if the machine has one of that name or place.
+    /// Its NIC in [`Machine::nics`], if known.
     pub nic: Option<usize>,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Why it is not taken unless it is named.
+    /// Why it is used only if named.
     pub passed_over: Option<&'static str>,
 }
 
 /// Loads the libfabric that the settings name.
 ///
 /// # Errors
-/// There is none, or it is too old.
+/// The library is missing or too old.
 ///
 /// # Safety
 /// The library that the settings name, or the linker finds, is a libfabric: its constructors run,
@@ -161,10 +161,10 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
     unsafe { Library::open(path.as_deref()) }
 }
 
-/// The interfaces of a provider, in its own order.
+/// Lists the interfaces of a provider, in its order.
 ///
 /// # Errors
-/// There is no such provider, or none of its offers is usable.
+/// The provider is missing, or none of its endpoints is usable.
 pub fn candidates(
     library: Library,
     machine: &Machine,
@@ -173,7 +173,7 @@ pub fn candidates(
     let ask = Ask::new(provider);
     let (offers, _) = negotiate::offers(library, &ask)?;
     if offers.is_empty() {
-        // Says why.
+        // Fails, with the reason.
         negotiate::negotiate(library, &ask)?;
     }
     let mut found: Vec<Candidate> = vec![];
@@ -201,7 +201,7 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
         let is = |path: &crate::topology::PciPath| path.address() == address;
         machine.nics.iter().position(|nic| nic.path.as_ref().is_some_and(is))
     });
-    // EFA adds the type of endpoint to the name of the device.
+    // EFA appends the endpoint type to the device name.
     let plain = interface.strip_suffix("-rdm").unwrap_or(&interface);
     let nic = by_place.or_else(|| machine.nic(plain));
     let told = info.link_speed().map(|bits| (bits / 1_000_000).min(u64::from(u32::MAX)) as u32);
@@ -222,10 +222,10 @@ pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limi
     near.chain(unknown).take(limit).map(|candidate| (*candidate).clone()).collect()
 }
 
-/// Opens rails of the first provider that has some.
+/// Opens rails of the first usable provider.
 ///
 /// # Errors
-/// What was looked for, and what is there.
+/// What was requested, and what is available.
 pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<Vec<OpenRail>, RailsError> {
     let named: Vec<&str> = wanted.settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
@@ -239,7 +239,7 @@ pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<V
     Err(RailsError::Provider(refused))
 }
 
-/// The rails of one provider, or why it is unusable and the next should be tried.
+/// Opens the rails of one provider. The inner error means: try the next provider.
 fn on_provider(
     wanted: Wanted<'_>,
     library: Library,
@@ -354,7 +354,7 @@ mod tests {
             "2 rails, but provider \"tcp\" has 1 interface to choose from: eth0 (not taken unless named: lo, loopback: reaches this \
              host only; eth1, no link); ask for fewer rails, or name an interface once for each rail that it shall carry"
         );
-        // As it comes about: one of the interfaces has no link.
+        // One of the interfaces has no link.
         let mut machine = Machine::default();
         let fake = Fake::new(Persona::cxi(), 1);
         machine.nics.push(Nic {
@@ -388,7 +388,7 @@ mod tests {
         let fake = Fake::new(Persona::cxi(), 1);
         let library = settings(&[], &[]);
         let missing = Settings { library: Some("/nowhere/libfabric.so.1".into()), ..library };
-        // SAFETY: nothing lies there.
+        // SAFETY: no library exists at that path.
         let told = RailsError::Load(unsafe { load(&missing) }.unwrap_err()).to_string();
         assert!(told.contains("/nowhere/libfabric.so.1"), "{told}");
         for (settings, count, says) in [

@@ -27,7 +27,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// 64 peers, 64 regions of our own and 256 of theirs, 1024 operations.
+    /// 64 peers, 64 local and 256 remote regions, 1024 operations.
     pub const DEFAULT: Limits = Limits { peers: 64, locals: 64, remotes: 256, operations: 1024 };
 }
 
@@ -50,7 +50,7 @@ pub struct Storage<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Storage<RAILS> {
-    /// Memory for engines of that configuration.
+    /// Allocates the memory for an engine with this configuration.
     pub fn new(config: &Config, limits: Limits) -> Self {
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         Storage {
@@ -65,7 +65,7 @@ impl<const RAILS: usize> Storage<RAILS> {
         }
     }
 
-    /// Creates an engine over these rails, in this memory.
+    /// Creates an engine over `rails` in this memory.
     ///
     /// # Errors
     /// As [`Engine::new`]; among them [`AttachError::Config`] if `config` needs more than `new` was
@@ -89,8 +89,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Waiting messages that are found in constant time, with hash buckets that are touched at setup.
-/// Searches among more take proportionally longer.
+/// Number of unexpected messages that hash buckets find in constant time. Lookups among more take
+/// proportionally longer.
 const HASHED: usize = 1 << 14;
 
 /// Zeroed slots, untouched until used. Allocated as bytes, because for a larger alignment the
@@ -108,7 +108,8 @@ impl<T: Zeroable> Zeros<T> {
     }
 
     fn slots(&mut self) -> &mut [T] {
-        // SAFETY: the bytes are zeros, a valid slot each, or what was stored in these same slots.
+        // SAFETY: each slot is all zeros, which is a valid `T`, or holds a `T` that was stored
+        // there.
         let (_, slots, _) = unsafe { self.bytes.align_to_mut() };
         &mut slots[..self.count]
     }
@@ -130,8 +131,8 @@ pub struct MatchStorage<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> MatchStorage<RAILS> {
-    /// Memory for `streams` (peers times contexts), `receives` open at once, and `outgoing`
-    /// payloads from slices that cannot be posted at once.
+    /// Allocates memory for `streams` (peers times contexts), `receives` posted at once, and
+    /// `outgoing` payloads from slices that wait to be posted.
     pub fn new(config: &MatchConfig, streams: usize, receives: usize, outgoing: usize) -> Self {
         let unexpected = config.unexpected(streams);
         let blocks = config.blocks(streams);
@@ -149,7 +150,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
         }
     }
 
-    /// Lends it, to [`Engine::attach_matching`].
+    /// Lends the memory, for [`Engine::attach_matching`].
     pub fn memory(&mut self) -> MatchMemory<'_, RAILS> {
         MatchMemory {
             matcher: MatcherMemory {

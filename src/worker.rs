@@ -1,8 +1,9 @@
-//! A thread for a [`Worker`]: started, pinned if asked, and stopped without losing submissions.
+//! Runs a [`Worker`] on a thread: starts it, pins it if asked, and stops it without losing
+//! submissions.
 //!
-//! The thread owns the engine and its desks for as long as it runs, spins and then parks as the
-//! [`Policy`] says, and gives both back when it is stopped. It lives within a [`Scope`], so what
-//! engine and queues borrow may lie on the stack outside of it.
+//! The thread owns the engine and its desks while it runs. It spins and then parks according to the
+//! [`Policy`], and returns both when it is stopped. It belongs to a [`Scope`], so the engine and
+//! queues may borrow from the stack outside of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,21 +18,21 @@ use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::spin::{Counts, Policy};
 use fishplate_sys::{Errno, LinuxHost, affinity};
 
-/// What wakes a worker: its host, the word that its queues ring, and the one that its rail rings.
+/// The wake channels of a worker: one that its queues ring, and one that its rail rings.
 #[derive(Clone, Copy)]
 pub struct Wakes<'a> {
-    /// The machine.
+    /// Parks and wakes threads.
     pub host: &'a LinuxHost,
-    /// Rung by queues when they submit.
+    /// Rung by queues on submission.
     pub send: &'a EventCount,
-    /// Rung when something arrives. Without it the worker never sleeps.
+    /// Rung on arrivals. Without it the worker never parks.
     pub arrivals: Option<&'a EventCount>,
 }
 
 /// Where and how a worker runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The one processor that the thread may use; `None`: any.
+    /// Processor to pin the thread to; `None`: any.
     pub cpu: Option<usize>,
     /// How it waits for work.
     pub policy: Policy,
@@ -43,31 +44,31 @@ impl Default for Options {
     }
 }
 
-/// A worker that runs.
+/// A running worker.
 pub struct Running<'scope, 'a, E> {
     thread: ScopedJoinHandle<'scope, Result<(E, bool, Counts), Errno>>,
     stop: Arc<AtomicBool>,
     wakes: Wakes<'a>,
 }
 
-/// What is left of a worker that stopped.
+/// The parts of a worker that stopped.
 pub struct Stopped<E> {
-    /// The engine and the desks, to be driven by whoever comes next.
+    /// The engine and the desks, which another thread may now drive.
     pub parts: E,
-    /// Whether it did all that [`Worker::run`] promises of a stop. Of what was submitted, the
-    /// engine still has receives that nothing has matched.
+    /// Whether all submissions completed, as [`Worker::run`] describes. Receives without a match
+    /// remain in the engine.
     pub finished: bool,
-    /// How the thread idled.
+    /// Counters of spins and parks.
     pub counts: Counts,
 }
 
-/// Why there is no worker.
+/// Why a worker did not start.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The system starts no more threads.
+    /// The thread could not be started.
     Thread(io::Error),
-    /// The thread may not run on the processor that it should.
+    /// The thread could not be pinned.
     Pin(Errno),
 }
 
@@ -82,8 +83,8 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the desks that it serves. Boxed:
-/// an engine holds its rails, some of which are large, and both move with it.
+/// An engine and the desks that it serves. Boxed: an engine contains its rails, some of which are
+/// large to move.
 pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<Desk<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.
@@ -122,16 +123,16 @@ pub fn start<
 }
 
 impl<E> Running<'_, '_, E> {
-    /// Has the worker do everything that was submitted before this call, and acknowledge what has
-    /// arrived, then takes it apart. Blocks until then, or until the worker's deadline.
+    /// Stops the worker after it has completed everything submitted before this call and
+    /// acknowledged all arrivals. Blocks until then, or until the worker's deadline.
     ///
     /// # Errors
     /// [`StartError::Pin`]: it never ran.
     ///
     /// # Panics
-    /// If the worker's thread did.
+    /// If the worker's thread panicked.
     pub fn stop(self) -> Result<Stopped<E>, StartError> {
-        // Release: the worker that sees it has everything that was submitted before in its rings.
+        // Release: a worker that reads `true` also sees all earlier submissions in its rings.
         self.stop.store(true, Ordering::Release);
         self.wakes.send.notify(self.wakes.host);
         match self.thread.join() {

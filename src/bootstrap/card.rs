@@ -1,6 +1,6 @@
-//! What the two sides tell each other of themselves, and what follows from it.
+//! The description that each side sends of itself, and how two of them agree.
 //!
-//! A card as bytes, little-endian, nothing padded:
+//! A card's encoding, little-endian, without padding:
 //! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
 //! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
 
@@ -11,28 +11,28 @@ use super::BootstrapError;
 use crate::config::RAILS_LIMIT;
 use crate::topology::{Pairing, RailEnd};
 
-/// Longest address of an endpoint, in bytes.
+/// Maximum size of an endpoint's address in bytes.
 const ADDRESS_MAX: usize = 1100;
 
-/// One rail, as its owner describes it.
+/// The description of one rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailCard {
-    /// The provider, as libfabric names it. At most 255 bytes.
+    /// The libfabric provider. At most 255 bytes.
     pub provider: String,
-    /// The interface that it uses. At most 255 bytes.
+    /// Its network interface. At most 255 bytes.
     pub interface: String,
-    /// The fabric that it is on, as the provider names it: for tcp, the network. At most 255 bytes.
+    /// The provider's name of its fabric: for tcp, the network. At most 255 bytes.
     pub fabric: String,
-    /// What the other side gives its own rail to reach this one. 1 to 1100 bytes.
+    /// The endpoint's address, for the peer's address vector. 1 to 1100 bytes.
     pub address: Vec<u8>,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
-/// One side.
+/// The description of one side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// A number that no other process has: random.
+    /// Random, to tell processes apart.
     pub id: u64,
     /// [`Config::window`].
     pub window: u32,
@@ -40,28 +40,28 @@ pub struct Card {
     pub contexts: u16,
     /// [`Config::first_sequence`].
     pub first_sequence: u64,
-    /// A number of the caller's that both sides must have the same.
+    /// The caller's own number, which must be the same on both sides.
     pub user: u64,
-    /// The rails, in the order of the engine. 1 to 16.
+    /// The rails in the engine's order. 1 to 16.
     pub rails: Vec<RailCard>,
 }
 
-/// What two cards come to.
+/// The result of two cards that fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// Which rail here talks to which rail there.
+    /// Which local rail is connected to which remote one.
     pub pairing: Pairing,
 }
 
 impl Agreement {
-    /// What the other side's rails sent, in the order of the rails here that talk to them.
+    /// Sorts the peer's rails by the local rails that they are paired with.
     pub fn in_our_order<'a, T>(&self, theirs: &'a [T]) -> Vec<&'a T> {
         self.pairing.theirs.iter().map(|&rail| &theirs[usize::from(rail)]).collect()
     }
 }
 
 impl Card {
-    /// A card with a fresh number.
+    /// Creates a card with a new random id.
     pub fn new(config: &Config, user: u64, rails: Vec<RailCard>) -> Card {
         use std::hash::{BuildHasher, Hasher};
         let id = std::collections::hash_map::RandomState::new().build_hasher().finish();
@@ -69,10 +69,10 @@ impl Card {
         Card { id, window, contexts, first_sequence, user, rails }
     }
 
-    /// Whether the two sides fit together, and how. Both come to the same.
+    /// Pairs the rails of two sides. Both sides compute the same result.
     ///
     /// # Errors
-    /// What differs, with both values.
+    /// The setting that differs, with both values.
     pub fn agree(&self, theirs: &Card) -> Result<Agreement, BootstrapError> {
         let same = |what, ours: u64, theirs: u64| match ours == theirs {
             true => Ok(()),
@@ -96,10 +96,10 @@ impl Card {
         self.rails.iter().map(|rail| RailEnd { fabric: &rail.fabric, mbit: rail.mbit }).collect()
     }
 
-    /// The card as bytes.
+    /// Encodes the card.
     ///
     /// # Errors
-    /// [`BootstrapError::BadCard`] names what is too long or too many.
+    /// [`BootstrapError::BadCard`] names the field that is too long.
     pub fn encode(&self) -> Result<Vec<u8>, BootstrapError> {
         if self.rails.is_empty() || self.rails.len() > RAILS_LIMIT {
             return Err(BootstrapError::BadCard("number of rails"));
@@ -123,10 +123,10 @@ impl Card {
         Ok(out)
     }
 
-    /// Reads a card that another process wrote.
+    /// Decodes a peer's card.
     ///
     /// # Errors
-    /// [`BootstrapError::BadCard`] names the first field that is cut short or out of range.
+    /// [`BootstrapError::BadCard`] names the first field that is truncated or out of range.
     pub fn decode(bytes: &[u8]) -> Result<Card, BootstrapError> {
         let bad = BootstrapError::BadCard;
         let short = |what| move |_: Short| bad(what);
@@ -159,7 +159,7 @@ impl Card {
     }
 }
 
-/// Text that is shown to people: no control characters.
+/// Reads text for people: rejects control characters.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`].
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`].
 
 use std::fs::File;
 
@@ -42,7 +42,7 @@ fn sample_card(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_card(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let theirs = Card::decode(input).ok()?;
-    // Whatever it says, the two agree or say why not, and both come to the same.
+    // Any two cards agree or tell why not, and both sides compute the same.
     for ours in [Card::new(&Config::DEFAULT, 0, card(1).rails), card(input.len() as u64)] {
         let (here, there) = (ours.agree(&theirs), theirs.agree(&ours));
         assert_eq!(here.is_ok(), there.is_ok(), "{here:?} {there:?}");
@@ -62,14 +62,14 @@ fn sample_frame(seed: u64, into: &mut [u8]) -> usize {
     at += put(&mut into[at..], &[0, 0]);
     at += put(&mut into[at..], &(len as u32).to_le_bytes());
     into[at..at + len].fill(seed as u8);
-    // Sometimes a part of the next one is behind it.
+    // Sometimes the start of the next message follows.
     at + len + number(seed, 2) as usize % 2 * put(&mut into[at + len..], b"FPBS")
 }
 
 fn read_frame(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let socket = File::open("/dev/null").ok()?;
     let message = Wire::heard(socket.into(), input).ok()??;
-    // Six bytes are magic and version; two more mean nothing.
+    // Magic and version take six bytes; two more are reserved.
     let at = 6;
     again[..at].copy_from_slice(&input[..at]);
     again[at..8].copy_from_slice(&input[at..8]);

@@ -1,13 +1,12 @@
-//! Listening and connecting over TCP, and the greeting by which two processes come to know each
-//! other's card.
+//! Listens and connects over TCP, and exchanges cards in a handshake.
 //!
 //! | step  | both sides send                         | both sides check                       |
 //! |-------|-----------------------------------------|----------------------------------------|
 //! | Hello | 16 random bytes                         | version, length                        |
 //! | Card  | *the other's* 16 bytes, then their card | own bytes came back; the card's fields |
 //!
-//! A card that was recorded elsewhere does not answer our random bytes, so it is refused. The side
-//! that listens also checks that the two cards agree.
+//! A replayed card does not contain our random bytes, so it is rejected. The listening side also
+//! checks that the two cards agree.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -21,15 +20,15 @@ use fishplate_shm::meeting::{HalfOpen, Meetings, Step, meet};
 use super::wire::code;
 use super::{BootstrapError, Card, Wire};
 
-/// How long one greeting may take.
+/// Time limit of one handshake.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// Between two attempts to connect.
+/// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(20);
 
 type Nonce = [u8; 16];
 
-/// Waits for other processes at an address.
+/// Accepts processes at an address.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -37,10 +36,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at HOST:PORT. Port 0 takes any that is free.
+    /// Listens at HOST:PORT. Port 0 selects a free one.
     ///
     /// # Errors
-    /// [`BootstrapError::Address`], or the system's code.
+    /// [`BootstrapError::Address`] or [`BootstrapError::System`].
     pub fn bind(at: &str) -> Result<Listener, BootstrapError> {
         let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
         let socket = TcpListener::bind(&addresses[..]).map_err(code)?;
@@ -48,21 +47,21 @@ impl Listener {
         Ok(Listener { socket, meetings: Meetings::new(GREETING) })
     }
 
-    /// The port that it listens at.
+    /// Returns the port.
     ///
     /// # Errors
-    /// The system's code.
+    /// [`BootstrapError::System`].
     pub fn port(&self) -> Result<u16, BootstrapError> {
         Ok(self.socket.local_addr().map_err(code)?.port())
     }
 
-    /// Waits for a process whose card agrees with ours, and shows it ours. Hears many at once: a
-    /// process that is silent, slow or says what does not fit costs only its own connection, and
-    /// [`refused`](Self::refused) names it. Greetings that are not over at the deadline go on in
-    /// the next call with the same card.
+    /// Waits for a process whose card agrees with ours, and sends it ours. Serves many handshakes
+    /// at once: a silent, slow or incompatible process costs only its own connection, and
+    /// [`refused`](Self::refused) names it. Handshakes that the deadline interrupts continue in the
+    /// next call with the same card.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`] if nobody comes, or the system's code.
+    /// [`BootstrapError::Deadline`] if no process came, or [`BootstrapError::System`].
     pub fn accept(&mut self, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
         let card = Shown::new(ours)?;
         self.meetings.retain(|greeting| greeting.ours.card == card.card);
@@ -71,19 +70,18 @@ impl Listener {
         met.ok_or(BootstrapError::Deadline)
     }
 
-    /// Who was refused since the last call, and why: at most the last eight.
+    /// Takes the peers that were rejected since the last call, and why: at most the last eight.
     pub fn refused(&mut self) -> Vec<(String, BootstrapError)> {
         self.meetings.refused()
     }
 }
 
-/// Connects to the process that listens at HOST:PORT, and exchanges cards with it. Tries again
-/// until the deadline while nobody listens there, or the listener hangs up before it has shown a
-/// card.
+/// Connects to the process that listens at HOST:PORT, and exchanges cards with it. Retries until
+/// the deadline while no process listens there, or the listener closes the connection before it
+/// has sent its card.
 ///
 /// # Errors
-/// The system's code if nobody listens there by then; whatever the other side says that does not
-/// fit.
+/// [`BootstrapError::System`] if no process listened in time; or why the peer does not fit.
 pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     let card = Shown::new(ours)?;
     let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
@@ -97,7 +95,7 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
             if left.is_zero() {
                 return Err(last);
             }
-            // One address that does not answer leaves time for the others.
+            // An address that does not answer must leave time for the others.
             let share = left / (addresses.len() - at) as u32;
             match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
                 Ok(stream) => match meet(Greeting::new(stream.into(), &card, false)?, deadline) {
@@ -112,17 +110,15 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
     }
 }
 
-/// Exchanges cards over a stream socket that is connected already, such as one end of a socket
-/// pair.
+/// Exchanges cards over a connected stream socket, such as one end of a socket pair.
 ///
 /// # Errors
-/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; whatever the other side says that does
-/// not fit.
+/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; or why the peer does not fit.
 pub fn over(socket: OwnedFd, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     meet(Greeting::new(socket, &Shown::new(ours)?, false)?, deadline)
 }
 
-/// Our card, and as bytes.
+/// Our card, and its encoding.
 #[derive(Clone, Debug)]
 struct Shown {
     card: Arc<Card>,
@@ -135,22 +131,22 @@ impl Shown {
     }
 }
 
-/// One side of a greeting.
+/// One side of a handshake.
 #[derive(Debug)]
 struct Greeting {
     wire: Wire,
     ours: Shown,
     nonce: Nonce,
-    /// Whether the other side has sent its random bytes.
+    /// Whether the peer has sent its random bytes.
     greeted: bool,
-    /// Whether the cards must agree for the greeting to succeed.
+    /// Whether this side checks that the cards agree.
     judges: bool,
 }
 
 impl Greeting {
     fn new(socket: OwnedFd, ours: &Shown, judges: bool) -> Result<Greeting, BootstrapError> {
         let stream = TcpStream::from(socket);
-        // A socket pair has no such option, and no such delay.
+        // Fails on a socket pair, which does not delay either.
         let _ = stream.set_nodelay(true);
         let mut wire = Wire::over(stream.into());
         let nonce = random()?;
@@ -159,7 +155,7 @@ impl Greeting {
         Ok(Greeting { wire, ours: ours.clone(), nonce, greeted: false, judges })
     }
 
-    /// The other side's card, once it is here.
+    /// Advances the handshake. Returns the peer's card once it has arrived.
     fn go_on(&mut self) -> Result<Option<Card>, BootstrapError> {
         loop {
             let moved = self.wire.pump();
@@ -169,7 +165,7 @@ impl Greeting {
             let (nonce, rest) =
                 message.split_first_chunk::<16>().ok_or(BootstrapError::BadCard("random bytes"))?;
             if self.greeted {
-                // Not made for this greeting.
+                // A card for another handshake.
                 if *nonce != self.nonce {
                     return Err(BootstrapError::BadCard("random bytes"));
                 }
@@ -179,7 +175,7 @@ impl Greeting {
                 }
                 return Ok(Some(theirs));
             }
-            // Our own bytes sent back would make us answer ourselves.
+            // A peer that reflects our bytes would make us answer ourselves.
             if *nonce == self.nonce {
                 return Err(BootstrapError::BadCard("random bytes"));
             }
@@ -226,8 +222,8 @@ impl HalfOpen for Greeting {
 
 fn random() -> Result<Nonce, BootstrapError> {
     let mut nonce = [0; 16];
-    // SAFETY: 16 bytes, all ours.
+    // SAFETY: `nonce` has the 16 writable bytes that the call is told.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
-    // Up to 256 bytes come whole once the generator is seeded, which the call waits for.
+    // The call waits for the generator's seed, then returns up to 256 bytes at once.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(code(std::io::Error::last_os_error())) }
 }

@@ -1,5 +1,5 @@
-//! Messages over a connected stream socket: a head of twelve bytes (`FPBS`, version, zero, length),
-//! then the bytes.
+//! Messages over a connected stream socket: a header of twelve bytes (`FPBS`, version, zero,
+//! length), then the payload.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -14,45 +14,44 @@ use super::{BootstrapError, MESSAGE_MAX, WIRE_VERSION};
 const MAGIC: [u8; 4] = *b"FPBS";
 const HEAD: usize = 12;
 
-/// Between two looks at a connection on which nothing happens: first none, then this.
+/// Pause between two polls of an idle connection, after the first polls.
 const NAP: Duration = Duration::from_micros(100);
 
-/// Looks before the first nap.
+/// Polls before the first pause.
 const LOOKS: u32 = 200;
 
-/// A connection that carries messages. Dropping it hangs up.
+/// A connection that carries messages. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Wire {
     socket: OwnedFd,
-    /// What has come of the next message, and at most a little of those after it.
+    /// Received bytes of the next message, and possibly the start of later ones.
     inward: Vec<u8>,
-    /// Our message, and how much of it was sent.
+    /// The outgoing message, and how many of its bytes were sent.
     outward: Vec<u8>,
     sent: usize,
-    /// Longest message that is accepted.
+    /// Maximum size of a message that is accepted.
     longest: usize,
 }
 
 impl Wire {
-    /// Carries messages over a connected stream socket, such as one end of a socket pair that a
-    /// process inherited.
+    /// Wraps a connected stream socket, such as an inherited end of a socket pair.
     pub fn over(socket: OwnedFd) -> Wire {
         Wire { socket, inward: vec![], outward: vec![], sent: 0, longest: MESSAGE_MAX }
     }
 
-    /// Accepts no message longer than `longest` bytes from now on.
+    /// Limits the size of messages that arrive from now on.
     pub(super) fn accept_at_most(&mut self, longest: usize) {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
-    /// Sends a message and waits for one. Both sides do so at once. While nothing happens, `idle`
-    /// is called; it says how much it found to do, and for nothing there are naps; with `None` it
-    /// ends the wait. A message that came before the wait ended, or before the other side hung up,
-    /// is returned all the same.
+    /// Sends a message and waits for the peer's, which does the same. While nothing arrives, it
+    /// calls `idle`, which returns how many events it handled; after several calls without events
+    /// the wait naps between them. `None` stops the wait. A message that arrived before the wait
+    /// was stopped, or before the peer closed the connection, is still returned.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`], and
-    /// what a message can be that is none. After an error the wire is of no more use.
+    /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or
+    /// the peer's message is malformed. After an error the wire cannot be used.
     pub fn exchange(
         &mut self,
         ours: &[u8],
@@ -72,8 +71,7 @@ impl Wire {
             }
             let found = if moved { Some(1) } else { idle() };
             match found {
-                // The other side may have said its last word and left while `idle` found that it is
-                // gone.
+                // The peer may have sent its last message before `idle` saw it leave.
                 None => {
                     let _ = self.pump();
                     return self.hear()?.ok_or(BootstrapError::Stopped);
@@ -88,44 +86,42 @@ impl Wire {
         }
     }
 
-    /// Where the other side is: HOST:PORT.
+    /// Returns the peer's HOST:PORT.
     pub fn peer(&self) -> String {
         let address = self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
         address.map_or_else(|_| "an unknown address".into(), |address| address.to_string())
     }
 
-    /// Whether the other side still has the connection open.
-    /// Does not wait, and leaves the next message in place.
+    /// Returns whether the peer still has the connection open. Does not wait or consume a message.
     pub fn is_open(&self) -> bool {
         is_open(self.socket.as_fd())
     }
 
-    /// Tells whether the other side still has the connection open,
-    /// also during an exchange of messages.
+    /// Returns a second handle that tells whether the peer still has the connection open.
     ///
     /// # Errors
-    /// The system's code.
+    /// [`BootstrapError::System`].
     pub fn lifeline(&self) -> Result<Lifeline, BootstrapError> {
         self.socket.try_clone().map(Lifeline).map_err(code)
     }
 
-    /// What is heard where this has come in: see `fuzzing`.
+    /// Parses `inward` as if it had been received: for `fuzzing`.
     pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
         let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
         wire.hear()
     }
 
-    /// The socket to wait for.
+    /// The socket to poll.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// What to wait for.
+    /// The events to poll for.
     pub(super) fn events(&self) -> i16 {
         libc::POLLIN | if self.sent < self.outward.len() { libc::POLLOUT } else { 0 }
     }
 
-    /// Makes `message` the one that is sent. The one before it was.
+    /// Queues a message. The previous one must have been sent.
     pub(super) fn say(&mut self, message: &[u8]) -> Result<(), BootstrapError> {
         if message.len() > MESSAGE_MAX {
             return Err(BootstrapError::TooLong { len: message.len() as u64, max: MESSAGE_MAX });
@@ -137,8 +133,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends what the socket has room for, and takes in what has come until that is a message.
-    /// Whether anything moved.
+    /// Sends as much as the socket takes, and receives until a message is complete. Returns whether
+    /// any byte moved.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {
@@ -160,7 +156,7 @@ impl Wire {
         Ok(moved)
     }
 
-    /// The next message, once it is whole and ours is sent.
+    /// Returns the next message once it is complete and ours was sent.
     pub(super) fn hear(&mut self) -> Result<Option<Vec<u8>>, BootstrapError> {
         let Some(end) = self.whole()?.filter(|_| self.sent == self.outward.len()) else {
             return Ok(None);
@@ -170,7 +166,7 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Where the first message ends, if it is whole. Its head is checked as soon as it is there.
+    /// Returns the end of the first message if it is complete. Checks its header at once.
     fn whole(&self) -> Result<Option<usize>, BootstrapError> {
         let known = self.inward.len().min(MAGIC.len());
         if self.inward[..known] != MAGIC[..known] {
@@ -191,7 +187,7 @@ impl Wire {
     }
 }
 
-/// A look at a [`Wire`] from elsewhere, or at another stream whose end says that a process is gone.
+/// Watches a [`Wire`], or any other stream socket that closes when the peer's process ends.
 #[derive(Debug)]
 pub struct Lifeline(OwnedFd);
 
@@ -202,8 +198,7 @@ impl From<OwnedFd> for Lifeline {
 }
 
 impl Lifeline {
-    /// Whether the other side, so its process, still has the connection open,
-    /// whatever it sent. One system call.
+    /// Returns whether the peer still has the connection open. One system call; does not wait.
     pub fn holds(&self) -> bool {
         is_open(self.0.as_fd())
     }
@@ -211,27 +206,27 @@ impl Lifeline {
 
 fn is_open(socket: BorrowedFd<'_>) -> bool {
     let mut look = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one entry, ours, and no time to wait.
+    // SAFETY: `look` is the one entry that the call is told.
     let found = unsafe { libc::poll(&mut look, 1, 0) };
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }
 
-/// Sends what there is room for: how many bytes.
+/// Sends as much as the socket takes. Returns the number of bytes.
 fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, BootstrapError> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: as many bytes as said, which are ours.
+    // SAFETY: `bytes` is readable for its length.
     attempt(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
-/// Receives what has come: how many bytes.
+/// Receives what has arrived. Returns the number of bytes.
 fn recv(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, BootstrapError> {
-    // SAFETY: as many bytes as said, which are ours.
+    // SAFETY: `into` is writable for its length.
     attempt(unsafe {
         libc::recv(socket.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT)
     })
 }
 
-/// Bytes moved; none if it would have to wait.
+/// Converts a result: 0 if the call would block.
 fn attempt(moved: isize) -> Result<usize, BootstrapError> {
     match moved {
         0 => Err(BootstrapError::HungUp),

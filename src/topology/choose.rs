@@ -1,27 +1,28 @@
-//! The choice of NICs.
+//! Chooses the NICs of a process.
 //!
-//! Every process computes the same deal over all GPUs and takes its own GPU's hand: nobody asks
-//! anybody. Each GPU gets `NICs / GPUs` of them, at least one: first the nearest, and further ones
-//! only if no farther away than its first; of equally near ones that which fewest others hold. Then
-//! single NICs change hands where one is held by two more than another that is no farther away.
-//! Never does a GPU get a farther NIC for the sake of balance.
+//! Every process computes the same assignment of NICs to all GPUs of the machine and takes the
+//! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: the
+//! nearest first, then only NICs at the same distance; among those the one that the fewest GPUs
+//! have. Then single NICs move from GPU to GPU while one is used by two more GPUs than another at
+//! the same distance. Balance never gives a GPU a more distant NIC.
 
 use super::pci::PciAddress;
 use super::{Distance, Machine, distance};
 
-/// What a process wants to be near to.
+/// The device or node that a process's NICs should be near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// A GPU.
     Gpu(PciAddress),
     /// A NUMA node.
     Node(u32),
-    /// Nothing: every NIC is as good as any other.
+    /// No preference.
     Anywhere,
 }
 
 impl Machine {
-    /// How far a NIC is from where the process wants to be. An absent GPU is far from everything.
+    /// Returns the distance of a NIC from an anchor. An unknown GPU is [`Distance::System`] from
+    /// all.
     pub fn distance(&self, nic: usize, anchor: Anchor) -> Distance {
         let Some(nic) = self.nics.get(nic) else {
             return Distance::System;
@@ -37,10 +38,10 @@ impl Machine {
         }
     }
 
-    /// The NICs that a process should use, among those of `usable`, at most `limit`, best first.
+    /// Returns the NICs of `usable` that a process should use, at most `limit`, best first.
     ///
-    /// For a GPU, its hand of the deal over all GPUs of the machine. For a node or for nothing, all
-    /// NICs that are as near as the nearest.
+    /// For a GPU these are its share of the assignment to all GPUs of the machine. Otherwise they
+    /// are all NICs at the smallest distance.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
         let mut usable: Vec<usize> = usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
@@ -56,7 +57,7 @@ impl Machine {
         usable
     }
 
-    /// Deals the NICs out: one hand per GPU.
+    /// Assigns NICs to GPUs: one list per GPU.
     fn deal(&self, usable: &[usize], limit: usize) -> Vec<Vec<usize>> {
         let gpus = self.gpus.len();
         let share = (usable.len() / gpus.max(1)).max(1).min(limit);
@@ -87,7 +88,8 @@ impl Machine {
         hands
     }
 
-    /// Moves NICs held by two more than another. Each move lessens the sum of squares, so it ends.
+    /// Moves NICs that two more GPUs use than another. Each move reduces the sum of squared use
+    /// counts, so this terminates.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {
             let mut moved = false;
@@ -125,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// Whether two NICs are ports of one adapter.
+    /// Returns whether two NICs are ports of one adapter.
     fn one_adapter(&self, a: usize, b: usize) -> bool {
         match (&self.nics[a].path, &self.nics[b].path) {
             (Some(a), Some(b)) => a.address().same_device(&b.address()),

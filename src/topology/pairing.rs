@@ -1,18 +1,18 @@
-//! Which rail of one end talks to which rail of the other.
+//! Pairs the rails of two ends.
 //!
-//! Both ends compute the same pairing from what both have told: rails on one fabric talk to each
-//! other, fast ones to fast ones, and among equally fast ones the start differs from pair to pair,
-//! so that many senders do not all meet on the first NIC of everybody.
+//! Both ends compute the same pairs from both descriptions. Rails on one fabric are paired, fast
+//! ones with fast ones. Among equally fast rails the pairing rotates by the two ends' numbers, so
+//! that many senders do not all use the first NIC of a receiver.
 
 use std::fmt;
 
-/// Why the rails of two ends do not fit together.
+/// Why the rails of two ends cannot be paired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// One end has no rails at all, or more than 16.
+    /// An end has no rails, or more than 16.
     Count {
-        /// The number that cannot be.
+        /// Its number of rails.
         rails: usize,
     },
     /// The two ends have different numbers of rails.
@@ -37,28 +37,28 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// What a pairing needs to know of a rail.
+/// The properties of a rail that pairing needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailEnd<'a> {
-    /// The fabric that it is on, as its provider names it:
-    /// rails on fabrics of one name reach each other. Empty where not known.
+    /// The provider's name of its fabric. Rails with the same name reach each other. Empty if
+    /// unknown.
     pub fabric: &'a str,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
-/// The rails of two ends, joined one to one.
+/// The rails of two ends, paired one to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
-    /// For each rail here, the rail there.
+    /// The remote rail of each local one.
     pub theirs: Vec<u8>,
-    /// Local rails joined to a rail of another speed, with both speeds in megabits per second.
+    /// Local rails paired with a rail of another speed, with both speeds in megabits per second.
     pub uneven: Vec<(u8, u32, u32)>,
 }
 
 impl Pairing {
-    /// Joins the rails of two ends. `me` and `peer` are numbers by which both ends know each other.
-    /// With the arguments swapped, the other end comes to the inverse.
+    /// Pairs the rails of two ends. `me` and `peer` identify the ends. With swapped arguments, the
+    /// other end computes the inverse.
     ///
     /// # Errors
     /// [`Mismatch`] names both counts.
@@ -76,7 +76,7 @@ impl Pairing {
         if ours.len() != theirs.len() {
             return Err(Mismatch::Rails { theirs: theirs.len(), ours: ours.len() });
         }
-        // Both ends look at it from the end with the smaller number.
+        // Both ends compute from the viewpoint of the smaller number.
         let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
         let start = mix(me.min(peer), me.max(peer));
         let mut joined = vec![];
@@ -94,8 +94,8 @@ impl Pairing {
                 joined.extend(pairs);
             }
         }
-        // Fabrics that the other end does not name:
-        // only use shows whether such rails reach each other.
+        // Fabrics that only one end names: whether these rails reach each other is unknown until
+        // use.
         joined.extend(join(&speeds(low), &speeds(high), &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
@@ -112,23 +112,23 @@ impl Pairing {
     }
 }
 
-/// One end's rail, for [`joined`].
+/// A rail of one end, for [`joined`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricEnd {
-    /// Names the provider. Rails of different providers do not reach each other.
+    /// Identifies the provider. Rails of different providers do not reach each other.
     pub provider: u32,
-    /// Names the fabric, among those of the provider.
+    /// Identifies the provider's fabric.
     pub fabric: u32,
     /// Megabits per second; 0 where not known.
     pub mbit: u32,
 }
 
-/// Pairs of a rail here and a rail there that join two ends, by position. The ends may have
-/// different numbers of rails; each rail is in one pair at most. With the arguments swapped, the
-/// other end comes to the same pairs.
+/// Returns pairs of a local and a remote rail, by position. The ends may have different numbers of
+/// rails; each rail is in at most one pair. With swapped arguments, the other end computes the same
+/// pairs.
 ///
-/// Rails are paired on fabrics that both ends name. Only where there is no such fabric, rails of
-/// one provider are: routers may lead from one to the other.
+/// Pairs rails on fabrics that both ends name. Without such a fabric, it pairs rails of one
+/// provider, since routers may connect them.
 pub fn joined(ours: &[FabricEnd], theirs: &[FabricEnd], me: u64, peer: u64) -> Vec<(usize, usize)> {
     let (low, high) = if me <= peer { (ours, theirs) } else { (theirs, ours) };
     let on_one = |name: fn(&FabricEnd) -> (u32, u32)| {
@@ -159,26 +159,28 @@ fn speeds(end: &[RailEnd<'_>]) -> Vec<u32> {
     end.iter().map(|rail| rail.mbit).collect()
 }
 
-/// Rails from the fastest to the slowest.
+/// Sorts rails, fastest first.
 fn by_speed(speeds: &[u32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..speeds.len()).collect();
     order.sort_by_key(|&rail| (std::cmp::Reverse(speeds[rail]), rail));
     order
 }
 
-/// Joins rails in order of speed, as many as both have.
-/// Equal ones are rotated at both ends alike, by `start`.
+/// Pairs rails in order of speed, as many as both ends have. The end with more rails rotates its
+/// equally fast ones by `start`, so that each of them serves some peers.
 fn join(low: &[u32], high: &[u32], a: &[usize], b: &[usize], start: u64) -> Vec<(usize, usize)> {
-    let count = a.len().min(b.len());
-    let (a, mut b) = (&a[..count], b[..count].to_vec());
-    let mut at = 0;
-    while at < count {
-        let alike = |k: usize| low[a[k]] == low[a[at]] && high[b[k]] == high[b[at]];
-        let end = (at..count).find(|&k| !alike(k)).unwrap_or(count);
-        b[at..end].rotate_left((start % (end - at) as u64) as usize);
-        at = end;
+    let (mut a, mut b) = (a.to_vec(), b.to_vec());
+    match a.len() > b.len() {
+        true => rotate(low, &mut a, start),
+        false => rotate(high, &mut b, start),
     }
-    a.iter().copied().zip(b).collect()
+    a.into_iter().zip(b).collect()
+}
+
+fn rotate(speeds: &[u32], rails: &mut [usize], start: u64) {
+    for alike in rails.chunk_by_mut(|&a, &b| speeds[a] == speeds[b]) {
+        alike.rotate_left((start % alike.len() as u64) as usize);
+    }
 }
 
 /// Spreads the bits of two numbers (the finaliser of splitmix64).
@@ -191,6 +193,8 @@ fn mix(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     fn ends(speeds: &[u32]) -> Vec<RailEnd<'static>> {
@@ -284,6 +288,21 @@ mod tests {
         for rail in 0..4 {
             let share = firsts.iter().filter(|&&first| first == rail).count();
             assert!((2..=16).contains(&share), "rail {rail} is met by {share} of 32: {firsts:?}");
+        }
+    }
+
+    #[test]
+    fn each_rail_of_the_end_with_more_serves_some_of_many_peers() {
+        let rail = FabricEnd { provider: 1, fabric: 1, mbit: 100 };
+        let shares = |peers: Range<u64>, pair: &dyn Fn(u64) -> usize| {
+            let mut shares = [0; 4];
+            peers.for_each(|peer| shares[pair(peer)] += 1);
+            shares
+        };
+        let clients = shares(0..32, &|peer| joined(&[rail], &[rail; 4], peer, 77)[0].1);
+        let servers = shares(100..132, &|peer| joined(&[rail; 4], &[rail], 77, peer)[0].0);
+        for share in clients.into_iter().chain(servers) {
+            assert!((2..=16).contains(&share), "{clients:?} {servers:?}");
         }
     }
 

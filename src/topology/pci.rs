@@ -1,4 +1,4 @@
-//! PCI addresses, and paths through bridges as the kernel lays them out below `/sys/devices`.
+//! PCI addresses, and paths through bridges as in `/sys/devices`.
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Whether the other is a function of the same device: two ports of one adapter.
+    /// Returns whether both are functions of one device: two ports of one adapter.
     pub fn same_device(&self, other: &PciAddress) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
     }
@@ -33,7 +33,7 @@ impl fmt::Display for PciAddress {
 impl FromStr for PciAddress {
     type Err = ();
 
-    /// Reads an address as the kernel writes it. Case does not matter: CUDA writes capitals.
+    /// Parses the kernel's form. Ignores case: CUDA writes upper case.
     fn from_str(text: &str) -> Result<Self, ()> {
         fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Result<u32, ()> {
             if !digits.contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -57,7 +57,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// The way from a root complex to a device. Every step but the last is a bridge.
+/// The path from a root complex to a device. Every step but the last is a bridge.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PciPath {
     root: String,
@@ -65,17 +65,17 @@ pub struct PciPath {
 }
 
 impl PciPath {
-    /// Reads the path out of a resolved `/sys/devices/pciDDDD:BB/...`; what is below the last PCI
-    /// device (`virtio2/net/eth0`) does not count. `None` when there is no PCI device on it.
+    /// Parses a resolved `/sys/devices/pciDDDD:BB/...` and ignores what follows the last PCI device
+    /// (`virtio2/net/eth0`). `None` if it contains no PCI device.
     pub fn parse(resolved: &Path) -> Option<PciPath> {
         let mut parts = resolved.iter().filter_map(|part| part.to_str());
-        // Other things come before it on some machines: `platform/40000000.pcie/pci0000:00`.
+        // Some machines have a prefix: `platform/40000000.pcie/pci0000:00`.
         let root = parts.find(|part| part.starts_with("pci") && part.contains(':'))?.to_owned();
         let mut steps = vec![];
         for part in parts {
             match part.parse() {
                 Ok(step) => steps.push(step),
-                // A host bridge below a bridge (VMD) opens a domain of its own.
+                // A host bridge below a bridge (VMD) starts a new domain.
                 Err(()) if part.starts_with("pci") && part.contains(':') => {}
                 Err(()) => break,
             }
@@ -88,12 +88,13 @@ impl PciPath {
         &self.root
     }
 
-    /// The device itself.
+    /// The device.
     pub fn address(&self) -> PciAddress {
         self.steps[self.steps.len() - 1]
     }
 
-    /// Bridges that are above both. Functions of one device right at the root complex share none.
+    /// Counts the bridges above both. Functions of one device directly at the root complex share
+    /// none.
     pub fn shared_bridges(&self, other: &PciPath) -> usize {
         let bridges = |path: &'_ PciPath| path.steps.len() - 1;
         if self.root != other.root {
@@ -103,7 +104,7 @@ impl PciPath {
         self.steps.iter().zip(&other.steps).take(most).take_while(|(a, b)| a == b).count()
     }
 
-    /// Bridges that traffic between the two goes through without being above both.
+    /// Counts the bridges between the two that are not above both.
     pub(super) fn hops(&self, other: &PciPath) -> usize {
         let shared = self.shared_bridges(other);
         (self.steps.len() - 1 - shared) + (other.steps.len() - 1 - shared)

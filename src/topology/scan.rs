@@ -1,4 +1,4 @@
-//! Reads a machine out of a sysfs tree.
+//! Reads a machine from a sysfs tree.
 //!
 //! | what           | where                                                                       |
 //! |----------------|-----------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ use super::{Gpu, LinkState, Machine, Nic};
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 
-/// Longest file of a sysfs tree that is read, in bytes. Values are one line.
+/// Maximum size in bytes of a sysfs file to read. Values are one line.
 const VALUE_MAX: u64 = 4096;
 
 impl Machine {
@@ -30,11 +30,11 @@ impl Machine {
         Self::read(Path::new("/sys"))
     }
 
-    /// Reads the tree below `root`. Follows symbolic links, within the tree or out of it.
+    /// Reads the tree below `root`. Follows symbolic links, also out of the tree.
     ///
     /// # Errors
-    /// Only if `root` itself is no directory that can be read. What is missing below it is not
-    /// there, or is in [`notes`](Machine::notes).
+    /// Only if `root` is not a readable directory. [`notes`](Machine::notes) lists what else could
+    /// not be read.
     pub fn read(root: &Path) -> io::Result<Machine> {
         fs::read_dir(root)?;
         let mut machine = Machine::default();
@@ -42,7 +42,7 @@ impl Machine {
         machine.read_verbs(&root.join("class/infiniband"));
         machine.read_gpus(&root.join("bus/pci/devices"));
         let key = |path: &Option<PciPath>| path.as_ref().map(PciPath::address);
-        // `None` is the least of all: those without an address come last.
+        // NICs without an address come last, though `None` sorts first.
         machine.nics.sort_by(|a, b| {
             let (x, y) = (key(&a.path), key(&b.path));
             x.is_none().cmp(&y.is_none()).then(x.cmp(&y)).then_with(|| a.name.cmp(&b.name))
@@ -54,7 +54,7 @@ impl Machine {
     fn read_interfaces(&mut self, class: &Path) {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
-            // Loopback and some virtual interfaces answer -1, a link that is down an error.
+            // Loopback and some virtual interfaces report -1; a link that is down fails to read.
             let mbit =
                 value(&entry.join("speed")).and_then(|text| text.parse().ok()).filter(|&mbit| mbit > 0);
             let link = match value(&entry.join("operstate")).as_deref() {
@@ -77,7 +77,7 @@ impl Machine {
                     Some(false) => LinkState::Down,
                     None => LinkState::Unknown,
                 };
-            // The interface of the same function, if there is one, is the same NIC.
+            // A network interface of the same function is the same NIC.
             let same =
                 self.nics.iter_mut().find(|nic| path.is_some() && nic.path == path && nic.verbs.is_none());
             match same {
@@ -100,8 +100,8 @@ impl Machine {
             let (Some(class), Some(vendor)) = (hex("class"), hex("vendor")) else {
                 continue;
             };
-            // VGA and 3D controllers; AMD's accelerators also say display controller or
-            // accelerator.
+            // VGA and 3D controllers; AMD's accelerators are display controllers or processing
+            // accelerators.
             let is_gpu = matches!(
                 (vendor as u16, class >> 8),
                 (NVIDIA, 0x0300 | 0x0302) | (AMD, 0x0300 | 0x0302 | 0x0380 | 0x1200)
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Where the device behind a class entry is plugged in, and its NUMA node.
+    /// Returns the PCI path and the NUMA node of the device behind a class entry.
     fn place(&mut self, name: &str, entry: &Path) -> (Option<PciPath>, Option<u32>) {
         let device = entry.join("device");
         if fs::symlink_metadata(&device).is_err() {
@@ -146,7 +146,7 @@ impl Machine {
     }
 }
 
-/// The entries of a folder by name, in order. None if it cannot be read.
+/// Lists the directories in `folder`, sorted by name. Empty if it cannot be read.
 fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(listing) = fs::read_dir(folder) else {
         return vec![];
@@ -162,7 +162,7 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// The text of a file without the white space around it, if it is short and can be read.
+/// Reads a short file, trimmed. `None` if it is long or cannot be read.
 fn value(file: &Path) -> Option<String> {
     use std::io::Read;
     let mut text = String::new();
@@ -175,7 +175,7 @@ fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Machines with one node write -1.
+/// Reads the NUMA node. Machines with a single node report -1.
 fn node(device: &Path) -> Option<u32> {
     value(&device.join("numa_node"))?.parse().ok()
 }
