@@ -11,7 +11,7 @@ use fishplate_core::mem::RailId;
 use fishplate_core::rail::{Rail, Rails};
 use fishplate_core::sync::spin::Policy;
 #[cfg(feature = "cuda")]
-use fishplate_gpu::cuda::{CudaConfig, CudaDevice};
+use fishplate_gpu::cuda::{self, CudaConfig, CudaDevice};
 use fishplate_gpu::{AnyDevice, DeviceError, GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Listener, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
@@ -26,6 +26,8 @@ use crate::config::{RAILS_LIMIT, Settings};
 use crate::direct::StandIn;
 use crate::rails::{self, OpenRail, RailsError, Wanted};
 use crate::storage::Limits;
+#[cfg(feature = "cuda")]
+use crate::topology::PciAddress;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
 
@@ -64,6 +66,25 @@ impl Gpu {
             Gpu::Cuda(ordinal) => {
                 let opened = CudaDevice::open(ordinal, CudaConfig::default())?;
                 Ok(AnyDevice::Cuda(Box::new(opened)))
+            }
+        }
+    }
+
+    /// What the NICs of a node with this device should be near.
+    fn anchor(self) -> Anchor {
+        match self {
+            Gpu::StandIn => Anchor::here(),
+            #[cfg(feature = "cuda")]
+            Gpu::Cuda(ordinal) => {
+                let gpus = cuda::devices().unwrap_or_default();
+                let address = |&(domain, bus, device): &(u32, u32, u32)| PciAddress {
+                    domain,
+                    bus: bus as u8,
+                    device: device as u8,
+                    function: 0,
+                };
+                let known = gpus.iter().find(|gpu| gpu.ordinal == ordinal);
+                known.map_or_else(Anchor::here, |gpu| Anchor::Gpu(address(&gpu.pci)))
             }
         }
     }
@@ -141,6 +162,7 @@ pub struct Builder {
     fabric: Fabric,
     library: Option<Library>,
     gpu: Option<Gpu>,
+    machine: Option<Machine>,
     policy: Policy,
     pub(super) worker: Option<Options>,
     pub(super) connect_timeout: Duration,
@@ -158,6 +180,7 @@ impl Default for Builder {
             fabric: Fabric::default(),
             library: None,
             gpu: None,
+            machine: None,
             policy: Policy::BALANCED,
             worker: None,
             connect_timeout: Duration::from_secs(10),
@@ -213,6 +236,14 @@ impl Builder {
     /// what the devices cannot copy themselves.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
+        self
+    }
+
+    /// The NICs and GPUs of this host. Unless interfaces are named, the libfabric rails use the
+    /// NICs near the node's device, or near the thread that opens the node. Default:
+    /// [`Machine::here`], which reads `/sys`. Where a container hides that, pass a description.
+    pub fn machine(mut self, machine: Machine) -> Self {
+        self.machine = Some(machine);
         self
     }
 
@@ -342,10 +373,11 @@ impl Builder {
             None => unsafe { Library::open(None) }.map_err(RailsError::Load),
         };
         let opened = library.and_then(|library| {
-            let machine = Machine::here().unwrap_or_default();
+            let machine = self.machine.clone().unwrap_or_else(|| Machine::here().unwrap_or_default());
+            let anchor = self.gpu.map_or_else(Anchor::here, Gpu::anchor);
             let limit = self.settings.max_rails.min(RAILS_LIMIT - 1);
             let settings = Settings { max_rails: limit, ..self.settings.clone() };
-            let (limits, anchor, devices) = (self.limits, Anchor::Anywhere, self.gpu.is_some());
+            let (limits, devices) = (self.limits, self.gpu.is_some());
             rails::open(Wanted { settings: &settings, limits, anchor, count, devices }, library, &machine)
         });
         match opened {

@@ -20,6 +20,18 @@ pub enum Anchor {
     Anywhere,
 }
 
+impl Anchor {
+    /// Returns the NUMA node that the calling thread runs on, or no preference on a machine with
+    /// one node.
+    pub fn here() -> Anchor {
+        let (mut cpu, mut node) = (0u32, 0u32);
+        // SAFETY: the call writes the two numbers, and ignores its third argument.
+        let done = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, 0usize) };
+        let several = std::fs::exists("/sys/devices/system/node/node1").unwrap_or(false);
+        if done == 0 && several { Anchor::Node(node) } else { Anchor::Anywhere }
+    }
+}
+
 impl Machine {
     /// Returns the distance of a NIC from an anchor. An unknown GPU is [`Distance::System`] from
     /// all.

@@ -197,13 +197,58 @@ fn a_node_without_a_device_puts_into_that_of_a_peer_and_gets_from_it() {
 
 #[cfg(feature = "cuda")]
 mod cuda {
+    use std::path::Path;
     use std::sync::Mutex;
     use std::time::Duration;
 
     use fishplate::core::mem::Untrusted;
-    use fishplate::gpu::cuda::{CudaConfig, CudaDevice};
+    use fishplate::gpu::cuda::{self, CudaConfig, CudaDevice};
     use fishplate::gpu::{Device, DevicePtr, GpuDirect};
+    use fishplate::topology::{self, LinkState, Machine, Nic, PciAddress, PciPath};
     use fishplate_testing::fabric::Bus;
+
+    use super::super::fake;
+    use super::super::gpu::device;
+    use super::network;
+
+    /// A machine with four NICs: two below each of two root complexes, one of which has the GPU.
+    fn machine(gpu: PciAddress, near: usize) -> Machine {
+        let path = |root: usize, address: PciAddress| {
+            PciPath::parse(Path::new(&format!("/sys/devices/pci{root:04x}:00/{address}")))
+        };
+        let nic = |at: usize| Nic {
+            name: format!("cxi{at}"),
+            interface: Some(format!("cxi{at}")),
+            verbs: None,
+            path: path(at / 2, PciAddress { domain: 7, bus: at as u8, device: 0, function: 0 }),
+            node: None,
+            mbit: None,
+            link: LinkState::Up,
+        };
+        let gpu = topology::Gpu { address: gpu, path: path(near, gpu), node: None, vendor: 0x10de };
+        Machine { nics: (0..4).map(nic).collect(), gpus: vec![gpu], ..Machine::default() }
+    }
+
+    #[test]
+    fn a_node_with_a_gpu_uses_the_nics_near_it_unless_some_are_named() {
+        if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
+            println!("SKIPPED NICs near a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)");
+            return;
+        }
+        let (domain, bus, slot) = cuda::devices().unwrap()[0].pci;
+        let address = PciAddress { domain, bus: bus as u8, device: slot as u8, function: 0 };
+        let provider = network(3);
+        let used = |machine, named: &[&str]| -> Vec<String> {
+            let node = fake(&provider, named).gpu(device()).machine(machine).open().unwrap();
+            node.rails().iter().filter(|rail| rail.id.0 > 0).map(|rail| rail.interface.clone()).collect()
+        };
+        assert_eq!(used(machine(address, 0), &[]), ["cxi0", "cxi1"]);
+        assert_eq!(used(machine(address, 1), &[]), ["cxi2", "cxi3"]);
+        assert_eq!(used(machine(address, 1), &["cxi0", "cxi3"]), ["cxi0", "cxi3"]);
+        // The machine does not list the GPU: all are equally far.
+        let elsewhere = PciAddress { domain: 9, ..address };
+        assert_eq!(used(machine(elsewhere, 1), &[]).len(), 4);
+    }
 
     /// The first device, as the NICs of a network see it.
     #[derive(Debug)]

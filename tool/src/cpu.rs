@@ -155,15 +155,6 @@ pub fn list(cpus: &[usize]) -> String {
     runs.iter().map(show).collect::<Vec<_>>().join(",")
 }
 
-/// The NUMA node that this thread runs on, if the machine has several.
-pub fn node() -> Option<u32> {
-    let (mut cpu, mut node) = (0u32, 0u32);
-    // SAFETY: two places for numbers, and nothing else.
-    let done = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, 0usize) };
-    let several = fs::exists("/sys/devices/system/node/node1").unwrap_or(false);
-    (done == 0 && several).then_some(node)
-}
-
 /// The processor's own name.
 pub fn model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

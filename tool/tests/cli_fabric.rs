@@ -267,6 +267,9 @@ fn info_tells_of_providers_interfaces_and_memory() {
     }
     let bytes = negotiated["bytes_per_peer_with_4_rails"].as_u64().expect("rails can be opened");
     assert!(bytes < 16 << 10, "{bytes} bytes per peer");
+    // Libfabric's tcp has FI_HMEM where it was built with a GPU's library, its shm always.
+    assert!(tcp["device_memory"].is_boolean(), "{tcp}");
+    assert_eq!(told["fabric"]["providers"]["shm"]["device_memory"], true);
     let missing = told["fabric"]["providers"]["cxi"]["usable"].as_str().unwrap_or_default();
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
@@ -284,6 +287,32 @@ fn until_it_measures(pid: u32) {
         assert!(Instant::now() < deadline, "the two sides measure");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+#[test]
+fn a_side_that_stands_still_for_12_s_is_waited_for_as_long_as_the_run_has() {
+    if absent("fabric, a side that stands still") {
+        return;
+    }
+    let port = port();
+    let side = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
+    // Long enough that posts stay in flight.
+    let line = format!("perf put -s 256K -n 16000 -T 90 {LO} --connect 127.0.0.1:{port}");
+    let mut other = listen(&line);
+    let mut first = [0];
+    other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
+    until_it_measures(other.id());
+    let begun = Instant::now();
+    for (signal, wait) in [(libc::SIGSTOP, Duration::from_secs(12)), (libc::SIGCONT, Duration::ZERO)] {
+        // SAFETY: a call with plain numbers. The process is a child that is not waited for yet.
+        assert_eq!(unsafe { libc::kill(side.id() as i32, signal) }, 0);
+        std::thread::sleep(wait);
+    }
+    for side in [other, side] {
+        let output = side.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    assert!(begun.elapsed() > Duration::from_secs(12));
 }
 
 #[test]

@@ -11,8 +11,6 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library};
 use serde_json::{Map, Value, json};
 
-use crate::cpu;
-
 /// The rails for which the memory per peer is told.
 const RAILS: usize = 4;
 
@@ -33,7 +31,7 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
         true => rails::PROVIDERS.iter().copied().chain(["shm"]).collect(),
         false => settings.providers.iter().map(String::as_str).collect(),
     };
-    let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
+    let anchor = Anchor::here();
     let providers: Map<String, Value> = asked
         .into_iter()
         .map(|name| (name.to_owned(), provider(library, machine, anchor, settings, name)))
@@ -70,6 +68,8 @@ fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Sett
             if let Some(offer) = offers.first() {
                 told.insert("negotiated".into(), negotiated(offer));
             }
+            let ask = Ask { devices: true, ..Ask::new(name) };
+            told.insert("device_memory".into(), negotiate::negotiate(library, &ask).is_ok().into());
             let why = |no: &negotiate::Rejected| {
                 (format!("{} on {}", no.provider, no.interface), Value::from(no.why.to_string()))
             };

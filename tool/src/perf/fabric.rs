@@ -22,7 +22,6 @@ use super::table::{self, Talk};
 use super::who::Who;
 use crate::args::{Meeting, PeerArgs, Plan, Transport, name};
 use crate::clock::{Clock, monotonic_ns};
-use crate::cpu;
 use crate::failure::{Failure, Outcome};
 use crate::room;
 use crate::variables;
@@ -204,7 +203,7 @@ fn open<const RAILS: usize>(settings: &Settings) -> Outcome<[OpenRail; RAILS]> {
     // program says that a libfabric is.
     let library = unsafe { rails::load(settings) }.map_err(|error| refused(RailsError::Load(error)))?;
     let machine = Machine::here().unwrap_or_default();
-    let anchor = cpu::node().map_or(Anchor::Anywhere, Anchor::Node);
+    let anchor = Anchor::here();
     let wanted = Wanted { settings, limits: seat::LIMITS, anchor, count: Some(RAILS), devices: false };
     let rails = rails::open(wanted, library, &machine).map_err(refused)?;
     rails.try_into().map_err(|_| Failure::run("fewer rails were opened than asked for"))
