@@ -1,7 +1,7 @@
 //! [`Node`]: one object per process that sends to and receives from its peers, over shared memory
 //! to those on its host and over libfabric to the others.
 //!
-//! Two processes that can exchange bytes by whatever means need no more than this:
+//! Two processes that can exchange a few bytes by other means need only this:
 //!
 //! ```no_run
 //! use fishplate::{Cmp, Node, Notice, Signal};
@@ -18,10 +18,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A node belongs to one thread at a time, and moves between threads. It makes progress only in its
-//! own calls: a program that computes for long calls [`Node::progress`] now and then, or opens the
-//! node with a [worker](Builder::worker), a thread that does so. No call can be misused into
-//! undefined behaviour, but the one that says so.
+//! One thread at a time uses a node, and it can move between threads. It makes progress only in its
+//! own calls: a program that computes for long calls [`Node::progress`] regularly, or opens the
+//! node with a [worker](Builder::worker) thread. Only the one `unsafe` call can cause undefined
+//! behaviour.
 //!
 //! | call                       | waits                        | allocates       |
 //! |----------------------------|------------------------------|-----------------|
@@ -44,22 +44,20 @@
 //! | messages from it | yes | yes, through memory of the host |
 //! | messages into it | yes | short ones; longer ones end as failed |
 //!
-//! Shared memory carries it where both nodes have a device. Libfabric carries it where the node
-//! whose memory it is has a provider that takes memory of devices (`FI_HMEM`); the other end needs
-//! no device.
+//! Shared memory carries it if both nodes have a device. Libfabric carries it if the provider of
+//! the node that owns the memory supports `FI_HMEM`; the other end needs no device.
 //!
-//! Signals, atomics and bytes that are not registered do not go there:
-//! [`OpError::DeviceMemory`].
+//! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
 //!
-//! Memory that is freed goes back to the device once no peer has it open; peers close it in their
-//! waits. Copies that a device makes wake nobody: a wait looks at them in naps of 20 microseconds
-//! to 10 milliseconds.
+//! Freed memory returns to the device once no peer has it open; peers close it in their waits. A
+//! device's copies do not wake a sleeping thread: a wait polls them every 20 microseconds to 10
+//! milliseconds.
 //!
 //! # Waits
 //!
-//! What waits spins for some microseconds, then sleeps until a peer of this host rings. While there
-//! are network rails, which cannot wake it, it looks at them every 100 microseconds, and every
-//! millisecond once it has waited for 50 milliseconds.
+//! A wait spins for some microseconds, then sleeps until a peer on this host wakes it. Network
+//! rails cannot wake it: if there are any, it polls them every 100 microseconds, and every
+//! millisecond after 50 milliseconds.
 
 mod address;
 mod builder;
@@ -100,16 +98,17 @@ use messages::Own;
 use operations::CONTEXT;
 use worker::Driver;
 
-/// Calls of `progress` between two looks at the clock while some peer is to be met, and the
-/// shortest time between two looks for such peers, in nanoseconds.
+/// While a peer of this host is not connected: calls of `progress` between two clock reads, and the
+/// minimum time between two polls for such peers, in nanoseconds.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
-/// Longest slice of a wait, in nanoseconds: while some peer is to be met, and otherwise.
+/// Maximum slice of a wait in nanoseconds, while a peer of this host is not connected and
+/// otherwise.
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// Has the node behind do this, if there is one: for calls that a front would not refuse.
+/// Forwards a call to the worker's node, if this is a front: for calls that a front would accept.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -121,7 +120,7 @@ use behind;
 
 /// The assembled transport of one process. See the module's documentation.
 pub struct Node {
-    /// Declared first: the rails go before the memory that is registered with them.
+    /// Declared first, so that the rails are dropped before the memory registered with them.
     home: Home,
     segments: Vec<(fishplate_core::mem::LocalId, Segment)>,
     rails: Vec<RailInfo>,
@@ -129,19 +128,19 @@ pub struct Node {
     encoded: Vec<u8>,
     listener: Listener,
     profile: Profile,
-    /// What is agreed on with peers that have a device, where this node has one.
+    /// Settings to agree on with peers that have a device, if this node has one.
     agrees: Option<GpuProfile>,
-    /// Agreements under way.
+    /// Agreements in progress.
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
-    /// The contact that is looked at next.
+    /// The contact to poll next.
     turn: usize,
-    /// Peers that dialled before the program told us of them.
+    /// Links of peers that dialled before the program connected them.
     early: Vec<Link>,
-    /// Some peer is still to be met.
+    /// Whether a peer of this host is not connected yet.
     meeting: bool,
-    /// When peers are looked for again.
+    /// Time of the next poll for such peers.
     meeting_ns: u64,
     own: Own,
     builder: Builder,
@@ -153,7 +152,7 @@ static_assertions::assert_impl_all!(Node: Send);
 static_assertions::assert_not_impl_any!(Node: Sync, Clone);
 
 impl Node {
-    /// Settings for a new node.
+    /// Returns the default settings of a new node.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -190,14 +189,15 @@ impl Node {
         }
     }
 
-    /// What peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`] bytes.
+    /// Returns the address that peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`]
+    /// bytes.
     pub fn address(&self) -> &[u8] {
         &self.encoded
     }
 
-    /// Does what is due, without waiting: sends, applies what has arrived. Returns how many events
-    /// the rails reported. Hot path. While a peer of this host is to be met, some calls make
-    /// system calls for that, at most every 50 microseconds.
+    /// Makes progress without waiting: posts what is queued and applies arrivals. Returns the
+    /// number of events that the rails reported. Hot path. While a peer of this host is not
+    /// connected, some calls make system calls to meet it, at most every 50 microseconds.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
@@ -215,7 +215,7 @@ impl Node {
         self.home.engine.progress()
     }
 
-    /// Counters of the engine.
+    /// Returns the engine's counters.
     pub fn stats(&self) -> Stats {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.stats()).unwrap_or_default();
@@ -223,15 +223,15 @@ impl Node {
         self.home.engine.stats()
     }
 
-    /// Ends the node in good order: everything sent is applied, and every peer knows that this node
-    /// leaves, so that none takes it for dead. A peer answers in its own calls, without one of its
-    /// program for this. From then on its operations to this node fail as closed: processes that
-    /// may still want something of each other agree on the end first, with a barrier.
+    /// Shuts the node down: waits until all that it sent is applied and every peer knows that it
+    /// leaves, so that none reports it as dead. Peers answer in any of their calls. Their later
+    /// operations to this node fail as closed, so processes that may still need each other use a
+    /// barrier first.
     ///
     /// # Errors
     /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::StillOpen`]:
-    /// memory of the device is. [`Error::Wait`]: silent operations have failed. The node is gone
-    /// all the same.
+    /// peers still have device memory open. [`Error::Wait`]: silent operations have failed. The
+    /// node is dropped in each case.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
         if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {
             return worker.stop()?.close(timeout);
@@ -240,7 +240,7 @@ impl Node {
         let deadline = Instant::now().checked_add(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
-            // Nothing was ever sent to it, and it has not connected: nobody waits for a word.
+            // It has not connected and nothing was sent to it, so it expects no goodbye.
             if engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
@@ -248,14 +248,14 @@ impl Node {
                 engine.remove_peer(contact.peer)?;
             }
         }
-        // Without naps: an end that has nothing to wait for still makes some passes.
+        // Without sleeps: an end that waits for nothing still makes some passes.
         self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
         self.revoke_device(deadline)?;
-        // Says whether operations were lost with peers that had failed.
+        // Reports operations that were lost with failed peers.
         self.quiet_all(Duration::ZERO)
     }
 
-    /// The node behind may have what this one refuses, if this is a front.
+    /// If this is a front, the worker's node may know what this one does not.
     #[cold]
     fn else_behind<T, E: From<OpError>>(
         &self,
@@ -268,14 +268,14 @@ impl Node {
         }
     }
 
-    /// The host's clock at the end of a timeout that begins now.
+    /// Returns the deadline of a timeout that starts now, on the host's clock.
     #[inline]
     fn deadline_ns(&self, timeout: Duration) -> u64 {
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.home.host().now_ns().saturating_add(timeout)
     }
 
-    /// The end of the next slice of a wait that ends at `deadline_ns`.
+    /// Returns the end of the next slice of a wait until `deadline_ns`.
     #[inline]
     fn slice_ns(&self, deadline_ns: u64) -> u64 {
         let longest = if self.meeting { MEETING_SLICE } else { SLICE };

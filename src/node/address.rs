@@ -1,8 +1,8 @@
-//! The address of a node: what a program hands to its peers, by whatever channel it has.
+//! The address of a node, which a program passes to its peers out of band.
 //!
-//! Opaque to the program, at most [`ADDRESS_MAX`] bytes, the same for as long as the node lives. It
-//! names the node, its host, the limits that its peers must respect, and its libfabric rails.
-//! Little-endian, nothing padded:
+//! Opaque to the program, at most [`ADDRESS_MAX`] bytes, constant while the node lives. It contains
+//! the node's id, its host, the limits that its peers must respect, and its libfabric rails.
+//! Little-endian, without padding:
 //!
 //! ```text
 //! "FPna", version u16, id u64, host u64, window u32, contexts u16,
@@ -24,44 +24,44 @@ use super::Error;
 use crate::config::RAILS_LIMIT;
 use crate::topology::FabricEnd;
 
-/// Longest address, in bytes.
+/// Maximum size of an address in bytes.
 pub const ADDRESS_MAX: usize = 1024;
 
-/// The layout that this version writes and reads.
+/// Version of the layout.
 const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"FPna";
 
-/// A libfabric rail, as its peers must know it.
+/// What peers need to know of a libfabric rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailAddress {
     /// Provider, fabric and speed.
     pub end: FabricEnd,
-    /// Longest message that this end takes, in bytes.
+    /// Maximum message size that this end receives, in bytes.
     pub max_message: u32,
-    /// What the provider calls the address.
+    /// The endpoint's address, as the provider encodes it.
     pub address: Vec<u8>,
 }
 
 /// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// Names the node: random.
+    /// The node's random id.
     pub id: u64,
-    /// Where its shared memory reaches: the same for all nodes of one host and network namespace.
+    /// The same for all nodes of one host and network namespace, which share memory.
     pub host: u64,
     pub window: u32,
     pub contexts: u16,
     pub eager: u32,
     pub credits: u32,
     pub headers: u32,
-    /// Its rail to peers of its host carries memory of a device.
+    /// Whether its shared-memory rail carries device memory.
     pub gpu: bool,
     pub rails: Vec<RailAddress>,
 }
 
 impl Address {
-    /// The address of a new node of this process.
+    /// Creates the address of a new node.
     pub fn new(config: &Config, matching: &MatchConfig, gpu: bool, rails: Vec<RailAddress>) -> Address {
         Address {
             id: random(),
@@ -76,7 +76,7 @@ impl Address {
         }
     }
 
-    /// The address as bytes. `None`: longer than [`ADDRESS_MAX`].
+    /// Encodes the address. `None`: longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
         out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.host);
@@ -90,7 +90,7 @@ impl Address {
         (out.len() <= ADDRESS_MAX).then_some(out)
     }
 
-    /// Reads an address that another process wrote.
+    /// Decodes a peer's address.
     ///
     /// # Errors
     /// [`Error::BadAddress`], [`Error::Version`].
@@ -136,25 +136,25 @@ impl From<Short> for Error {
     }
 }
 
-/// Where the node of this number listens for peers of its host: an abstract socket.
+/// Returns the abstract socket on which the node `id` listens for peers of its host.
 pub(super) fn socket(id: u64) -> String {
     format!("@fishplate-{id:016x}")
 }
 
-/// The same at every process, for as long as this version lives (FNV-1a).
+/// FNV-1a. Part of the layout: all processes must compute the same.
 pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let part = |hash, part: &&[u8]| part.iter().chain(&[0]).fold(hash, step);
     parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
 }
 
-/// A number that no other node has. After a fork both processes have the keys of the standard
-/// library, so the process and the time go in as well.
+/// Returns a random id. Both processes of a fork share the standard library's keys, so the process
+/// id and the time are hashed too.
 fn random() -> u64 {
     RandomState::new().hash_one((std::process::id(), Instant::now()))
 }
 
-/// Names this boot of this host, and the network namespace, which abstract sockets do not leave.
+/// Identifies this boot of this host and the network namespace, which bounds abstract sockets.
 fn this_host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::metadata("/proc/self/ns/net").map_or(0, |space| space.ino());
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn processes_that_were_forked_have_numbers_of_their_own() {
-        // What a fork copies exists already.
+        // Creates the keys that the fork copies.
         random();
         let mut ends = [0; 2];
-        // SAFETY: the calls fill an array of two, and take eight bytes of a number. The child uses
-        // nothing that another thread may have locked, and ends.
+        // SAFETY: `pipe` fills an array of two, `write` and `read` get eight bytes each. The child
+        // uses no lock that another thread may hold, and exits.
         let theirs = unsafe {
             assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
             let child = libc::fork();

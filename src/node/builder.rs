@@ -1,5 +1,5 @@
-//! Opening a node: settings, then rails, then the engine. Slow path: allocates, loads libraries,
-//! and takes what time the providers take.
+//! Opens a node: settings, then rails, then the engine. Slow path: allocates, loads libraries, and
+//! waits for the providers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,11 +34,11 @@ use crate::worker::Options;
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// Those of the first usable provider, where libfabric is installed; otherwise none. Providers
-    /// or interfaces that the settings name must be there.
+    /// Those of the first usable provider, or none without libfabric. Providers and interfaces that
+    /// the settings name must exist.
     #[default]
     IfThere,
-    /// At least one; without it the node does not open.
+    /// At least one; otherwise the node does not open.
     Required,
     /// This many, at most [`Settings::max_rails`] and 15; otherwise the node does not open.
     Exactly(usize),
@@ -46,14 +46,13 @@ pub enum Fabric {
     Off,
 }
 
-/// The device of a node, whose memory peers reach.
+/// The device of a node, whose memory peers can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gpu {
-    /// Memory of the processor stands in for a device: for tests, and machines without one.
+    /// Host memory in place of a device's: for tests, and machines without a GPU.
     StandIn,
-    /// The NVIDIA GPU of this number, as this process counts them. The driver is looked for when
-    /// the node is opened.
+    /// The NVIDIA GPU with this ordinal in this process. Opening the node loads the driver.
     #[cfg(feature = "cuda")]
     Cuda(u32),
 }
@@ -70,7 +69,7 @@ impl Gpu {
         }
     }
 
-    /// What the NICs of a node with this device should be near.
+    /// The anchor of the NICs of a node with this device.
     fn anchor(self) -> Anchor {
         match self {
             Gpu::StandIn => Anchor::here(),
@@ -89,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// The device as a libfabric rail needs it.
+    /// Opens the device for a libfabric rail.
     fn behind_nic(self) -> Result<Box<dyn DeviceMemory>, DeviceError> {
         match self {
             Gpu::StandIn => Ok(Box::new(StandIn)),
@@ -112,7 +111,7 @@ impl fmt::Display for Gpu {
 impl FromStr for Gpu {
     type Err = NoSuchGpu;
 
-    /// Reads what `Display` writes.
+    /// Parses what `Display` writes.
     fn from_str(text: &str) -> Result<Gpu, NoSuchGpu> {
         match text.split_once(':') {
             None if text == "stand-in" => Ok(Gpu::StandIn),
@@ -123,7 +122,7 @@ impl FromStr for Gpu {
     }
 }
 
-/// A text that names no [`Gpu`].
+/// The text does not name a [`Gpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSuchGpu;
 
@@ -135,13 +134,13 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// Longest sleep without network rails, in nanoseconds: early in a wait, and later.
+/// Maximum sleep without network rails in nanoseconds: early in a wait, and later.
 const PARKS_NS: [u64; 2] = [10_000_000, 10_000_000];
 
-/// Longest sleep with network rails, which must be polled.
+/// Maximum sleep with network rails, which must be polled.
 const NAPS_NS: [u64; 2] = [100_000, 1_000_000];
 
-/// How a node waits, early in a wait and later.
+/// The wait policies of a node, early in a wait and later.
 pub(super) fn parks(policy: Policy, network: bool) -> [Policy; 2] {
     let longest = if network { NAPS_NS } else { PARKS_NS };
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
@@ -152,7 +151,7 @@ pub(super) fn parks(policy: Policy, network: bool) -> [Policy; 2] {
     [early, later]
 }
 
-/// Settings of a [`Node`] that is yet to be opened. Every setting has a default.
+/// Settings to open a [`Node`] with. Every setting has a default.
 #[derive(Clone, Debug)]
 pub struct Builder {
     settings: Settings,
@@ -198,19 +197,19 @@ impl Builder {
         self
     }
 
-    /// How many peers, regions and operations there can be at once. Default: [`Limits::DEFAULT`].
+    /// Maximum numbers of peers, regions and operations at once. Default: [`Limits::DEFAULT`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Receives posted at once, those whose status was not taken included. Default: 1024.
+    /// Maximum receives posted at once, including those whose status was not taken. Default: 1024.
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
         self
     }
 
-    /// Sizes of tagged messages. Default: [`MatchConfig::for_streams`] of the peers there may be.
+    /// Limits of tagged messages. Default: [`MatchConfig::for_streams`] for the maximum of peers.
     pub fn matching(mut self, matching: MatchConfig) -> Self {
         self.matching = Some(matching);
         self
@@ -222,18 +221,17 @@ impl Builder {
         self
     }
 
-    /// The libfabric to use. Default: `libfabric.so.1`, where the dynamic linker finds it.
+    /// The libfabric to use. Default: `libfabric.so.1` on the linker's search path.
     pub fn library(mut self, library: Library) -> Self {
         self.library = Some(library);
         self
     }
 
-    /// The device whose memory peers may reach: those of this host that were opened with a device
-    /// too, of any kind, and all over libfabric where the provider takes memory of devices
-    /// (`FI_HMEM`). Default: none.
+    /// The device whose memory peers can access: peers on this host that have a device too, and all
+    /// peers over libfabric if the provider supports `FI_HMEM`. Default: none.
     ///
-    /// Each such peer of this host costs 2 MiB of shared memory at either end, through which passes
-    /// what the devices cannot copy themselves.
+    /// Each such peer on this host costs 2 MiB of shared memory at either end, to bounce what the
+    /// devices cannot copy directly.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
@@ -253,26 +251,26 @@ impl Builder {
         self
     }
 
-    /// Starts a thread that makes progress whenever the program is outside of the node's calls:
-    /// peers are met and answered, and what was begun goes on, while the program computes. It spins
-    /// and parks as the options say, and ends with the node.
+    /// Starts a thread that makes progress while the program is outside the node's calls: it
+    /// connects and answers peers and advances operations. It spins and parks according to the
+    /// options, and ends with the node.
     ///
-    /// Inside of its calls the program drives the node itself, so all of them do and say the same
-    /// as without a worker. Each takes a lock, which costs about 25 ns and may wait for the end of
-    /// one pass. Default: no such thread.
+    /// Inside its calls the program drives the node itself, so all calls behave as without a
+    /// worker. Each takes a lock, which costs about 25 ns and may wait for the end of one pass.
+    /// Default: no worker.
     pub fn worker(mut self, options: Options) -> Self {
         self.worker = Some(options);
         self
     }
 
-    /// How long the first use of a peer waits for it to connect. Default: 10 s.
+    /// Maximum time that the first use of a peer waits for it to connect. Default: 10 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long an operation waits for room in queues and windows before it is refused with
-    /// [`OpError::Again`](fishplate_core::error::OpError::Again). Zero: never. Default: 10 s.
+    /// Maximum time that an operation waits for space in queues and windows before it fails with
+    /// [`OpError::Again`](fishplate_core::error::OpError::Again). Zero: never waits. Default: 10 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -284,7 +282,7 @@ impl Builder {
         self
     }
 
-    /// Opens a node without a worker, in a box: it is large. The bell is what its peers ring.
+    /// Opens a node without a worker, boxed because it is large. Its peers ring the bell.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeBell), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
@@ -293,7 +291,8 @@ impl Builder {
         // The first rail is shared memory.
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
             open.rail.id = id;
-            // The processor's memory goes over any; a GPU's only where the provider takes it.
+            // The stand-in is host memory, which every provider takes; a GPU's memory needs
+            // `FI_HMEM`.
             let carried = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn);
             if let Some(gpu) = carried {
                 let device = gpu.behind_nic().map_err(|error| OpenError::Gpu(gpu, error))?;
@@ -348,7 +347,7 @@ impl Builder {
         let network = !opened.is_empty();
         let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
-            // There is room: `fabric_rails` opens one less than the limit.
+            // Cannot fail: `fabric_rails` opens one rail less than the limit.
             drop(rails.push(rail));
         }
         let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
@@ -357,7 +356,7 @@ impl Builder {
         Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), bell))
     }
 
-    /// The libfabric rails that were asked for.
+    /// Opens the requested libfabric rails.
     fn fabric_rails(&self) -> Result<Vec<OpenRail>, OpenError> {
         let count = match self.fabric {
             Fabric::Off => return Ok(vec![]),
@@ -368,8 +367,8 @@ impl Builder {
         let optional = self.fabric == Fabric::IfThere && !named;
         let library = match self.library {
             Some(library) => Ok(library),
-            // SAFETY: without a path the dynamic linker loads what this host has installed as
-            // `libfabric.so.1`. A host whose library of that name is none is broken.
+            // SAFETY: without a path the linker loads the installed `libfabric.so.1`, which we
+            // trust to be libfabric.
             None => unsafe { Library::open(None) }.map_err(RailsError::Load),
         };
         let opened = library.and_then(|library| {

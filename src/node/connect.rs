@@ -1,9 +1,9 @@
-//! Peers: from an address to rails that carry operations.
+//! Connects peers: from an address to rails that carry operations.
 //!
-//! A peer on another host is attached to the libfabric rails that join the two at once, without a
-//! system call to it; the engine holds operations back until it answers. A peer on this host is met
-//! over a socket: the node with the smaller number dials, the other waits. Nothing here waits but
-//! [`Node::connected`], which the first use of a peer calls.
+//! A peer on another host is attached at once to the libfabric rails that the two share; the engine
+//! queues operations until it answers. A peer on this host is met over a socket: the node with the
+//! smaller id dials, the other accepts. Only [`Node::connected`] waits, which the first use of a
+//! peer calls.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -26,48 +26,48 @@ use crate::topology::{FabricEnd, joined};
 /// The rail to peers of this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
-/// Time between two attempts to reach a peer that does not listen yet: at first, and at last. In
-/// between it is an eighth of the time since the peer was named.
+/// Minimum and maximum time between two attempts to dial a peer. In between it is an eighth of the
+/// time since `connect`.
 const REDIAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 
-/// Peers that are looked after at once, so that many that never come hold up no pass for long.
+/// Maximum number of unconnected peers that one pass polls, so that absent ones do not slow it.
 const ONCE: usize = 32;
 
-/// Which rails lead to a peer.
+/// The rails that reach a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Shared memory does. `false` also while a peer of this host is still to be met.
+    /// Whether shared memory does. `false` also while a peer of this host is not connected yet.
     pub shared_memory: bool,
-    /// Shared memory carries memory of devices, too.
+    /// Whether shared memory carries device memory too.
     pub gpu: bool,
-    /// How many libfabric rails do.
+    /// Number of libfabric rails.
     pub fabric: usize,
 }
 
-/// A peer, as far as it has come.
+/// A peer and the state of its connection.
 pub(super) struct Contact {
     pub peer: PeerId,
-    /// Of its address.
+    /// The id in its address.
     id: u64,
-    /// Both have a device.
+    /// Whether both nodes have a device.
     gpu: bool,
-    /// What it takes of tagged messages.
+    /// Its limits of tagged messages.
     limits: MatchLimits,
     stage: Stage,
-    /// Libfabric rails that lead to it.
+    /// Libfabric rails that reach it.
     pub pairs: Vec<RailPair>,
-    /// When the program named it.
+    /// Time of `connect`.
     named: Instant,
 }
 
 impl Contact {
-    /// To be dialled again.
+    /// The stage in which this node dials again later.
     fn later(&self, now: Instant) -> Stage {
         let age = now.saturating_duration_since(self.named);
         Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
     }
 
-    /// To be met from the start, by the node with the number `ours`.
+    /// The first stage, at the node with the id `ours`.
     fn again(&self, ours: u64, now: Instant) -> Stage {
         if ours < self.id { self.later(now) } else { Stage::Waits }
     }
@@ -75,17 +75,17 @@ impl Contact {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// We dial it, or dial it again, at this time.
+    /// This node dials at this time.
     Dials(Instant),
-    /// We have dialled it. Never twice at once: both ends must take the same link.
+    /// This node has dialled. Never twice at once: both ends must use the same link.
     Dialled,
-    /// It dials us.
+    /// The peer dials.
     Waits,
-    /// It is here, and agrees with us on what concerns devices.
+    /// Connected; both nodes agree on the settings of devices.
     Agrees,
-    /// It is attached, by these rails.
+    /// Attached to these rails.
     Joined(Reach),
-    /// It was met, and could not be attached.
+    /// Connected, but could not be attached.
     Failed(Error),
 }
 
@@ -100,15 +100,15 @@ impl Stage {
 }
 
 impl Node {
-    /// Takes a peer in by its address. The peer does the same with ours; either may be first, and
-    /// neither waits here. The peer is met by [`progress`](Self::progress) and by waits; the first
-    /// use of it that needs an answer waits for that.
+    /// Adds a peer by its address. The peer does the same with ours, in either order; this call
+    /// does not wait. [`progress`](Self::progress) and waits establish the connection. The first
+    /// operation that needs an answer waits for it.
     ///
-    /// An address that was taken in before names the same peer again, also if that has failed,
-    /// until it is [given up](Self::disconnect). Slow path: allocates, makes system calls.
+    /// The same address returns the same peer, even if it has failed, until
+    /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.
     ///
     /// # Errors
-    /// What is wrong with the address, or that no rail joins the two nodes.
+    /// The address is invalid, or the two nodes have no rail in common.
     pub fn connect(&mut self, address: impl AsRef<[u8]>) -> Result<PeerId, Error> {
         behind!(self, |node| node.connect(address));
         let address = Address::decode(address.as_ref())?;
@@ -146,26 +146,26 @@ impl Node {
         }
     }
 
-    /// Gives a peer up: operations to it end as failed, its regions are gone. Slow path.
+    /// Removes a peer: its operations fail, and its regions are released. Slow path.
     ///
     /// # Errors
-    /// It is not known, or was given up before.
+    /// The peer is unknown or was removed.
     pub fn disconnect(&mut self, peer: PeerId) -> Result<(), Error> {
         behind!(self, |node| node.disconnect(peer));
         self.home.engine.remove_peer(peer)?;
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
-            // A second link beside this one could be the one that the other end takes.
+            // The other end could choose a second link beside this one.
             self.listener.hang_up(socket(self.contacts.swap_remove(at).id));
         }
         Ok(())
     }
 
-    /// Why the peer has failed, if it has. Asks the system whether peers live, which otherwise the
-    /// waits alone do: memory of a dead peer takes writes without complaint. Slow path.
+    /// Returns why the peer failed, if it did. Checks that peers are alive, as only waits do
+    /// otherwise: writes to the memory of a dead peer succeed. Slow path.
     ///
     /// # Errors
-    /// It is not known, or was given up; or it was met and could not be attached.
+    /// The peer is unknown or was removed; or it connected but could not be attached.
     pub fn peer_error(&mut self, peer: PeerId) -> Result<Option<PeerError>, Error> {
         behind!(self, |node| node.peer_error(peer));
         self.home.engine.check_peers();
@@ -176,10 +176,10 @@ impl Node {
         }
     }
 
-    /// Which rails lead to a peer.
+    /// Returns which rails reach a peer.
     ///
     /// # Errors
-    /// It is not known, or was given up.
+    /// The peer is unknown or was removed.
     pub fn reach(&self, peer: PeerId) -> Result<Reach, Error> {
         behind!(self, |node| node.reach(peer));
         match self.contact(peer)?.stage {
