@@ -236,7 +236,6 @@ impl Attached {
             };
             // A producer that waits for room may sleep.
             self.due |= self.input.advance(cells);
-            self.out.answered();
             count += 1;
         }
         count

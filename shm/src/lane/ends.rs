@@ -44,8 +44,6 @@ pub(crate) struct Producer {
     /// The cells from `at` up to here hold no valid stamp. Always beyond `at`, and never beyond
     /// what `freed` allows.
     pub(super) claimed: u64,
-    /// Whether a record of the other lane has arrived since the last claim.
-    pub(super) answered: bool,
     cursor: *const AtomicU64,
 }
 
@@ -99,8 +97,7 @@ impl Producer {
     /// other producer.
     pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let mask = u64::from(cells) - 1;
-        let claimed = start.wrapping_add(1);
-        Producer { cells: first, mask, at: start, freed: start, claimed, answered: false, cursor }
+        Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }
     }
 
     /// Reserves room for a record of `cells` cells and returns its first byte. The payload begins
@@ -179,15 +176,9 @@ impl Producer {
         }
     }
 
-    /// Records that a record of the other lane has arrived.
-    #[inline(always)]
-    pub(crate) fn answered(&mut self) {
-        self.answered = true;
-    }
-
     /// Claims the cells behind a record of so many cells that was published last, as far as they
     /// are free: as many as a record of that length takes, up to a quarter of the lane, and
-    /// [`CLAIMED`] at least. None behind a long record that belongs to a stream.
+    /// [`CLAIMED`] at least.
     ///
     /// Out of line: it runs once for several short records, and inlined it would save registers for
     /// each.
@@ -195,11 +186,6 @@ impl Producer {
     fn claim(&mut self, cells: u64) {
         // Counted from our position: a record may end beyond the claimed cells.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
-        if !core::mem::take(&mut self.answered) && cells > CLAIMED {
-            // The next cell is clean.
-            self.claimed = self.at.wrapping_add(claimed.max(1));
-            return;
-        }
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {

@@ -140,7 +140,6 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
         let (_memory, mut producer, mut consumer) = lane(64, 3);
         assert_eq!(cells_for(len), cells);
         for n in 0..100u64 {
-            producer.answered();
             push(&mut producer, &vec![n as u8; len]).unwrap();
             pop(&mut consumer).unwrap();
             let free = producer.freed + 64 - producer.at;
@@ -154,22 +153,6 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
                 "{ahead} claimed behind record {n} of {cells}"
             );
         }
-    }
-}
-
-#[test]
-fn a_stream_of_long_records_claims_nothing_until_one_is_answered() {
-    let (_memory, mut producer, mut consumer) = lane(64, 3);
-    for n in 0..100u64 {
-        let answered = n % 7 == 0;
-        if answered {
-            producer.answered();
-        }
-        push(&mut producer, &[n as u8; 600]).unwrap();
-        pop(&mut consumer).unwrap();
-        let free = producer.freed + 64 - producer.at;
-        let claimed = if answered { 11.min(free) } else { 1 };
-        assert_eq!(producer.claimed - producer.at, claimed, "behind record {n}");
     }
 }
 
@@ -292,7 +275,6 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
                 let at = producer.position();
                 let word = |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();
                 let payload: Vec<u8> = (0..len / 8).flat_map(word).collect();
-                producer.answered = at.is_multiple_of(3);
                 together.wait(|| push(&mut producer, &payload).ok());
             }
         });
