@@ -31,8 +31,8 @@
 //! cells behind them, in place.
 //!
 //! Behind a long record it claims as many cells as that took, because a copy mostly waits for its
-//! lines (`bare-lane`). In a stream of long records this pays as well: 4 to 16 KiB take a tenth to a
-//! third less time than without.
+//! lines (`bare-lane`). This pays in a stream of long records too: 4 to 16 KiB take a tenth to a
+//! third less time.
 //!
 //! # Edges
 //!
