@@ -55,9 +55,10 @@
 //!
 //! # Waits
 //!
-//! A wait spins for some microseconds, then sleeps until a peer on this host wakes it. Network
-//! rails cannot wake it: if there are any, it polls them every 100 microseconds, and every
-//! millisecond after 50 milliseconds.
+//! A wait spins for some microseconds, then sleeps until a peer on this host wakes it or something
+//! arrives over a libfabric rail. A provider without `FI_WAIT_FD`, and any libfabric rail of a node
+//! with a device, cannot end a sleep: then a wait polls every 100 microseconds, and every
+//! millisecond after 50 milliseconds. `RailInfo::wakes` says which rails can.
 
 mod address;
 mod builder;
@@ -70,6 +71,7 @@ mod messages;
 mod operations;
 mod rail;
 mod rails;
+mod sleep;
 mod worker;
 
 use std::mem;

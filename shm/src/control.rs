@@ -1,6 +1,6 @@
 //! The socket after the handshake. It carries blobs of the layer above, announcements of segments,
-//! packets of other packages (see [`extension`]) and the Bye, in one order. Slow path: allocates,
-//! makes system calls, and waits only in calls with a deadline.
+//! packets of other packages (see [`extension`]), rings and the Bye, in one order. Slow path:
+//! allocates, makes system calls, and waits only in calls with a deadline.
 //!
 //! The number of announced segments and of blobs not yet taken is bounded. A peer that exceeds
 //! either violates the protocol; a correct one is at most one blob ahead.
@@ -9,7 +9,7 @@ mod extension;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +21,7 @@ use crate::foreign::{self, Batch, Foreign};
 use crate::packet::{Kind, MAX_BLOB, MAX_PACKET, Nonce, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment};
 use crate::socket::{Packet, Socket};
+use crate::watch::Watch;
 use extension::Extensions;
 
 pub use extension::{Descriptors, Extension, Line};
@@ -55,6 +56,8 @@ enum Notice {
 /// One end of the socket, and the state received through it.
 #[derive(Debug)]
 pub(crate) struct Control {
+    /// Before the socket, which is closed after it.
+    watch: Option<Watch>,
     socket: Socket,
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
@@ -74,6 +77,7 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn new(socket: Socket, max_segments: u16, incarnation: Nonce, home: bool) -> Self {
         Control {
+            watch: None,
             socket,
             blobs: VecDeque::new(),
             notices: VecDeque::new(),
@@ -88,6 +92,18 @@ impl Control {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.fd()
+    }
+
+    /// Adds the socket to a set that this process sleeps on, until the connection ends.
+    pub(crate) fn watch(&mut self, set: &Arc<OwnedFd>) -> Result<(), HandshakeError> {
+        self.watch = Some(Watch::new(set, self.fd()).map_err(HandshakeError::System)?);
+        Ok(())
+    }
+
+    /// Wakes a peer that sleeps on its sockets. If there is no room, there is something to read.
+    #[cold]
+    pub(crate) fn ring(&self) {
+        let _ = self.socket.try_send(&Writer::new(Kind::Ring).finish(), &[]);
     }
 
     /// Whether notices wait to be sent.
@@ -237,7 +253,7 @@ impl Control {
     }
 
     fn end(&mut self, error: HandshakeError) {
-        self.ended = Some(match error {
+        self.end_as(match error {
             // This process has no free descriptors: not the peer's fault, so the link continues.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
@@ -247,6 +263,12 @@ impl Control {
             // A process that leaves in good order sends a Bye first.
             _ => PeerError::Died,
         });
+    }
+
+    fn end_as(&mut self, why: PeerError) {
+        self.ended = Some(why);
+        // A socket that is hung up can be read for ever.
+        self.watch = None;
     }
 
     fn file(&mut self, packet: &[u8], fds: Batch) {
@@ -285,8 +307,9 @@ impl Control {
             }
             Kind::Bye => {
                 body.end()?;
-                self.ended = Some(PeerError::Closed);
+                self.end_as(PeerError::Closed);
             }
+            Kind::Ring => body.end()?,
             Kind::Extension(kind) => self.extensions.take(kind, body, &mut fds)?,
             Kind::Blob | Kind::Hello | Kind::Offer | Kind::Ready => return Err(HandshakeError::BadPacket),
         }

@@ -95,6 +95,7 @@ mod socket;
 mod staged;
 #[cfg(test)]
 mod testing;
+mod watch;
 
 pub use config::{ShmConfig, Users};
 pub use doorbell::Bell;

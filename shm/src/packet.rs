@@ -21,7 +21,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 
 /// Version of the protocol: of the packets, the lane's layout, its records, and the engine's
 /// messages in them.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 
 /// 128 random bits that name one end of one link.
 pub type Nonce = [u8; 16];
@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Withdraw,
     /// I leave in good order.
     Bye,
+    /// Look into your lane: you sleep where your doorbell does not wake you.
+    Ring,
     /// Another package's: one of [`EXTENSIONS`].
     Extension(u16),
 }
@@ -69,6 +71,7 @@ impl Kind {
             5 => Kind::Announce,
             6 => Kind::Withdraw,
             7 => Kind::Bye,
+            8 => Kind::Ring,
             other if EXTENSIONS.contains(&other) => Kind::Extension(other),
             _ => return None,
         })
@@ -83,6 +86,7 @@ impl Kind {
             Kind::Announce => 5,
             Kind::Withdraw => 6,
             Kind::Bye => 7,
+            Kind::Ring => 8,
             Kind::Extension(kind) => kind,
         }
     }

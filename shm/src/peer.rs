@@ -347,7 +347,7 @@ impl Attached {
             // Its partner is the sleeper's own fence.
             notifier_fence();
         }
-        remote.doorbell.event().notify(host);
+        remote.doorbell.event().notify_with(host, || remote.control.ring());
     }
 
     /// Records an import. `map` maps the memory.

@@ -2,7 +2,7 @@
 //! [`ShmRail`] says what is hot and what is slow.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -97,6 +97,8 @@ pub struct ShmRail<H: Host> {
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
+    /// What the owner sleeps on, if not on the doorbell.
+    set: Option<Arc<OwnedFd>>,
 }
 
 assert_impl_all!(ShmRail<SpinHost>: Send);
@@ -131,6 +133,7 @@ impl<H: Host> ShmRail<H> {
             ended: VecDeque::with_capacity(MAX_ENDED + STAGED),
             regions: Regions::new(config.max_regions),
             polls: Vec::with_capacity(2 * CHECKED),
+            set: None,
             config: Arc::new(config),
         })
     }
@@ -143,6 +146,13 @@ impl<H: Host> ShmRail<H> {
     /// The eventcount that peers notify and the owner sleeps on. It outlives the rail.
     pub fn bell(&self) -> Bell {
         Bell::new(Arc::clone(&self.doorbell))
+    }
+
+    /// Adds the sockets of the peers that are attached from now on to an `epoll(7)` set. A thread
+    /// that announces on the [bell](Self::bell) that it sleeps elsewhere is woken by that set, and
+    /// calls [`check_peers`](Rail::check_peers) after each sleep, which reads the sockets.
+    pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
+        self.set = Some(set);
     }
 
     /// The machine under the rail.
@@ -165,6 +175,9 @@ impl<H: Host> ShmRail<H> {
         let place = self.free_place(peer)?;
         let mut attached = Box::new(Attached::over(link, sizes, start));
         if let Some(remote) = &mut attached.remote {
+            if let Some(set) = &self.set {
+                remote.control.watch(set)?;
+            }
             for segment in self.regions.segments() {
                 remote.control.announce(segment.clone());
             }

@@ -20,7 +20,7 @@ use support::*;
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
 /// Version of the protocol.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
 const READY: u16 = 3;

@@ -3,10 +3,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::error::AttachError;
 use fishplate_core::mem::RailId;
 use fishplate_core::rail::{Rail, Rails};
 use fishplate_core::sync::spin::Policy;
@@ -21,6 +23,7 @@ use fishplate_sys::fabric::rail::DeviceMemory;
 use super::address::{Address, RailAddress, hash, socket};
 use super::home::{Home, NodeBell, Sizes};
 use super::rail::NodeRail;
+use super::sleep::Sleep;
 use super::{Node, OpenError, RailInfo};
 use crate::config::{RAILS_LIMIT, Settings};
 use crate::direct::StandIn;
@@ -134,15 +137,9 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// Maximum sleep without network rails in nanoseconds: early in a wait, and later.
-const PARKS_NS: [u64; 2] = [10_000_000, 10_000_000];
-
-/// Maximum sleep with network rails, which must be polled.
-const NAPS_NS: [u64; 2] = [100_000, 1_000_000];
-
-/// The wait policies of a node, early in a wait and later.
-pub(super) fn parks(policy: Policy, network: bool) -> [Policy; 2] {
-    let longest = if network { NAPS_NS } else { PARKS_NS };
+/// The wait policies of a node, early in a wait and later, with these [longest
+/// sleeps](NodeBell::longest).
+pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {
         true => Policy { park_ns: policy.park_ns.min(longest[1]), ..Policy::EFFICIENT },
@@ -328,10 +325,20 @@ impl Builder {
             membarrier: host.sleeper_uses_membarrier(),
             ..ShmConfig::default()
         };
+        let network = !opened.is_empty();
+        let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
         let (local, profile, agrees, bell) = match self.gpu {
             None => {
-                let rail = ShmRail::new(machine, shm)?;
-                let (profile, bell) = (rail.profile(), NodeBell::Local(rail.bell()));
+                let mut rail = ShmRail::new(machine, shm)?;
+                let bell = match waits.filter(|_| network) {
+                    None => NodeBell::Local(rail.bell()),
+                    Some(waits) => {
+                        let sleep = Sleep::new(waits).map_err(|errno| AttachError::System(errno.raw()))?;
+                        rail.watch_peers(sleep.set());
+                        NodeBell::Network(rail.bell(), Arc::new(sleep))
+                    }
+                };
+                let profile = rail.profile();
                 (NodeRail::Local(rail), profile, None, bell)
             }
             Some(gpu) => {
@@ -344,14 +351,13 @@ impl Builder {
         };
         let listener = Listener::bind(socket(own.id)).map_err(OpenError::Listen)?;
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
-        let network = !opened.is_empty();
         let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
             // Cannot fail: `fabric_rails` opens one rail less than the limit.
             drop(rails.push(rail));
         }
         let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
-        let home = Home::new(sizes, rails, host, bell.clone(), parks(self.policy, network))?;
+        let home = Home::new(sizes, rails, host, bell.clone(), parks(self.policy, bell.longest(network)))?;
         crate::close_in_background();
         Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), bell))
     }

@@ -2,6 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, addr_of, addr_of_mut};
+use std::sync::Arc;
 
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Engine, Waiter};
@@ -15,6 +16,7 @@ use fishplate_shm::Bell;
 use fishplate_sys::LinuxHost;
 
 use super::rail::NodeRail;
+use super::sleep::Sleep;
 use crate::config::RAILS_LIMIT;
 use crate::storage::{Limits, MatchStorage, Storage};
 
@@ -24,19 +26,37 @@ pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 /// How a node waits.
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeBell>;
 
-/// What a node sleeps on: the bell of its first rail.
+/// What a node sleeps on: the bell of its first rail, or a set of descriptors.
 #[derive(Clone)]
 pub(super) enum NodeBell {
     Local(Bell),
     Gpu(GpuBell),
+    Network(Bell, Arc<Sleep>),
 }
 
 impl NodeBell {
-    /// What peers ring, and how long the next sleep on it lasts at most.
+    /// What peers ring, and how long the next sleep lasts at most.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         match self {
-            NodeBell::Local(bell) => (bell, timeout_ns),
+            NodeBell::Local(bell) | NodeBell::Network(bell, _) => (bell, timeout_ns),
             NodeBell::Gpu(bell) => bell.next_sleep(timeout_ns),
+        }
+    }
+
+    /// The longest sleeps of a node in nanoseconds, early in a wait and later. `network`: it has
+    /// libfabric rails, which must be polled if nothing else ends a sleep.
+    pub fn longest(&self, network: bool) -> [u64; 2] {
+        match network && self.elsewhere().is_none() {
+            true => [100_000, 1_000_000],
+            false => [10_000_000, 10_000_000],
+        }
+    }
+
+    /// What it sleeps on if not on the bell.
+    pub fn elsewhere(&self) -> Option<&Sleep> {
+        match self {
+            NodeBell::Network(_, sleep) => Some(sleep),
+            _ => None,
         }
     }
 }
@@ -49,7 +69,12 @@ impl Park for NodeBell {
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
         let (bell, timeout_ns) = self.next_sleep(timeout_ns);
-        bell.park(host, timeout_ns, work)
+        let Some(sleep) = self.elsewhere() else { return bell.park(host, timeout_ns, work) };
+        sleep.park([bell], host, || match work() {
+            true => None,
+            // SAFETY: a waiter sleeps in a call that has the node.
+            false => unsafe { sleep.advised(timeout_ns) },
+        })
     }
 }
 

@@ -24,6 +24,8 @@ pub struct RailInfo {
     /// Whether it is given memory of the node's device. It may refuse some:
     /// [`last_error`](Node::last_error) says why.
     pub device: bool,
+    /// Whether its provider has a descriptor (`FI_WAIT_FD`) that ends the sleep of a wait.
+    pub wakes: bool,
 }
 
 /// A rail here and the rail of a peer that it leads to.
@@ -39,8 +41,9 @@ pub struct RailPair {
 
 impl RailInfo {
     pub(super) fn of(open: &OpenRail, id: RailId, device: bool) -> RailInfo {
-        let OpenRail { provider, interface, mbit, .. } = open;
-        RailInfo { id, provider: provider.clone(), interface: interface.clone(), mbit: *mbit, device }
+        let OpenRail { rail, provider, interface, mbit, .. } = open;
+        let (provider, interface) = (provider.clone(), interface.clone());
+        RailInfo { id, provider, interface, mbit: *mbit, device, wakes: rail.inner().wait().is_some() }
     }
 }
 

@@ -56,8 +56,17 @@ impl Seat {
     /// For the program, which holds the lock of the node: until the guard goes, the worker does not
     /// sleep on the bell.
     pub fn take(&self) -> MutexGuard<'_, ()> {
-        self.called.notify(&self.host);
+        self.call();
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the worker.
+    fn call(&self) {
+        self.called.notify_with(&self.host, || {
+            if let Some(sleep) = self.bell.elsewhere() {
+                sleep.ring();
+            }
+        });
     }
 }
 
@@ -92,7 +101,7 @@ impl Worker {
         let due = node.meeting || node.home.engine.has_due();
         drop(node);
         if due {
-            seat.called.notify(&seat.host);
+            seat.call();
         }
         Ok(result)
     }
@@ -114,7 +123,7 @@ impl Worker {
         // Relaxed: nothing is handed over but by the lock; the bell's barriers order it before the
         // look for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.seat.called.notify(&self.shared.seat.host);
+        self.shared.seat.call();
         // A panic has poisoned the lock, which says so to whoever calls.
         _ = thread.join();
     }
@@ -151,7 +160,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
         .fabric(Fabric::Off)
         .open_here()?;
     let (mut node, bell) = builder.open_here()?;
-    let policies = parks(options.policy, !node.address.rails.is_empty());
+    let policies = parks(options.policy, bell.longest(!node.address.rails.is_empty()));
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
     // The cold half of `progress` is what goes to the node behind.
@@ -167,7 +176,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     let run = move || {
         let pinned = options.cpu.map_or(Ok(()), affinity::pin);
         if ready.send(pinned).is_ok() && pinned.is_ok() {
-            Idler { shared: &theirs, locked_out: Cell::new(false) }.run(policies);
+            Idler { shared: &theirs, locked_out: Cell::new(false), slept: Cell::new(false) }.run(policies);
         }
     };
     let thread = without_signals(|| thread::Builder::new().name("fishplate".into()).spawn(run));
@@ -185,6 +194,8 @@ struct Idler<'a> {
     shared: &'a Shared,
     /// The program holds the lock, or is about to.
     locked_out: Cell<bool>,
+    /// It has slept since the last turn.
+    slept: Cell<bool>,
 }
 
 impl Idler<'_> {
@@ -218,6 +229,9 @@ impl Idler<'_> {
                     Err(TryLockError::Poisoned(_)) => return Turn::Ready,
                 };
                 self.locked_out.set(false);
+                if self.slept.take() {
+                    node.home.engine.check_peers();
+                }
                 let events = node.progress();
                 active |= events != 0;
                 if node.meeting && !meeting {
@@ -255,14 +269,30 @@ impl Park for Idler<'_> {
         let _taken = seat.taken.lock().unwrap_or_else(PoisonError::into_inner);
         // A program that holds the lock may be waiting for the seat.
         let (bell, timeout_ns) = seat.bell.next_sleep(timeout_ns);
-        [&seat.called, bell].park(host, timeout_ns, || work() || self.locked_out.get())
+        let bells = [&seat.called, bell];
+        let busy = || work() || self.locked_out.get();
+        let woken = match seat.bell.elsewhere() {
+            None => bells.park(host, timeout_ns, busy),
+            Some(sleep) => sleep.park(bells, host, || match busy() {
+                true => None,
+                false => {
+                    let _node = node.try_lock().ok()?;
+                    // SAFETY: whoever uses the rails holds the lock.
+                    unsafe { sleep.advised(timeout_ns) }
+                }
+            }),
+        };
+        self.slept.set(woken.is_some());
+        woken
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Settings;
     use crate::node::Error;
+    use std::os::unix::thread::JoinHandleExt;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::{Duration, Instant};
 
@@ -284,7 +314,67 @@ mod tests {
 
     #[test]
     fn a_worker_that_sleeps_does_what_a_call_leaves_to_be_done() {
-        let node = opened();
+        is_called(&opened());
+    }
+
+    /// A builder of nodes that sleep on descriptors.
+    fn network() -> Option<Builder> {
+        let settings =
+            Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into()], ..Settings::DEFAULT };
+        let builder = Node::builder().settings(settings).fabric(Fabric::Required);
+        match builder.clone().open() {
+            Ok(_) => Some(builder),
+            Err(error) => {
+                println!("SKIPPED a worker over tcp: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_that_sleeps_on_descriptors_does_what_a_call_leaves_to_be_done() {
+        let Some(builder) = network() else { return };
+        is_called(&builder.worker(Options::default()).open().unwrap());
+    }
+
+    /// The processor time that the worker has used.
+    fn used(node: &Node) -> Duration {
+        let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else { panic!("a worker") };
+        let mut clock = 0;
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the thread has not been joined; the calls fill a number and a structure of ours.
+        unsafe {
+            assert_eq!(libc::pthread_getcpuclockid(thread.as_pthread_t(), &mut clock), 0);
+            assert_eq!(libc::clock_gettime(clock, &mut time), 0);
+        }
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    #[test]
+    fn a_worker_sleeps_again_once_a_peer_of_this_host_has_rung_or_left() {
+        let Some(builder) = network() else { return };
+        let mut node = builder.clone().worker(Options::default()).open().unwrap();
+        let mut peer = builder.open().unwrap();
+        let there = peer.connect(node.address().to_vec()).unwrap();
+        node.connect(peer.address().to_vec()).unwrap();
+        let memory = node.alloc(64).unwrap();
+        let word = peer.import(there, node.handle(memory).unwrap()).unwrap().at(0);
+        let before = used(&node);
+        for n in 0..20 {
+            assert_eq!(peer.fetch_add(word, 1, Duration::from_secs(9)), Ok(n));
+            thread::sleep(Duration::from_millis(25));
+        }
+        let rung = used(&node) - before;
+        assert!(rung < Duration::from_millis(60), "used {rung:?} of 500 ms, rung every 25 ms");
+        drop(peer);
+        thread::sleep(Duration::from_millis(100));
+        let before = used(&node);
+        thread::sleep(Duration::from_millis(300));
+        let left = used(&node) - before;
+        assert!(left < Duration::from_millis(60), "used {left:?} of 300 ms after its peer had left");
+    }
+
+    fn is_called(node: &Node) {
         let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
         let mut took: Vec<_> = (0..21)
             .map(|_| {

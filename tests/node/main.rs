@@ -8,6 +8,7 @@ mod meeting;
 mod misuse;
 mod nics;
 mod rails;
+mod sleep;
 mod verbs;
 
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -29,6 +29,11 @@
 //! the sleep then ends at once, because the kernel compares the word under the lock that the
 //! wake-up call takes.
 //!
+//! A thread that waits for descriptors too sleeps on those alone ([`EventCount::park_elsewhere`]):
+//! its word says so, and whoever notifies it makes one of them readable
+//! ([`EventCount::notify_with`]). The race is the same. What was made readable before the sleep
+//! ends it at once, so step 4 needs no comparison.
+//!
 //! A notifier killed between changing the word and the wake-up call leaves the sleeper to its
 //! deadline, which is why there is always one.
 
@@ -47,8 +52,10 @@ pub use listeners::{Listeners, Listening};
 
 /// The value of a word whose owner looks for work by itself.
 const AWAKE: u32 = 0;
-/// The value of a word whose owner sleeps or is about to.
+/// The value of a word whose owner sleeps on it or is about to.
 const SLEEPING: u32 = 1;
+/// The value of a word whose owner sleeps on a descriptor or is about to.
+const ELSEWHERE: u32 = 2;
 
 /// The word on which one thread sleeps: 128 bytes, alone on its line.
 #[repr(C, align(128))]
@@ -129,6 +136,13 @@ impl EventCount {
     /// One barrier, one load and one branch if the sleeper is awake.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> bool {
+        self.notify_with(host, || {})
+    }
+
+    /// As [`notify`](Self::notify), for an owner that may [sleep elsewhere](Self::park_elsewhere):
+    /// `elsewhere` makes readable what it sleeps on.
+    #[inline(always)]
+    pub fn notify_with<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
         // The notifier's half of the race. Without it the load below may be answered before the
         // work published above becomes visible: the sleeper would announce itself, find no work and
         // sleep, while this thread saw it awake.
@@ -137,19 +151,20 @@ impl EventCount {
         if self.word.load(Ordering::Relaxed) == AWAKE {
             return false;
         }
-        self.wake(host)
+        self.wake(host, elsewhere)
     }
 
     #[cold]
     #[inline(never)]
-    fn wake<H: Host + ?Sized>(&self, host: &H) -> bool {
+    fn wake<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
         // Of several notifiers the one that changes the word makes the call. Relaxed: the sleeper
         // learns of the work by the work's own edge; the word only has to differ when the kernel
         // compares it.
-        if self.word.swap(AWAKE, Ordering::Relaxed) == AWAKE {
-            return false;
+        match self.word.swap(AWAKE, Ordering::Relaxed) {
+            AWAKE => return false,
+            ELSEWHERE => elsewhere(),
+            _ => _ = host.wake(&self.word),
         }
-        host.wake(&self.word);
         true
     }
 
@@ -164,7 +179,7 @@ impl EventCount {
     /// Announces that this thread is about to sleep. Check for work next, with
     /// [`Prepared::recheck`].
     pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {
-        let announced = self.announce();
+        let announced = self.announce(SLEEPING);
         // The sleeper's half of the race. Without it the look for work may be answered before the
         // announcement is visible: a notifier would publish its work and see this thread awake,
         // after it has looked.
@@ -174,15 +189,35 @@ impl EventCount {
 
     /// Announces that this thread is about to sleep on both `a` and `b`, of which either wakes it.
     pub fn prepare_two<'e, H: Host + ?Sized>(a: &'e Self, b: &'e Self, host: &H) -> PreparedTwo<'e> {
-        let announced = [a.announce(), b.announce()];
+        let announced = [a.announce(SLEEPING), b.announce(SLEEPING)];
         // As in `prepare`: one barrier stands between both announcements and the look for work.
         host.sleeper_barrier();
         PreparedTwo { announced }
     }
 
-    fn announce(&self) -> Announced<'_> {
+    /// All three phases of a sleep on a descriptor, which whoever notifies one of `events` makes
+    /// readable: see [`notify_with`](Self::notify_with). `sleep` is not called if `work` finds
+    /// some: then `None`. [`Woken::Deadline`] is as for [`Armed::commit`].
+    pub fn park_elsewhere<H: Host + ?Sized, const N: usize>(
+        events: [&Self; N],
+        host: &H,
+        work: impl FnOnce() -> bool,
+        sleep: impl FnOnce() -> Woken,
+    ) -> Option<Woken> {
+        let announced = events.map(|event| event.announce(ELSEWHERE));
+        // As in `prepare`: the barrier stands between all announcements and the look for work.
+        host.sleeper_barrier();
+        if work() {
+            return None;
+        }
+        let woken = sleep();
+        let stood = announced.map(|announced| announced.withdraw());
+        Some(if stood.contains(&false) { Woken::Called } else { woken })
+    }
+
+    fn announce(&self, how: u32) -> Announced<'_> {
         // Relaxed: the barrier that follows orders it before the look for work.
-        self.word.store(SLEEPING, Ordering::Relaxed);
+        self.word.store(how, Ordering::Relaxed);
         Announced { event: self }
     }
 }
@@ -237,7 +272,7 @@ impl Announced<'_> {
     fn withdraw(&self) -> bool {
         // Relaxed: a notifier that still reads "sleeping" makes a call for nothing; one that reads
         // "awake" has published its work for a thread that goes on to look for work.
-        self.event.word.swap(AWAKE, Ordering::Relaxed) == SLEEPING
+        self.event.word.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 }
 

@@ -169,6 +169,8 @@ pub const TRICKS: &[Trick] = &[
         flood(raw, &[withdraw(1)]);
     }),
     ("a flood of withdrawals", Harmless, |raw| flood(raw, &[withdraw(1), withdraw(u32::MAX)])),
+    ("a flood of rings", Harmless, |raw| flood(raw, &[packet(RING, &[])])),
+    ("a ring and more", Blamed, |raw| say(raw, &packet(RING, &[0]))),
     ("a flood of blobs", Blamed, |raw| flood(raw, &[packet(BLOB, &[7; 60_000])])),
     ("a packet of an extension that is not there", Blamed, |raw| say(raw, &packet(0x100, &[]))),
     ("descriptors for an extension that is not there", Blamed, |raw| {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fishplate_shm::ShmConfig;
 
 /// Version of the protocol.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 pub const HELLO: u16 = 1;
 pub const OFFER: u16 = 2;
@@ -19,6 +19,7 @@ pub const BLOB: u16 = 4;
 pub const ANNOUNCE: u16 = 5;
 pub const WITHDRAW: u16 = 6;
 pub const BYE: u16 = 7;
+pub const RING: u16 = 8;
 
 /// Where the address of the nonce, and the nonce itself, lie in a Hello.
 const PROBE: usize = 52;

@@ -9,6 +9,7 @@ use core::ptr::{self, NonNull};
 
 use super::domain::Domain;
 use super::error::{CallError, Code};
+use super::fabric::TryWait;
 use super::library::copy_string;
 use super::object;
 use super::raw::*;
@@ -56,24 +57,75 @@ impl CqError {
 #[derive(Debug)]
 pub struct CompletionQueue {
     fid: NonNull<fid_cq>,
-    _domain: Arc<Domain>,
+    wait: Option<CqWait>,
+    open: Arc<Open>,
+}
+
+/// An open queue, closed when the last handle is dropped.
+#[derive(Debug)]
+struct Open {
+    fid: NonNull<fid_cq>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the handles only close it, and `CqWait::may_sleep` leaves the thread rules to its caller.
+unsafe impl Send for Open {}
+// SAFETY: as above.
+unsafe impl Sync for Open {}
+
+/// What a thread sleeps on until a queue has something to read. It keeps the queue open.
+#[derive(Clone, Debug)]
+pub struct CqWait {
+    fd: c_int,
+    try_wait: TryWait,
+    queue: Arc<Open>,
+}
+
+impl CqWait {
+    /// The descriptor, open as long as this is held: readable once the queue may have something.
+    /// Only for `poll(2)` and its kin.
+    pub fn fd(&self) -> c_int {
+        self.fd
+    }
+
+    /// Whether a thread may sleep on the descriptor now. If not, poll the rail first. Does not
+    /// block; may make system calls.
+    ///
+    /// # Safety
+    /// No other thread uses the queue or its endpoint during the call.
+    #[doc(alias = "fi_trywait")]
+    pub unsafe fn may_sleep(&self) -> bool {
+        let Open { fid, domain } = &*self.queue;
+        let mut object: *mut fid = fid.as_ptr().cast();
+        // SAFETY: the queue is open in this fabric and has a wait object; the rest is our caller's.
+        unsafe { (self.try_wait)(domain.fabric().as_ptr(), &mut object, 1) == 0 }
+    }
 }
 
 // SAFETY: it is used by the thread that owns its endpoint; that may change.
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Opens a queue of `size` completions (0: the provider's default) without a wait object.
+    /// Opens a queue of `size` completions (0: the provider's default), with a [wait
+    /// object](Self::wait) if the provider has such.
     ///
     /// # Errors
     /// The provider's code, or its table lacks a needed function.
     #[doc(alias = "fi_cq_open")]
     pub fn open(domain: &Arc<Domain>, size: usize) -> Result<CompletionQueue, CallError> {
+        let Ok(mut queue) = Self::open_with(domain, size, FI_WAIT_FD) else {
+            return Self::open_with(domain, size, FI_WAIT_NONE);
+        };
+        queue.find_wait();
+        Ok(queue)
+    }
+
+    fn open_with(domain: &Arc<Domain>, size: usize, wait_obj: c_int) -> Result<CompletionQueue, CallError> {
         let mut attr = Tailed::new(fi_cq_attr {
             size,
             flags: 0,
             format: FI_CQ_FORMAT_DATA,
-            wait_obj: FI_WAIT_NONE,
+            wait_obj,
             signaling_vector: 0,
             wait_cond: FI_CQ_COND_NONE,
             wait_set: ptr::null_mut(),
@@ -81,7 +133,8 @@ impl CompletionQueue {
         // SAFETY: this entry takes such attributes.
         let fid: NonNull<fid_cq> =
             unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
-        let queue = CompletionQueue { fid, _domain: Arc::clone(domain) };
+        let open = Arc::new(Open { fid, domain: Arc::clone(domain) });
+        let queue = CompletionQueue { fid, wait: None, open };
         let needed = [
             ("fi_cq_read", offset_of!(fi_ops_cq, read)),
             ("fi_cq_readfrom", offset_of!(fi_ops_cq, readfrom)),
@@ -93,6 +146,22 @@ impl CompletionQueue {
             found.ok_or(CallError::missing(call))?;
         }
         Ok(queue)
+    }
+
+    #[doc(alias = "FI_GETWAIT")]
+    fn find_wait(&mut self) {
+        let Some(try_wait) = self.open.domain.fabric().try_wait() else { return };
+        let mut fd: c_int = -1;
+        // SAFETY: the queue is open; the command writes one descriptor.
+        let found = unsafe { object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast()) };
+        if found.is_ok() && fd >= 0 {
+            self.wait = Some(CqWait { fd, try_wait, queue: Arc::clone(&self.open) });
+        }
+    }
+
+    /// What a thread sleeps on, if the queue has that.
+    pub fn wait(&self) -> Option<&CqWait> {
+        self.wait.as_ref()
     }
 
     pub(super) fn as_fid(&self) -> *mut fid {
@@ -193,10 +262,11 @@ impl CompletionQueue {
     }
 }
 
-impl Drop for CompletionQueue {
+impl Drop for Open {
     fn drop(&mut self) {
         // A failed close cannot be reported from drop.
-        // SAFETY: open until here; the endpoint that was bound to it owned it, and is closed.
-        let _ = unsafe { object::close(self.as_fid()) };
+        // SAFETY: open until here; the endpoint that was bound to it is closed, because it held the
+        // queue.
+        let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

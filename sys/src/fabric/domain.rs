@@ -15,7 +15,7 @@ use super::raw::*;
 #[derive(Debug)]
 pub struct Domain {
     fid: NonNull<fid_domain>,
-    _fabric: Arc<Fabric>,
+    fabric: Arc<Fabric>,
 }
 
 // SAFETY: opening and closing may be done by any thread;
@@ -43,11 +43,15 @@ impl Domain {
             CallError::check("fi_domain", open(this, info.as_ptr(), &mut fid, ptr::null_mut()) as isize)?;
         }
         let fid = NonNull::new(fid).ok_or(CallError { call: "fi_domain", code: Code(FI_EOTHER) })?;
-        Ok(Domain { fid, _fabric: fabric })
+        Ok(Domain { fid, fabric })
     }
 
     pub(super) fn as_ptr(&self) -> *mut fid_domain {
         self.fid.as_ptr()
+    }
+
+    pub(super) fn fabric(&self) -> &Fabric {
+        &self.fabric
     }
 
     /// Opens an object in this domain through an entry of its function table.

@@ -14,7 +14,7 @@ use core::ptr::{self, NonNull};
 use libc::iovec;
 
 use super::av::{AddressForm, AddressVector};
-use super::cq::{CompletionQueue, CqError, Entry};
+use super::cq::{CompletionQueue, CqError, CqWait, Entry};
 use super::domain::Domain;
 use super::error::{CallError, Code};
 use super::info::Info;
@@ -204,6 +204,11 @@ impl Endpoint {
     pub unsafe fn remove(&mut self, number: u64) -> Result<(), CallError> {
         // SAFETY: handed on to our caller.
         unsafe { self.av.remove(number) }
+    }
+
+    /// What a thread sleeps on until the queue has something, if it has that.
+    pub fn wait(&self) -> Option<&CqWait> {
+        self.cq.wait()
     }
 
     /// Reads completions into `entries`, and returns their number.

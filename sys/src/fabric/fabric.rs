@@ -1,11 +1,16 @@
 //! A fabric: what domains that reach each other are opened in. Slow path.
 
+use core::ffi::c_int;
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use super::error::{CallError, Code};
 use super::info::Info;
 use super::object;
 use super::raw::*;
+
+/// `fi_trywait`: 0 if a thread may sleep on the wait objects of so many objects of the fabric.
+pub(super) type TryWait = unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int;
 
 /// An open fabric, closed when dropped.
 #[derive(Debug)]
@@ -37,6 +42,12 @@ impl Fabric {
 
     pub(super) fn as_ptr(&self) -> *mut fid_fabric {
         self.fid.as_ptr()
+    }
+
+    /// The provider's `fi_trywait`, if it has one.
+    pub(super) fn try_wait(&self) -> Option<TryWait> {
+        // SAFETY: the fabric is open and its table whole.
+        unsafe { entry((*self.as_ptr()).ops, offset_of!(fi_ops_fabric, trywait)) }
     }
 }
 

@@ -81,7 +81,7 @@ use self::imports::Imports;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
 use self::slab::Slab;
-use super::cq::CqError;
+use super::cq::{CqError, CqWait};
 use super::domain::Domain;
 use super::endpoint::{Buffer, Endpoint, Target};
 use super::error::{CallError, Code};
@@ -329,6 +329,12 @@ impl FabricRail {
     /// The rail's counters.
     pub fn stats(&self) -> FabricStats {
         self.stats
+    }
+
+    /// What its thread sleeps on until something may have arrived or ended, if the provider has
+    /// such. [`CqWait::may_sleep`] counts as a use of the rail.
+    pub fn wait(&self) -> Option<CqWait> {
+        self.endpoint.wait().cloned()
     }
 
     /// The last error of a completion, post or registration, with libfabric's and the provider's

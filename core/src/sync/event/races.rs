@@ -101,6 +101,41 @@ fn a_sleeper_on_two_eventcounts_finds_work_of_either() {
     });
 }
 
+/// The descriptor is a word of the host: not zero is readable.
+#[test]
+fn a_sleeper_on_a_descriptor_finds_work_of_either_eventcount() {
+    model(|| {
+        let scene = Scene::new();
+        let descriptor = Arc::new(AtomicU32::new(0));
+        let notifier = thread::spawn({
+            let (scene, descriptor) = (scene.clone(), descriptor.clone());
+            move || {
+                for n in 0..2 * ROUNDS {
+                    let at = n as usize % 2;
+                    scene.work[at].fetch_add(1, Ordering::Relaxed);
+                    scene.event[at].notify_with(&scene.host, || {
+                        descriptor.store(1, Ordering::Relaxed);
+                        scene.host.wake(&descriptor);
+                    });
+                }
+            }
+        });
+        let done = || scene.done(0) + scene.done(1);
+        loop {
+            let seen = done();
+            if seen == 2 * ROUNDS {
+                break;
+            }
+            let sleep = || scene.host.wait(&descriptor, 0, FOREVER);
+            let events = [&scene.event[0], &scene.event[1]];
+            if EventCount::park_elsewhere(events, &scene.host, || done() != seen, sleep).is_some() {
+                descriptor.store(0, Ordering::Relaxed);
+            }
+        }
+        notifier.join().unwrap();
+    });
+}
+
 #[test]
 fn two_threads_that_answer_each_other_never_both_sleep() {
     model(|| {

@@ -155,3 +155,25 @@ fn listeners_are_notified_once_each_and_those_for_whom_there_is_no_room_know_it(
     assert_eq!(third.commit(&host, 1), Woken::Deadline);
     assert_eq!(listeners.listen(&events[2]), Listening::New);
 }
+
+#[test]
+fn a_thread_that_sleeps_elsewhere_is_told_there_once_and_without_a_call() {
+    let (events, host) = ([EventCount::new(), EventCount::new()], Counting::default());
+    let told = Cell::new(0);
+    let tell = |at: usize| events[at].notify_with(&host, || told.set(told.get() + 1));
+    let both = events.each_ref();
+    let woken = EventCount::park_elsewhere(
+        both,
+        &host,
+        || false,
+        || {
+            assert!(tell(1) && !tell(1));
+            Woken::Deadline
+        },
+    );
+    assert_eq!((woken, told.get()), (Some(Woken::Called), 1));
+    assert_eq!(EventCount::park_elsewhere(both, &host, || false, || Woken::Deadline), Some(Woken::Deadline));
+    assert_eq!(EventCount::park_elsewhere(both, &host, || true, || panic!("there is work")), None);
+    assert!(!tell(0) && !tell(1));
+    assert_eq!((host.wakes.get(), host.waits.get(), host.barriers.get()), (0, 0, (3, 4)));
+}

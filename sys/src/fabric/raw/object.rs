@@ -43,7 +43,7 @@ pub struct fi_ops_fabric {
     pub passive_ep: Unused,
     pub eq_open: Unused,
     pub wait_open: Unused,
-    pub trywait: Unused,
+    pub trywait: Option<unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int>,
     pub domain2: Unused,
 }
 

@@ -1,0 +1,141 @@
+//! How a node sleeps that has libfabric rails: on a set of descriptors (`epoll(7)`) of the
+//! completion queues, the sockets of the peers of this host, and one that the program rings for a
+//! worker. One wait for all of them.
+//!
+//! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. Peers of this host
+//! learn from the doorbell that it does not wake this process, and send a packet instead.
+
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fishplate_core::sync::event::EventCount;
+use fishplate_core::sync::host::{Host, Woken};
+use fishplate_sys::Errno;
+use fishplate_sys::fabric::cq::CqWait;
+
+/// How long a sleep lasts that a provider advises against again and again, in nanoseconds.
+const NAP_NS: u64 = 100_000;
+
+/// Advice against sleep in a row, after which a node naps.
+const REFUSALS: u32 = 16;
+
+/// The set, and what is in it.
+pub(super) struct Sleep {
+    set: Arc<OwnedFd>,
+    /// Readable once the program has rung.
+    called: OwnedFd,
+    queues: Vec<CqWait>,
+    /// How often in a row a provider has advised against sleep.
+    refused: AtomicU32,
+}
+
+impl Sleep {
+    /// A set with these queues.
+    pub fn new(queues: Vec<CqWait>) -> Result<Sleep, Errno> {
+        // SAFETY: two calls that return a new descriptor or -1.
+        let (set, called) = unsafe {
+            (
+                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
+                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
+            )
+        };
+        add(&set, called.as_raw_fd(), 0)?;
+        for queue in &queues {
+            // Told once for each change: `fi_trywait` of tcp before 1.18 leaves the descriptor
+            // readable.
+            add(&set, queue.fd(), libc::EPOLLET)?;
+        }
+        Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
+    }
+
+    /// The set, for the sockets of peers.
+    pub fn set(&self) -> Arc<OwnedFd> {
+        self.set.clone()
+    }
+
+    /// Ends the sleep, or the next one.
+    pub fn ring(&self) {
+        // SAFETY: eight bytes of ours. If it fails, the count is full, and the descriptor readable.
+        unsafe { libc::write(self.called.as_raw_fd(), (&raw const ONE).cast(), size_of_val(&ONE)) };
+    }
+
+    /// All three phases of a sleep, as those of
+    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of `bells`
+    /// ends it. `look` looks for work, and says how long to sleep if there is none.
+    pub fn park<H: Host + ?Sized, const N: usize>(
+        &self,
+        bells: [&EventCount; N],
+        host: &H,
+        look: impl FnOnce() -> Option<u64>,
+    ) -> Option<Woken> {
+        let timeout_ns = Cell::new(0);
+        let work = || match look() {
+            Some(ns) => {
+                timeout_ns.set(ns);
+                false
+            }
+            None => true,
+        };
+        EventCount::park_elsewhere(bells, host, work, || self.sleep(timeout_ns.get()))
+    }
+
+    /// How long a sleep of `timeout_ns` may last. `None`: poll again first, a provider says.
+    ///
+    /// # Safety
+    /// No other thread uses the node's rails during the call.
+    pub unsafe fn advised(&self, timeout_ns: u64) -> Option<u64> {
+        // SAFETY: our caller's promise.
+        let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });
+        // Relaxed: a count, which one thread at a time changes and by which nothing is handed over.
+        let refused = if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
+        self.refused.store(refused, Ordering::Relaxed);
+        match refused {
+            0 => Some(timeout_ns),
+            1..REFUSALS => None,
+            _ => Some(timeout_ns.min(NAP_NS)),
+        }
+    }
+
+    /// Sleeps until something in the set can be read, for at most `timeout_ns`.
+    fn sleep(&self, timeout_ns: u64) -> Woken {
+        let mut set = libc::pollfd { fd: self.set.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let timeout = libc::timespec {
+            tv_sec: (timeout_ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
+        };
+        // SAFETY: one structure, a time, and no signals to mask. A failure is an early wake-up.
+        let readable = unsafe { libc::ppoll(&mut set, 1, &timeout, std::ptr::null()) };
+        if readable == 0 {
+            return Woken::Deadline;
+        }
+        let mut told = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        let mut rings = 0u64;
+        // SAFETY: room for as many events as said, and for eight bytes. If nobody has rung, the
+        // second call fails and changes nothing.
+        unsafe {
+            libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), told.len() as libc::c_int, 0);
+            libc::read(self.called.as_raw_fd(), (&raw mut rings).cast(), size_of_val(&rings));
+        }
+        Woken::Called
+    }
+}
+
+static ONE: u64 = 1;
+
+/// # Safety
+/// `fd` is new, or negative if the call that made it has just failed.
+unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: our caller's promise.
+    if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+}
+
+fn add(set: &OwnedFd, fd: RawFd, flags: i32) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: (libc::EPOLLIN | flags) as u32, u64: 0 };
+    // SAFETY: two open descriptors, and a structure that is read during the call.
+    match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
+        0 => Ok(()),
+        _ => Err(Errno::last()),
+    }
+}
