@@ -355,8 +355,8 @@ mod tests {
         let Some(builder) = network() else { return };
         let mut node = builder.clone().worker(Options::default()).open().unwrap();
         let mut peer = builder.open().unwrap();
-        let there = peer.connect(node.address().to_vec()).unwrap();
-        node.connect(peer.address().to_vec()).unwrap();
+        let there = peer.connect(node.address()).unwrap();
+        node.connect(peer.address()).unwrap();
         let memory = node.alloc(64).unwrap();
         let word = peer.import(there, node.handle(memory).unwrap()).unwrap().at(0);
         let before = used(&node);
