@@ -42,6 +42,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
+use super::host;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid};
 use driver::Driver;
 use memory::{Held, Pinned};
@@ -224,7 +225,9 @@ unsafe impl Device for CudaDevice {
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {
-        self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
+        // A device that is not visible here may still be opened; memory of the processors is none.
+        *uuid != host::UUID
+            && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {

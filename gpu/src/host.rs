@@ -22,7 +22,7 @@ use super::export::is_used_at_home;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 
 /// Names the memory of the processors of this machine: no handle of another gets here.
-const UUID: Uuid = *b"processor memory";
+pub(crate) const UUID: Uuid = *b"processor memory";
 
 /// Device and inode of a file.
 type Identity = (u64, u64);

@@ -253,11 +253,12 @@ impl Imports {
         if self.draining.contains_key(&key) {
             return Err(Fault::Busy);
         }
+        // Also of our own process, whose addresses may be those of another kind of device.
+        if !device.reaches(&uuid) {
+            return Err(Fault::Device(DeviceError::NoPeerAccess));
+        }
         let (base, opened) = match handle {
             Some(handle) => {
-                if !device.reaches(&uuid) {
-                    return Err(Fault::Device(DeviceError::NoPeerAccess));
-                }
                 self.make_room(device, size)?;
                 // SAFETY: the peer keeps what it exports until we have acknowledged its revocation,
                 // which is after the close; one that does not can harm only what is read there. A

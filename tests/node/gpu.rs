@@ -586,6 +586,46 @@ fn what_a_device_cannot_do_is_refused_by_name() {
     node.close(SOON).unwrap();
 }
 
+/// The addresses of the one mean nothing to the other.
+#[cfg(feature = "cuda")]
+#[test]
+fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
+    if device() == Gpu::StandIn {
+        println!("SKIPPED devices of two kinds: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)");
+        return;
+    }
+    let mut nodes =
+        [Gpu::StandIn, device()].map(|gpu| builder().fabric(Fabric::Off).gpu(gpu).open().unwrap());
+    let addresses = nodes.each_ref().map(|node| node.address().to_vec());
+    let peers = [0, 1].map(|at| nodes[at].connect(&addresses[1 - at]).unwrap());
+    let deadline = Instant::now() + SOON;
+    while !(0..2).all(|at| nodes[at].reach(peers[at]).unwrap().gpu) {
+        nodes.iter_mut().for_each(|node| _ = node.progress());
+        assert!(Instant::now() < deadline);
+    }
+    let memory = nodes.each_mut().map(|node| node.alloc_device(1 << 20).unwrap());
+    let handles = [0, 1].map(|at| nodes[at].handle(memory[at]).unwrap());
+    for at in 0..2 {
+        match nodes[at].import(peers[at], &handles[1 - at]) {
+            Err(_) => {}
+            // Through memory that both reach.
+            Ok(there) => {
+                let written = [at as u8 + 1; 4096];
+                nodes[at].write_device(memory[at].at(0), &written).unwrap();
+                let token = nodes[at].put(memory[at].slice(..4096), there.at(0), Notice::Silent);
+                assert!(token.is_ok(), "{token:?}");
+                for _ in 0..1000 {
+                    nodes.iter_mut().for_each(|node| _ = node.progress());
+                }
+                nodes[at].quiet(peers[at], SOON).unwrap();
+                let mut read = [0; 4096];
+                nodes[1 - at].read_device(memory[1 - at].at(0), &mut read).unwrap();
+                assert_eq!(read, written, "from node {at}");
+            }
+        }
+    }
+}
+
 #[cfg(feature = "cuda")]
 #[test]
 fn a_device_that_is_not_there_is_named() {
