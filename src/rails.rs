@@ -211,15 +211,28 @@ fn candidate(info: &Info, interface: String, machine: &Machine) -> Candidate {
 
 /// Selects the interfaces of a provider that a process should use: its share, nearest to the anchor
 /// first; interfaces unknown to the machine come last.
-pub fn nearest(machine: &Machine, candidates: &[Candidate], anchor: Anchor, limit: usize) -> Vec<Candidate> {
+pub fn nearest(
+    machine: &Machine,
+    candidates: &[Candidate],
+    anchor: Anchor,
+    limit: usize,
+    count: Option<usize>,
+) -> Vec<Candidate> {
     let open: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.passed_over.is_none()).collect();
     let usable: Vec<usize> = open.iter().filter_map(|candidate| candidate.nic).collect();
     let chosen = machine.choose(&usable, anchor, limit);
     let of_nic = |nic: usize| open.iter().find(|candidate| candidate.nic == Some(nic));
-    let near = chosen.into_iter().filter_map(of_nic);
+    let near = chosen.iter().copied().filter_map(of_nic);
     let unknown = open.iter().filter(|candidate| candidate.nic.is_none());
-    near.chain(unknown).take(limit).map(|candidate| (*candidate).clone()).collect()
+    let mut best: Vec<&Candidate> = near.chain(unknown).copied().collect();
+    if let Some(count) = count {
+        let mut far: Vec<usize> = usable.into_iter().filter(|nic| !chosen.contains(nic)).collect();
+        far.sort_by_key(|&nic| machine.distance(nic, anchor));
+        best.extend(far.into_iter().filter_map(of_nic));
+        best.truncate(count);
+    }
+    best.into_iter().take(limit).cloned().collect()
 }
 
 /// Opens rails of the first usable provider.
@@ -255,8 +268,8 @@ fn on_provider(
     let interfaces: Vec<String> = match named {
         true => settings.interfaces.clone(),
         false => {
-            let limit = settings.max_rails;
-            nearest(machine, &there, anchor, limit).into_iter().map(|candidate| candidate.interface).collect()
+            let near = nearest(machine, &there, anchor, settings.max_rails, count);
+            near.into_iter().map(|candidate| candidate.interface).collect()
         }
     };
     let count = count.unwrap_or(interfaces.len().clamp(1, settings.max_rails));
@@ -355,23 +368,41 @@ mod tests {
              host only; eth1, no link); ask for fewer rails, or name an interface once for each rail that it shall carry"
         );
         // One of the interfaces has no link.
-        let mut machine = Machine::default();
         let fake = Fake::new(Persona::cxi(), 1);
-        machine.nics.push(Nic {
-            name: "cxi1".into(),
-            interface: None,
-            verbs: None,
-            path: None,
-            node: None,
-            mbit: None,
-            link: LinkState::Down,
-        });
+        let machine = Machine { nics: vec![nic(1, None, LinkState::Down)], ..Machine::default() };
         let settings = settings(&["cxi"], &[]);
         let (anchor, count) = (Anchor::Anywhere, Some(4));
         let wanted = Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
         let error = open(wanted, fake.library(), &machine).unwrap_err();
         let RailsError::TooMany { there, passed_over, .. } = error else { panic!("{error}") };
         assert_eq!((there.len(), passed_over), (3, vec![("cxi1".to_owned(), "no link")]));
+    }
+
+    fn nic(at: u32, node: Option<u32>, link: LinkState) -> Nic {
+        let name = format!("cxi{at}");
+        Nic { name, interface: None, verbs: None, path: None, node, mbit: Some(200_000), link }
+    }
+
+    #[test]
+    fn more_rails_than_there_are_near_nics_go_over_far_ones() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        let nics = (0..4).map(|at| nic(at, Some(at / 2), LinkState::Up)).collect();
+        let machine = Machine { nics, ..Machine::default() };
+        let settings = settings(&["cxi"], &[]);
+        for (count, expected) in [
+            (None, &["cxi2", "cxi3"][..]),
+            (Some(1), &["cxi2"]),
+            (Some(2), &["cxi2", "cxi3"]),
+            (Some(3), &["cxi2", "cxi3", "cxi0"]),
+            (Some(4), &["cxi2", "cxi3", "cxi0", "cxi1"]),
+        ] {
+            let anchor = Anchor::Node(1);
+            let wanted =
+                Wanted { settings: &settings, limits: Limits::DEFAULT, anchor, count, devices: false };
+            let rails = open(wanted, fake.library(), &machine).unwrap();
+            let names: Vec<_> = rails.iter().map(|rail| rail.interface.as_str()).collect();
+            assert_eq!(names, expected, "{count:?}");
+        }
     }
 
     #[test]

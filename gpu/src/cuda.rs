@@ -42,7 +42,6 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys;
 
-use super::host;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Mark, Uuid};
 use driver::Driver;
 use memory::{Held, Pinned};
@@ -226,7 +225,7 @@ unsafe impl Device for CudaDevice {
 
     fn reaches(&self, uuid: &Uuid) -> bool {
         // A device that is not visible here may still be opened; memory of the processors is none.
-        *uuid != host::UUID
+        *uuid != super::host::UUID
             && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
     }
 

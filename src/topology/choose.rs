@@ -6,6 +6,10 @@
 //! have. Then single NICs move from GPU to GPU while one is used by two more GPUs than another at
 //! the same distance. Balance never gives a GPU a more distant NIC.
 
+use std::path::Path;
+
+use fishplate_sys::affinity::{self, CpuSet};
+
 use super::pci::PciAddress;
 use super::{Distance, Machine, distance};
 
@@ -21,14 +25,24 @@ pub enum Anchor {
 }
 
 impl Anchor {
-    /// Returns the NUMA node that the calling thread runs on, or no preference on a machine with
-    /// one node.
+    /// Returns the NUMA node that the calling thread is confined to. No preference if it may run on
+    /// others, or there are none.
     pub fn here() -> Anchor {
         let (mut cpu, mut node) = (0u32, 0u32);
         // SAFETY: the call writes the two numbers, and ignores its third argument.
         let done = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, 0usize) };
-        let several = std::fs::exists("/sys/devices/system/node/node1").unwrap_or(false);
-        if done == 0 && several { Anchor::Node(node) } else { Anchor::Anywhere }
+        match affinity::allowed() {
+            Ok(allowed) if done == 0 => Anchor::confined(Path::new("/sys"), node, &allowed),
+            _ => Anchor::Anywhere,
+        }
+    }
+
+    /// The same, of a thread on this node with these processors.
+    fn confined(sys: &Path, node: u32, allowed: &CpuSet) -> Anchor {
+        let nodes = sys.join("devices/system/node");
+        let several = nodes.join("node1").exists();
+        let inside = |cpu| nodes.join(format!("node{node}/cpu{cpu}")).exists();
+        if several && allowed.iter().all(inside) { Anchor::Node(node) } else { Anchor::Anywhere }
     }
 }
 
@@ -53,11 +67,19 @@ impl Machine {
     /// Returns the NICs of `usable` that a process should use, at most `limit`, best first.
     ///
     /// For a GPU these are its share of the assignment to all GPUs of the machine. Otherwise they
-    /// are all NICs at the smallest distance.
+    /// are all NICs at the smallest distance. With an anchor, NICs of less than a quarter of the
+    /// speed of the fastest are left out.
     pub fn choose(&self, usable: &[usize], anchor: Anchor, limit: usize) -> Vec<usize> {
         let mut usable: Vec<usize> = usable.iter().copied().filter(|&nic| nic < self.nics.len()).collect();
         usable.sort_unstable();
         usable.dedup();
+        if anchor != Anchor::Anywhere {
+            // However near, the port of the management network is none.
+            let fastest = usable.iter().filter_map(|&nic| self.nics[nic].mbit).max();
+            let slow =
+                |nic: usize| self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4));
+            usable.retain(|&nic| !slow(nic));
+        }
         if let Anchor::Gpu(address) = anchor
             && let Some(gpu) = self.gpus.iter().position(|gpu| gpu.address == address)
         {
@@ -145,5 +167,49 @@ impl Machine {
             (Some(a), Some(b)) => a.address().same_device(&b.address()),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{LinkState, Nic};
+    use std::fs;
+
+    #[test]
+    fn a_thread_that_may_run_on_two_nodes_is_near_neither() {
+        let sys = std::env::temp_dir().join(format!("fishplate-nodes-{}", std::process::id()));
+        for (node, cpu) in [(0, 0), (0, 1), (1, 2), (1, 3)] {
+            fs::create_dir_all(sys.join(format!("devices/system/node/node{node}/cpu{cpu}"))).unwrap();
+        }
+        let on = |node, cpus: &[usize]| {
+            let mut allowed = CpuSet::empty();
+            cpus.iter().for_each(|&cpu| allowed.insert(cpu));
+            Anchor::confined(&sys, node, &allowed)
+        };
+        assert_eq!(on(0, &[0, 1]), Anchor::Node(0));
+        assert_eq!(on(1, &[3]), Anchor::Node(1));
+        assert_eq!((on(0, &[0, 2]), on(1, &[0, 1, 2, 3])), (Anchor::Anywhere, Anchor::Anywhere));
+        fs::remove_dir_all(sys.join("devices/system/node/node1")).unwrap();
+        assert_eq!(on(0, &[0]), Anchor::Anywhere, "one node");
+        fs::remove_dir_all(&sys).unwrap();
+    }
+
+    #[test]
+    fn a_near_port_of_a_slow_network_is_no_reason_to_leave_a_fast_one() {
+        let nic = |node, mbit| Nic {
+            name: "n".into(),
+            interface: None,
+            verbs: None,
+            path: None,
+            node: Some(node),
+            mbit,
+            link: LinkState::Up,
+        };
+        let nics = vec![nic(0, Some(1_000)), nic(1, Some(100_000)), nic(0, None), nic(0, Some(25_000))];
+        let machine = Machine { nics, ..Machine::default() };
+        assert_eq!(machine.choose(&[0, 1], Anchor::Node(0), 4), [1]);
+        assert_eq!(machine.choose(&[0, 1, 2, 3], Anchor::Node(0), 4), [2, 3]);
+        assert_eq!(machine.choose(&[0, 1], Anchor::Anywhere, 4), [0, 1]);
     }
 }

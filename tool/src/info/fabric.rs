@@ -49,7 +49,7 @@ fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Sett
         Ok(candidates) => candidates,
         Err(error) => return json!({ "usable": error.to_string() }),
     };
-    let chosen = rails::nearest(machine, &candidates, anchor, settings.max_rails);
+    let chosen = rails::nearest(machine, &candidates, anchor, settings.max_rails, None);
     let interfaces: Map<String, Value> = candidates
         .iter()
         .map(|candidate| {
