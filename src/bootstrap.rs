@@ -21,6 +21,7 @@ mod meet;
 mod tests;
 mod wire;
 
+pub(crate) use card::random_id;
 pub use card::{Agreement, Card, RailCard};
 pub use meet::{Listener, connect, over};
 pub use wire::{Lifeline, Wire};

@@ -4,6 +4,10 @@
 //! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
 //! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::time::Instant;
+
 use fishplate_core::bytes::{Put, Reader, Short};
 use fishplate_core::engine::Config;
 
@@ -63,8 +67,7 @@ impl Agreement {
 impl Card {
     /// Creates a card with a new random id.
     pub fn new(config: &Config, user: u64, rails: Vec<RailCard>) -> Card {
-        use std::hash::{BuildHasher, Hasher};
-        let id = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        let id = random_id();
         let Config { window, contexts, first_sequence, .. } = *config;
         Card { id, window, contexts, first_sequence, user, rails }
     }
@@ -72,8 +75,11 @@ impl Card {
     /// Pairs the rails of two sides. Both sides compute the same result.
     ///
     /// # Errors
-    /// The setting that differs, with both values.
+    /// The setting that differs, with both values. [`BootstrapError::BadCard`] if it bears our id.
     pub fn agree(&self, theirs: &Card) -> Result<Agreement, BootstrapError> {
+        if self.id == theirs.id {
+            return Err(BootstrapError::BadCard("id: it is our own"));
+        }
         let same = |what, ours: u64, theirs: u64| match ours == theirs {
             true => Ok(()),
             false => Err(BootstrapError::Differs { what, theirs, ours }),
@@ -164,6 +170,12 @@ fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
+}
+
+/// Returns a random id. Both processes of a fork share the standard library's keys, so the process
+/// id and the time are hashed too.
+pub(crate) fn random_id() -> u64 {
+    RandomState::new().hash_one((std::process::id(), Instant::now()))
 }
 
 #[cfg(test)]
@@ -278,5 +290,29 @@ mod tests {
         assert_eq!(agreed.pairing.uneven.len(), 1, "speeds may differ, and it is told");
         let rails = agreed.in_our_order(&["a", "b"]);
         assert!(rails == [&"a", &"b"] || rails == [&"b", &"a"]);
+    }
+
+    #[test]
+    fn processes_that_were_forked_have_numbers_of_their_own() {
+        // Creates the keys that the fork copies.
+        random_id();
+        let mut ends = [0; 2];
+        // SAFETY: `pipe` fills an array of two, `write` and `read` get eight bytes each. The child
+        // uses no lock that another thread may hold, and exits.
+        let theirs = unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            let child = libc::fork();
+            if child == 0 {
+                let id = random_id();
+                libc::write(ends[1], (&raw const id).cast(), 8);
+                libc::_exit(0);
+            }
+            let mut id = 0u64;
+            assert_eq!(libc::read(ends[0], (&raw mut id).cast(), 8), 8);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+            ends.iter().for_each(|&end| _ = libc::close(end));
+            id
+        };
+        assert_ne!(random_id(), theirs);
     }
 }

@@ -428,3 +428,15 @@ fn a_socket_pair_serves_as_well() {
         assert_eq!(wire.peer(), "an unknown address");
     });
 }
+
+#[test]
+fn last_words_of_a_peer_that_has_closed_the_connection_are_heard() {
+    let (here, there) = UnixStream::pair().unwrap();
+    let mut there = Wire::over(there.into());
+    there.say(b"bye").unwrap();
+    assert_eq!(there.pump(), Ok(true));
+    drop(there);
+    let mut here = Wire::over(here.into());
+    assert_eq!(here.exchange(b"hi", soon(), || Some(0)), Ok(b"bye".to_vec()));
+    assert_eq!(here.exchange(b"hi", soon(), || Some(0)), Err(BootstrapError::HungUp));
+}

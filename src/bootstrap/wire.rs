@@ -136,14 +136,8 @@ impl Wire {
     /// Sends as much as the socket takes, and receives until a message is complete. Returns whether
     /// any byte moved.
     pub(super) fn pump(&mut self) -> Result<bool, BootstrapError> {
+        let sent = self.push();
         let mut moved = false;
-        while self.sent < self.outward.len() {
-            let n = send(&self.socket, &self.outward[self.sent..])?;
-            if n == 0 {
-                break;
-            }
-            (self.sent, moved) = (self.sent + n, true);
-        }
         let mut chunk = [0; 4096];
         while self.whole()?.is_none() {
             let n = recv(&self.socket, &mut chunk)?;
@@ -152,6 +146,26 @@ impl Wire {
             }
             self.inward.extend(&chunk[..n]);
             moved = true;
+        }
+        Ok(sent? || moved)
+    }
+
+    /// Sends as much as the socket takes. Returns whether any byte moved. A peer that has closed
+    /// the connection takes nothing: what it said before counts as an answer.
+    fn push(&mut self) -> Result<bool, BootstrapError> {
+        let mut moved = false;
+        while self.sent < self.outward.len() {
+            let n = match send(&self.socket, &self.outward[self.sent..]) {
+                Ok(n) => n,
+                Err(error) => {
+                    self.sent = self.outward.len();
+                    return Err(error);
+                }
+            };
+            if n == 0 {
+                break;
+            }
+            (self.sent, moved) = (self.sent + n, true);
         }
         Ok(moved)
     }

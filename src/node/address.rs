@@ -11,16 +11,14 @@
 //! ```
 //! `provider` and `fabric` are hashes of libfabric's names.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
 
 use fishplate_core::bytes::{Put, Reader, Short};
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 
 use super::Error;
+use crate::bootstrap::random_id;
 use crate::config::RAILS_LIMIT;
 use crate::topology::FabricEnd;
 
@@ -64,7 +62,7 @@ impl Address {
     /// Creates the address of a new node.
     pub fn new(config: &Config, matching: &MatchConfig, gpu: bool, rails: Vec<RailAddress>) -> Address {
         Address {
-            id: random(),
+            id: random_id(),
             host: this_host(),
             window: config.window,
             contexts: config.contexts,
@@ -148,12 +146,6 @@ pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
 }
 
-/// Returns a random id. Both processes of a fork share the standard library's keys, so the process
-/// id and the time are hashed too.
-fn random() -> u64 {
-    RandomState::new().hash_one((std::process::id(), Instant::now()))
-}
-
 /// Identifies this boot of this host and the network namespace, which bounds abstract sockets.
 fn this_host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -179,30 +171,6 @@ mod tests {
         }
         assert_ne!(address(0).id, address(0).id);
         assert_eq!(address(0).host, address(0).host);
-    }
-
-    #[test]
-    fn processes_that_were_forked_have_numbers_of_their_own() {
-        // Creates the keys that the fork copies.
-        random();
-        let mut ends = [0; 2];
-        // SAFETY: `pipe` fills an array of two, `write` and `read` get eight bytes each. The child
-        // uses no lock that another thread may hold, and exits.
-        let theirs = unsafe {
-            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
-            let child = libc::fork();
-            if child == 0 {
-                let id = random();
-                libc::write(ends[1], (&raw const id).cast(), 8);
-                libc::_exit(0);
-            }
-            let mut id = 0u64;
-            assert_eq!(libc::read(ends[0], (&raw mut id).cast(), 8), 8);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-            ends.iter().for_each(|&end| _ = libc::close(end));
-            id
-        };
-        assert_ne!(random(), theirs);
     }
 
     #[test]
