@@ -1,11 +1,13 @@
 //! The address of a node, which a program passes to its peers out of band.
 //!
+//! A secret of the job: who has it may pose as the node to other nodes of its host.
+//!
 //! Opaque to the program, at most [`ADDRESS_MAX`] bytes, constant while the node lives. It contains
 //! the node's id, its host, the limits that its peers must respect, and its libfabric rails.
 //! Little-endian, without padding:
 //!
 //! ```text
-//! "FPna", version u16, id u64, host u64, window u32, contexts u16,
+//! "FPna", version u16, id u64, door u64, host u64, window u32, contexts u16,
 //! eager u32, credits u32, headers u32, gpu u8, rails u8,
 //! then for each rail: mbit u32, provider u32, fabric u32, max_message u32, len u16, address
 //! ```
@@ -26,7 +28,7 @@ use crate::topology::FabricEnd;
 pub const ADDRESS_MAX: usize = 1024;
 
 /// Version of the layout.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"FPna";
 
@@ -44,8 +46,10 @@ pub(super) struct RailAddress {
 /// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// The node's random id.
+    /// The node's random id. Secret: who dials another node says it, and is believed.
     pub id: u64,
+    /// A random number in the name of its socket, which every process of the host sees.
+    pub door: u64,
     /// The same for all nodes of one host and network namespace, which share memory.
     pub host: u64,
     pub window: u32,
@@ -63,6 +67,7 @@ impl Address {
     pub fn new(config: &Config, matching: &MatchConfig, gpu: bool, rails: Vec<RailAddress>) -> Address {
         Address {
             id: random_id(),
+            door: random_id(),
             host: this_host(),
             window: config.window,
             contexts: config.contexts,
@@ -77,7 +82,7 @@ impl Address {
     /// Encodes the address. `None`: longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
-        out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.host);
+        out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.door).put_u64(self.host);
         out.put_u32(self.window).put_u16(self.contexts);
         out.put_u32(self.eager).put_u32(self.credits).put_u32(self.headers);
         out.put_u8(self.gpu.into()).put_u8(self.rails.len() as u8);
@@ -103,6 +108,7 @@ impl Address {
         }
         let mut address = Address {
             id: fields.u64()?,
+            door: fields.u64()?,
             host: fields.u64()?,
             window: fields.u32()?,
             contexts: fields.u16()?,
@@ -134,9 +140,9 @@ impl From<Short> for Error {
     }
 }
 
-/// Returns the abstract socket on which the node `id` listens for peers of its host.
-pub(super) fn socket(id: u64) -> String {
-    format!("@fishplate-{id:016x}")
+/// Returns the abstract socket on which the node with this door listens for peers of its host.
+pub(super) fn socket(door: u64) -> String {
+    format!("@fishplate-{door:016x}")
 }
 
 /// FNV-1a. Part of the layout: all processes must compute the same.

@@ -349,7 +349,7 @@ impl Builder {
                 (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), bell)
             }
         };
-        let listener = Listener::bind(socket(own.id)).map_err(OpenError::Listen)?;
+        let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {

@@ -47,8 +47,9 @@ pub struct Reach {
 /// A peer and the state of its connection.
 pub(super) struct Contact {
     pub peer: PeerId,
-    /// The id in its address.
+    /// The id in its address, and the name of its socket.
     id: u64,
+    door: u64,
     /// Whether both nodes have a device.
     gpu: bool,
     /// Its limits of tagged messages.
@@ -133,8 +134,9 @@ impl Node {
         match joined {
             Ok((stage, pairs)) => {
                 let (limits, named) = (limits(&address), Instant::now());
+                let Address { id, door, .. } = address;
                 self.turn = self.contacts.len();
-                self.contacts.push(Contact { peer, id: address.id, gpu, limits, stage, pairs, named });
+                self.contacts.push(Contact { peer, id, door, gpu, limits, stage, pairs, named });
                 self.meeting |= stage.is_meeting();
                 self.meet();
                 Ok(peer)
@@ -156,7 +158,7 @@ impl Node {
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
             // The other end could choose a second link beside this one.
-            self.listener.hang_up(socket(self.contacts.swap_remove(at).id));
+            self.listener.hang_up(socket(self.contacts.swap_remove(at).door));
         }
         Ok(())
     }
@@ -236,7 +238,7 @@ impl Node {
         self.agree(now);
         for (address, why) in self.listener.failed() {
             let dialled = |contact: &&mut Contact| {
-                contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.id))
+                contact.stage == Stage::Dialled && *address == *OsStr::new(&socket(contact.door))
             };
             if let Some(contact) = self.contacts.iter_mut().find(dialled) {
                 contact.stage = match is_final(why) {
@@ -251,7 +253,7 @@ impl Node {
             self.turn += 1;
             match contact.stage {
                 Stage::Dials(at) if at <= now => {
-                    contact.stage = match self.listener.dial(socket(contact.id), &self.profile) {
+                    contact.stage = match self.listener.dial(socket(contact.door), &self.profile) {
                         Ok(()) => Stage::Dialled,
                         // Nobody listens there yet.
                         Err(_) => contact.later(now),

@@ -1,10 +1,13 @@
 //! Meeting peers: whoever is first, whatever the program waits with, and however often.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::core::engine::tag::Tag;
 use fishplate::node::Fabric;
 use fishplate::{Cmp, Limits, Node, Notice, PeerId, Signal};
+use fishplate_shm::{ShmConfig, ShmRail, connect};
+use fishplate_sys::LinuxHost;
 
 use super::SOON;
 
@@ -29,7 +32,7 @@ fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
         }
         let [mut a, mut b] = nodes;
         let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
-        let other = std::thread::spawn(move || {
+        let other = thread::spawn(move || {
             let peer = b.connect(to_a).unwrap();
             b.send(peer, 1, b"x", Notice::Silent).unwrap();
             b.quiet(peer, SOON).unwrap();
@@ -39,7 +42,7 @@ fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
         let begun = Instant::now();
         while !poll(&mut a, peer) {
             assert!(begun.elapsed() < Duration::from_secs(1), "not met, turned: {turned}");
-            std::thread::yield_now();
+            thread::yield_now();
         }
         while !other.is_finished() {
             a.progress();
@@ -62,7 +65,7 @@ fn a_program_that_only_polls_meets_its_peers() {
     });
     // A program that computes between its calls, or waits at a barrier.
     met_by(|node, peer| {
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
         node.progress();
         node.reach(peer).unwrap().shared_memory
     });
@@ -193,6 +196,7 @@ fn many_peers_that_never_come_hold_up_nobody() {
     let begun = Instant::now();
     for n in 0..MANY {
         address[6..14].copy_from_slice(&n.to_le_bytes());
+        address[14..22].copy_from_slice(&n.to_le_bytes());
         node.connect(&address).unwrap();
     }
     for _ in 0..10_000 {
@@ -219,8 +223,8 @@ fn a_program_that_only_waits_meets_its_peer() {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let inbox = a.alloc(64).unwrap();
     let handle = a.handle(inbox).unwrap();
-    let other = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(30));
+    let other = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
         let peer = b.connect(to_a).unwrap();
         let there = b.import(peer, handle).unwrap();
         b.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
@@ -230,4 +234,41 @@ fn a_program_that_only_waits_meets_its_peer() {
     a.wait(inbox.at(0), Cmp::Eq, 1, Some(peer), SOON).unwrap();
     a.close(SOON).unwrap();
     other.join().unwrap();
+}
+
+/// All processes of a host see the names of the sockets there.
+#[test]
+fn who_knows_the_sockets_of_two_nodes_does_not_take_the_place_of_one() {
+    let [mut a, mut b] = pair([Limits::DEFAULT; 2]);
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let door = |address: &[u8]| u64::from_le_bytes(address[14..22].try_into().unwrap());
+    let host = LinuxHost::shared().peer_uses_membarrier(true);
+    let config =
+        ShmConfig { id: door(&to_a), membarrier: host.sleeper_uses_membarrier(), ..ShmConfig::default() };
+    let profile = ShmRail::new(host, config).unwrap().profile();
+    let name = format!("@fishplate-{:016x}", door(&to_b));
+    thread::scope(|scope| {
+        // It comes first, and waits for whatever comes of it.
+        let stranger = scope.spawn(|| connect(&name, &profile, Instant::now() + SOON));
+        let peer = b.connect(&to_a).unwrap();
+        let end = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < end {
+            b.progress();
+            assert!(!b.reach(peer).unwrap().shared_memory, "the stranger is taken for the peer");
+        }
+        let answers = scope.spawn(move || {
+            let there = a.connect(&to_b).unwrap();
+            a.send(there, 1, b"x", Notice::Silent).unwrap();
+            a.quiet(there, SOON).unwrap();
+            a
+        });
+        let received = b.recv(Some(peer), 1, Tag::ZERO, &mut [0; 8], SOON);
+        assert!(received.is_ok(), "{received:?}");
+        while !answers.is_finished() {
+            b.progress();
+        }
+        answers.join().unwrap();
+        drop(b);
+        _ = stranger.join().unwrap();
+    });
 }

@@ -30,7 +30,7 @@ fn addresses_that_are_none_are_refused() {
     assert_eq!(node.connect(other.address()), Err(differs));
     // Another host, and no rail leads there.
     let mut elsewhere = alone().address().to_vec();
-    elsewhere[14] ^= 1;
+    elsewhere[22] ^= 1;
     assert_eq!(node.connect(&elsewhere), Err(Error::NoRail));
     // Nothing of all this took a place.
     assert!(node.connect(&good).is_ok());
@@ -62,7 +62,7 @@ fn a_peer_that_refuses_for_good_is_named_at_once_and_not_dialled_again() {
     let mut node = alone();
     // The number of a node, after its magic and version. The node with the smaller one dials.
     let mut address = node.address().to_vec();
-    address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());
+    address[6..22].copy_from_slice(&[u8::MAX; 16]);
     let listener = Listener::bind(format!("@fishplate-{:016x}", u64::MAX)).unwrap();
     let other = ShmConfig { lane_cells: 512, ..ShmConfig::default() };
     let profile = ShmRail::new(LinuxHost::shared(), other).unwrap().profile();
