@@ -74,11 +74,13 @@ macro_rules! each {
     };
 }
 
-/// A post that reads or fills `$local`.
+/// A post between `$local` and `$remote`.
 macro_rules! moves {
-    ($self:ident, $local:ident, $rail:ident => $call:expr) => {
+    ($self:ident, $local:ident, $remote:ident, $rail:ident => $call:expr) => {
         match $self {
-            NodeRail::Fabric(_) if $local.desc == NOT_HERE => Err(PostError::Unsupported),
+            NodeRail::Fabric(_) if $local.desc == NOT_HERE || $remote.key == ELSEWHERE => {
+                Err(PostError::Unsupported)
+            }
             _ => each!($self, $rail => $call),
         }
     };
@@ -148,7 +150,10 @@ unsafe impl Rail for NodeRail {
     }
 
     fn release(&mut self, peer: Peer, key: RailKey) {
-        each!(self, rail => rail.release(peer, key))
+        match self {
+            NodeRail::Fabric(_) if key == ELSEWHERE => {}
+            _ => each!(self, rail => rail.release(peer, key)),
+        }
     }
 
     fn detach(&mut self, peer: Peer) {
@@ -170,7 +175,7 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
-        moves!(self, local, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
+        moves!(self, local, remote, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
     }
 
     #[inline(always)]
@@ -183,7 +188,7 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
-        moves!(self, local, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
+        moves!(self, local, remote, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
     }
 
     #[inline(always)]
@@ -195,7 +200,7 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
-        moves!(self, local, rail => unsafe { rail.post_read(peer, local, remote, cx) })
+        moves!(self, local, remote, rail => unsafe { rail.post_read(peer, local, remote, cx) })
     }
 
     #[inline(always)]
@@ -207,7 +212,7 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
-        moves!(self, local, rail => unsafe { rail.post_fetch(peer, local, remote, cx) })
+        moves!(self, local, remote, rail => unsafe { rail.post_fetch(peer, local, remote, cx) })
     }
 
     #[inline(always)]

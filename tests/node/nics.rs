@@ -198,17 +198,19 @@ fn a_node_without_a_device_puts_into_that_of_a_peer_and_gets_from_it() {
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::path::Path;
-    use std::sync::Mutex;
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicI64, Ordering};
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
 
     use fishplate::core::mem::Untrusted;
     use fishplate::gpu::cuda::{self, CudaConfig, CudaDevice};
     use fishplate::gpu::{Device, DevicePtr, GpuDirect};
     use fishplate::topology::{self, LinkState, Machine, Nic, PciAddress, PciPath};
-    use fishplate_testing::fabric::Bus;
+    use fishplate::{Node, Notice, PeerId};
+    use fishplate_testing::fabric::{Bus, Fake, Persona};
 
-    use super::super::fake;
     use super::super::gpu::device;
+    use super::super::{SOON, fake};
     use super::network;
 
     /// A machine with four NICs: two below each of two root complexes, one of which has the GPU.
@@ -250,9 +252,77 @@ mod cuda {
         assert_eq!(used(machine(elsewhere, 1), &[]).len(), 4);
     }
 
+    /// The second refuses to register the memory.
+    #[test]
+    fn memory_of_a_device_that_one_of_two_nics_takes_goes_over_that_one() {
+        if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
+            println!(
+                "SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)"
+            );
+            return;
+        }
+        const LEN: usize = 1 << 16;
+        let provider = Fake::new(Persona::cxi().with_devices(), 1);
+        let reached = Arc::new(Reached::new());
+        provider.join_devices(reached.clone());
+        let open = || fake(&provider, &["cxi0", "cxi1"]).gpu(device()).open().unwrap();
+        let [mut a, mut b] = [open(), open()];
+        let there = a.connect(b.address()).unwrap();
+        let back = b.connect(a.address()).unwrap();
+        let deadline = Instant::now() + SOON;
+        while a.reach(there).unwrap().fabric != 2 || b.reach(back).unwrap().fabric != 2 {
+            _ = (a.progress(), b.progress());
+            assert!(Instant::now() < deadline);
+        }
+        let host = b.alloc(2 * LEN).unwrap();
+        let remote = a.import(there, b.handle(host).unwrap()).unwrap();
+        reached.answers.store(1, Ordering::Relaxed);
+        let memory = a.alloc_device(LEN).unwrap();
+        reached.answers.store(i64::MAX, Ordering::Relaxed);
+        let refused: Vec<_> = a.rails().iter().filter_map(|rail| a.last_error(rail.id)).collect();
+        assert_eq!(refused.len(), 1, "one NIC has refused: {refused:?}");
+        // Both ways, short and striped.
+        let pattern: Vec<u8> = (0..LEN).map(|at| (at * 7 >> 3) as u8 | 1).collect();
+        a.write_device(memory.at(0), &pattern).unwrap();
+        for (n, len) in [512, LEN, 512, 4096, 512, 512, 512].into_iter().enumerate() {
+            let token = a.put(memory.slice(..len), remote.at((n * 512) as u64), Notice::Silent);
+            token.unwrap();
+        }
+        ended(&mut a, &mut b, there);
+        let mut got = vec![0; 512];
+        b.read(host.at(6 * 512), &mut got).unwrap();
+        assert_eq!(got, pattern[..512]);
+        let imported = b.import(back, a.handle(memory).unwrap()).unwrap();
+        b.write(host.at(0), &vec![9; LEN]).unwrap();
+        for len in [512, LEN, 512, 512, 512] {
+            b.put(host.slice(..len), imported.at(0), Notice::Silent).unwrap();
+        }
+        ended(&mut b, &mut a, back);
+        let mut got = vec![0; LEN];
+        a.read_device(memory.at(0), &mut got).unwrap();
+        assert!(got == vec![9; LEN]);
+        assert!(provider.violations().is_empty(), "{:?}", provider.violations());
+    }
+
+    /// Drives both nodes until everything sent to the peer is applied.
+    fn ended(node: &mut Node, other: &mut Node, peer: PeerId) {
+        let deadline = Instant::now() + SOON;
+        loop {
+            other.progress();
+            match node.quiet(peer, Duration::ZERO) {
+                Ok(()) => return,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+        }
+    }
+
     /// The first device, as the NICs of a network see it.
     #[derive(Debug)]
-    pub struct Reached(Mutex<Handles>);
+    pub struct Reached {
+        handles: Mutex<Handles>,
+        /// How many questions for the device of memory are answered yet.
+        answers: AtomicI64,
+    }
 
     struct Handles {
         device: CudaDevice,
@@ -269,25 +339,27 @@ mod cuda {
         pub fn new() -> Reached {
             let open = || CudaDevice::open(0, CudaConfig::default()).unwrap();
             let direct = GpuDirect::new(open(), Duration::from_secs(5));
-            Reached(Mutex::new(Handles { device: open(), direct }))
+            let handles = Mutex::new(Handles { device: open(), direct });
+            Reached { handles, answers: AtomicI64::new(i64::MAX) }
         }
     }
 
     impl Bus for Reached {
         fn device_of(&self, at: u64, len: usize) -> Option<u32> {
-            let memory = self.0.lock().unwrap().device.allocation(DevicePtr(at)).ok()?;
-            (at + len as u64 <= memory.base.0 + memory.size).then_some(0)
+            let memory = self.handles.lock().unwrap().device.allocation(DevicePtr(at)).ok()?;
+            let inside = at + len as u64 <= memory.base.0 + memory.size;
+            (inside && self.answers.fetch_sub(1, Ordering::Relaxed) > 0).then_some(0)
         }
 
         fn write(&self, at: u64, bytes: &[u8]) {
             // SAFETY: `device_of` has found it.
-            unsafe { self.0.lock().unwrap().direct.place(DevicePtr(at), Untrusted::from_slice(bytes)) }
+            unsafe { self.handles.lock().unwrap().direct.place(DevicePtr(at), Untrusted::from_slice(bytes)) }
                 .unwrap();
         }
 
         fn read(&self, at: u64, into: &mut [u8]) {
             // SAFETY: as above.
-            unsafe { self.0.lock().unwrap().direct.fetch(DevicePtr(at), into) }.unwrap();
+            unsafe { self.handles.lock().unwrap().direct.fetch(DevicePtr(at), into) }.unwrap();
         }
     }
 }

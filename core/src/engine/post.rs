@@ -143,8 +143,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
+        // A rail that does not reach this memory, if none of those that do lacks only room.
+        let (mut unable, mut full) = (None, false);
         let (rail, len, posted) = loop {
-            let Some(rail) = state.pick(peer, tried, whole) else { return Err(state.no_room()) };
+            let Some(rail) = state.pick(peer, tried, whole) else {
+                return Err(match unable {
+                    Some(rail) if !full => Blocked::Refused(rail, PostError::Unsupported),
+                    _ => state.no_room(),
+                });
+            };
             let len = whole.min(state.max_rma[rail]);
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr: local, len: len as usize, desc };
@@ -163,7 +170,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             };
             match result {
                 Ok(posted) => break (rail, len, posted),
-                Err(PostError::Again) => tried |= 1 << rail,
+                Err(PostError::Again) => (tried, full) = (tried | 1 << rail, true),
+                Err(PostError::Unsupported) => {
+                    (tried, unable) = (tried | 1 << rail, Some(RailId(rail as u8)));
+                }
                 Err(error) => {
                     state.hard_error(peer, rail, error)?;
                     tried |= 1 << rail;

@@ -159,9 +159,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
+        // Rails that do not reach the memory of that device.
+        let mut unable = 0;
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
+                Err(AttachError::Unsupported) if handle.device && (unable | 1 << i) != rails => {
+                    unable |= 1 << i;
+                    continue;
+                }
                 // The peer chooses where the region begins, and words are aligned by offset only.
                 Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && !handle.device => {
                     (i + 1, AttachError::Misaligned)
@@ -173,7 +179,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Ok(_) => continue,
                 Err(error) => (i, error),
             };
-            for j in (0..imported).filter(|j| rails & (1 << j) != 0) {
+            for j in (0..imported).filter(|j| rails & !unable & (1 << j) != 0) {
                 self.rails[j].release(peer.peer(), handle.keys[j]);
             }
             return Err(error);
