@@ -27,11 +27,11 @@ fn wires() -> (Wire, Wire) {
         address: vec![1],
         mbit: 0,
     };
-    let card = Card::new(&Config::DEFAULT, 0, vec![rail]);
+    let [card, other_card] = [(); 2].map(|()| Card::new(&Config::DEFAULT, 0, vec![rail.clone()]));
     let mut listener = Listener::bind("127.0.0.1:0").unwrap();
     let at = format!("127.0.0.1:{}", listener.port().unwrap());
     thread::scope(|scope| {
-        let other = scope.spawn(|| connect(&at, &card, soon()).unwrap().0);
+        let other = scope.spawn(|| connect(&at, &other_card, soon()).unwrap().0);
         let here = listener.accept(&card, soon()).unwrap().0;
         (here, other.join().unwrap())
     })

@@ -282,7 +282,7 @@ mod cuda {
         let refused: Vec<_> = a.rails().iter().filter_map(|rail| a.last_error(rail.id)).collect();
         assert_eq!(refused.len(), 1, "one NIC has refused: {refused:?}");
         // Both ways, short and striped.
-        let pattern: Vec<u8> = (0..LEN).map(|at| (at * 7 >> 3) as u8 | 1).collect();
+        let pattern: Vec<u8> = (0..LEN).map(|at| ((at * 7) >> 3) as u8 | 1).collect();
         a.write_device(memory.at(0), &pattern).unwrap();
         for (n, len) in [512, LEN, 512, 4096, 512, 512, 512].into_iter().enumerate() {
             let token = a.put(memory.slice(..len), remote.at((n * 512) as u64), Notice::Silent);
@@ -291,7 +291,7 @@ mod cuda {
         ended(&mut a, &mut b, there);
         let mut got = vec![0; 512];
         b.read(host.at(6 * 512), &mut got).unwrap();
-        assert_eq!(got, pattern[..512]);
+        assert!(got == pattern[..512]);
         let imported = b.import(back, a.handle(memory).unwrap()).unwrap();
         b.write(host.at(0), &vec![9; LEN]).unwrap();
         for len in [512, LEN, 512, 512, 512] {
