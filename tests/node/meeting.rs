@@ -41,7 +41,7 @@ fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
         let peer = a.connect(to_b).unwrap();
         let begun = Instant::now();
         while !poll(&mut a, peer) {
-            assert!(begun.elapsed() < Duration::from_secs(1), "not met, turned: {turned}");
+            assert!(begun.elapsed() < SOON, "not met, turned: {turned}");
             thread::yield_now();
         }
         while !other.is_finished() {

@@ -1,14 +1,17 @@
 //! One sender's messages never overtake each other on any rails; none is lost or delivered twice.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
+use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy};
-use fishplate_core::error::OpError;
+use fishplate_core::error::{OpError, PostError};
 use fishplate_core::op::Outcome;
 use fishplate_core::rail::Rail;
+use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
 
 use super::rig::*;
 use super::support::fleet::{self, Node};
+use super::support::tap::{shared, tap};
 use super::support::*;
 
 /// Messages that each node sends in all, and bytes set aside for each.
@@ -286,4 +289,24 @@ fn payloads_are_read_over_rails_that_both_ends_count_differently() {
     let stats: Vec<_> = fleet.iter().map(|node| node.engine.matching_stats()).collect();
     assert_eq!(stats.iter().map(|stats| stats.fetched).sum::<u64>(), pairs.len() as u64);
     assert!(stats.iter().all(|stats| stats.pulled == 0), "a key of another rail: {stats:?}");
+}
+
+/// A rail that is full for a moment: what was sent first waits, and bytes behind it do too.
+#[test]
+fn bytes_do_not_overtake_a_message_that_waits_for_room() {
+    for len in [8, 100] {
+        let control = shared();
+        let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+        control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::Again)));
+        let payload = Payload::Region(own.out.at(0), len);
+        own.engine.send(CX, own.me, tag(1), payload, Notice::Silent).unwrap();
+        control.borrow_mut().refuse = None;
+        let bytes = vec![7; len];
+        let behind = own.engine.send(CX, own.me, tag(2), Payload::Bytes(&bytes), Notice::Silent);
+        assert_eq!(behind, Err(OpError::Again), "{len} bytes");
+        let any = Tag { lo: !0, hi: !0 };
+        let into = Some((own.into.at(0), 200));
+        let first = own.engine.recv(Some(own.me), Tag::ZERO, any, into, 0).unwrap();
+        assert_eq!(own.finish(first).envelope.map(|envelope| envelope.tag), Some(tag(1)), "{len} bytes");
+    }
 }

@@ -63,7 +63,7 @@ struct Together {
 
 impl Together {
     fn new() -> Self {
-        Together { over: AtomicBool::new(false), until: Instant::now() + Duration::from_secs(60) }
+        Together { over: AtomicBool::new(false), until: Instant::now() + Duration::from_secs(300) }
     }
 
     /// Tries again until there is something.
