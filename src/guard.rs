@@ -186,7 +186,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.deregister(key)
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         self.rail.touches(memory)
     }
 

@@ -111,7 +111,7 @@ unsafe impl Rail for Tape {
         Ok(())
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         let _ = memory;
         false
     }

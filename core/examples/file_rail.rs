@@ -342,7 +342,7 @@ unsafe impl Rail for FileRail {
         Ok(())
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         let reads = self.pending.iter().filter_map(|pending| pending.into);
         reads.into_iter().any(|into| into.overlaps(memory.ptr.as_ptr(), memory.len))
     }

@@ -205,9 +205,9 @@ pub unsafe trait Rail {
 
     /// Whether a post may still read or write any of these bytes: a pending one, or one that
     /// completed as [`CompleteError::Unknown`]; or a device, for a [`place`](Rail::place) or
-    /// [`fetch`](Rail::fetch) that failed. False positives are allowed. Slow path: may scan all
-    /// posts.
-    fn touches(&self, memory: Local) -> bool;
+    /// [`fetch`](Rail::fetch) that failed, until the device says that it has ended. False positives
+    /// are allowed. Slow path: may scan all posts, and ask a driver.
+    fn touches(&mut self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this
     /// process, if the rail maps memory; memory of a device never is. Slow path: may block for a

@@ -426,7 +426,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         Ok(())
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         self.peers.iter().flatten().any(|attached| attached.staged.touches(memory))
     }
 

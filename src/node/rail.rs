@@ -129,7 +129,7 @@ unsafe impl Rail for NodeRail {
         }
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         each!(self, rail => rail.touches(memory))
     }
 

@@ -64,7 +64,7 @@ unsafe impl Rail for Recorder {
     fn try_import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.note("try_import", Ok(None))
     }
-    fn touches(&self, _: Local) -> bool {
+    fn touches(&mut self, _: Local) -> bool {
         self.note("touches", true)
     }
     fn release(&mut self, _: Peer, _: RailKey) {

@@ -87,7 +87,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns what still uses a registered region.
-    fn use_of(&self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
+    fn use_of(&mut self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
         if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None) {
             return Some(Use::Operations);
@@ -98,12 +98,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if remotes.iter().any(|remote| slot.holds(remote)) {
             return Some(Use::Import);
         }
-        let touches = |rail: &usize| {
-            let (ptr, len) = (NonNull::new(slot.ptr)?, (slot.len + slot.device) as usize);
-            let memory = Local { ptr, len, desc: slot.desc[*rail] };
-            self.rails[*rail].touches(memory).then_some(Use::Posts(RailId(*rail as u8)))
-        };
-        (0..self.rails.len()).find_map(|rail| touches(&rail))
+        let (ptr, len) = (NonNull::new(slot.ptr)?, (slot.len + slot.device) as usize);
+        let touching = self.rails.iter_mut().zip(slot.desc).position(|(rail, desc)| {
+            let memory = Local { ptr, len, desc };
+            rail.touches(memory)
+        });
+        touching.map(|rail| Use::Posts(RailId(rail as u8)))
     }
 
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.

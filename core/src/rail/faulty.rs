@@ -224,7 +224,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     }
 
     /// Never maps: what is mapped would go past this rail.
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         let held = self.held.iter().flatten().any(|held| match held.post {
             Post::Write { local, .. } | Post::Read { local, .. } => {
                 memory.overlaps(local.ptr.as_ptr(), local.len)

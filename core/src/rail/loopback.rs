@@ -194,7 +194,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         Ok(())
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         // Every copy is made when it is posted.
         let _ = memory;
         false

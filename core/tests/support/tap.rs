@@ -192,7 +192,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.inner.deregister(key)
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         self.inner.touches(memory)
     }
 

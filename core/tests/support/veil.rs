@@ -99,7 +99,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.deregister(key)
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         self.inner.touches(clear(memory))
     }
 

@@ -73,7 +73,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.deregister_key(key)
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         self.touches_memory(memory)
     }
 

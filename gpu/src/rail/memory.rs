@@ -244,6 +244,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
         // The device may still access it, so it must stay valid.
+        self.stage.look(self.sharing.driver());
         let used = self.locals[slot].uses > 0 || self.is_unsure();
         match self.unpin_local(slot) {
             Ok(()) if used => Err(AttachError::Kept(libc::EBUSY)),
@@ -253,10 +254,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Whether an operation in flight accesses any of these bytes.
-    pub(super) fn touches_memory(&self, memory: Local) -> bool {
+    pub(super) fn touches_memory(&mut self, memory: Local) -> bool {
+        self.stage.look(self.sharing.driver());
+        let unsure = self.is_unsure();
         let used = |local: &Registered| {
             let ptr = std::ptr::without_provenance(local.ptr as usize);
-            let used = local.uses > 0 || self.is_unsure() && !local.is_free();
+            let used = local.uses > 0 || unsure && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
         // Operations that no registration or import counts: on unpinned host memory, or to our own

@@ -502,8 +502,8 @@ unsafe impl Rail for FabricRail {
         if copying { Err(AttachError::Kept(libc::EBUSY)) } else { Ok(()) }
     }
 
-    fn touches(&self, memory: Local) -> bool {
-        self.pool.touches(memory) || self.device.as_ref().is_some_and(|reached| reached.touches(memory))
+    fn touches(&mut self, memory: Local) -> bool {
+        self.pool.touches(memory) || self.device.as_mut().is_some_and(|reached| reached.touches(memory))
     }
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
@@ -613,9 +613,6 @@ unsafe impl Rail for FabricRail {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        if let Some(reached) = &mut self.device {
-            reached.look();
-        }
         self.watch(sink);
     }
 }

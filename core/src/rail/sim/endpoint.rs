@@ -274,7 +274,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         Ok(())
     }
 
-    fn touches(&self, memory: Local) -> bool {
+    fn touches(&mut self, memory: Local) -> bool {
         let world = self.sim.world.borrow();
         let own = self.node * world.rails + self.rail;
         world.packets.iter().filter(|packet| packet.from == own).any(|packet| match packet.kind {

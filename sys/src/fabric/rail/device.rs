@@ -138,7 +138,7 @@ impl Reached {
     pub fn remove(&mut self, key: u64) -> bool {
         let Some(at) = self.spans.iter().position(|span| span.0 == key) else { return false };
         self.spans.swap_remove(at);
-        self.copying
+        self.is_copying()
     }
 
     fn holds(&self, addr: usize, len: usize) -> bool {
@@ -147,20 +147,20 @@ impl Reached {
     }
 
     /// Whether a failed copy may still use these bytes.
-    pub fn touches(&self, memory: Local) -> bool {
+    pub fn touches(&mut self, memory: Local) -> bool {
         let start = memory.ptr.addr().get();
         let meets = |span: &Range<usize>| start < span.end && span.start < start + memory.len;
-        self.copying && self.spans.iter().any(|(_, span)| meets(span))
+        self.spans.iter().any(|(_, span)| meets(span)) && self.is_copying()
     }
 
-    /// Checks whether a failed copy still runs.
-    pub fn look(&mut self) {
+    /// Whether a failed copy may still run. Asks the device if one may.
+    fn is_copying(&mut self) -> bool {
         self.copying = self.copying && self.device.is_copying();
+        self.copying
     }
 
     fn ended(&mut self, copy: Result<(), PostError>) -> Result<(), PostError> {
         self.copying |= copy.is_err();
-        self.look();
         copy
     }
 }
