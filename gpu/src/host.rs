@@ -49,7 +49,9 @@ impl From<SegmentError> for DeviceError {
     fn from(error: SegmentError) -> Self {
         match error {
             SegmentError::System(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE)
-            | SegmentError::Length => DeviceError::Exhausted,
+            | SegmentError::Length
+            | SegmentError::Room { .. }
+            | SegmentError::FileSize { .. } => DeviceError::Exhausted,
             SegmentError::System(code) => DeviceError::Driver(code),
             _ => DeviceError::BadHandle,
         }

@@ -221,7 +221,7 @@ pub enum DeviceError {
     SameProcess,
     /// The exporter's device cannot be reached from this one.
     NoPeerAccess,
-    /// Out of memory, address space, or marks.
+    /// Not that much memory, address space, or marks are left.
     Exhausted,
     /// The driver has lost the device. The outcome of queued work is unknown, and all later calls
     /// fail.
@@ -253,7 +253,7 @@ impl fmt::Display for DeviceError {
             }
             DeviceError::SameProcess => f.write_str("the handle is of this process: use the address itself"),
             DeviceError::NoPeerAccess => f.write_str("the exporter's device cannot be reached from this one"),
-            DeviceError::Exhausted => f.write_str("the device is out of memory, address space or marks"),
+            DeviceError::Exhausted => f.write_str("the device has not that much memory, address space or marks left"),
             DeviceError::Lost(code) => write!(f, "the device is lost (driver code {code})"),
             DeviceError::Driver(code) => write!(f, "the driver refused (code {code})"),
         }

@@ -29,9 +29,14 @@ impl Node {
     /// messages are those of any [`Memory`]. May wait for the device.
     ///
     /// # Errors
-    /// [`Error::NoGpu`]; [`Error::Device`]: the device has no memory; or [`Error::Full`].
+    /// [`Error::NoGpu`]; an empty region; [`Error::Device`]: the device has not that much memory;
+    /// or [`Error::Full`].
     pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_device(len));
+        self.gpu()?;
+        if len == 0 {
+            return Err(AttachError::BadRange.into());
+        }
         self.give_back_freed(Instant::now());
         let at = self.gpu()?.alloc(len as u64)?;
         // SAFETY: the rail keeps its device, and gives this memory back only when it is registered
