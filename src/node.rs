@@ -27,7 +27,7 @@
 //! |----------------------------|------------------------------|-----------------|
 //! | verbs                      | for room, up to the patience | no              |
 //! | `fence`                    | no                           | no              |
-//! | `progress`                 | no                           | to meet a peer  |
+//! | `progress`                 | for a device to unmap memory | to meet a peer, to free memory of a device |
 //! | `wait`, `quiet`, `recv`    | up to their timeout          | `recv` may      |
 //! | `import`, first `send`     | until the peer is connected  | yes             |
 //! | all others                 | no                           | yes             |
@@ -49,8 +49,8 @@
 //!
 //! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
 //!
-//! Freed memory returns to the device once no peer has it open; peers close it in their waits. A
-//! device's copies do not wake a sleeping thread: a wait polls them every 20 microseconds to 10
+//! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
+//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a wait polls them every 20 microseconds to 10
 //! milliseconds.
 //!
 //! # Waits
@@ -199,7 +199,9 @@ impl Node {
 
     /// Makes progress without waiting: posts what is queued and applies arrivals. Returns the
     /// number of events that the rails reported. Hot path. While a peer of this host is not
-    /// connected, some calls make system calls to meet it, at most every 50 microseconds.
+    /// connected, some calls make system calls to meet it, at most every 50 microseconds. Between
+    /// nodes with devices a call does once in a millisecond at most, to close and give back memory
+    /// that was freed; then it may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
@@ -232,7 +234,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::StillOpen`]:
-    /// peers still have device memory open. [`Error::Wait`]: silent operations have failed. The
+    /// peers have not closed device memory. [`Error::Wait`]: silent operations have failed. The
     /// node is dropped in each case.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
         if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {

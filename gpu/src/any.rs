@@ -47,6 +47,10 @@ unsafe impl Device for AnyDevice {
         each!(self, device => device.forsake(base));
     }
 
+    fn keep(&mut self, base: DevicePtr) {
+        each!(self, device => device.keep(base));
+    }
+
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         each!(self, device => device.allocation(ptr))
     }

@@ -205,6 +205,10 @@ unsafe impl Device for CudaDevice {
         self.forsaken |= self.owned.len() < before;
     }
 
+    fn keep(&mut self, base: DevicePtr) {
+        self.forsake(base);
+    }
+
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         self.attributes(ptr)
     }

@@ -157,6 +157,10 @@ unsafe impl Device for HostDevice {
         self.allocations.remove(&base).map(drop).ok_or(DeviceError::NotDeviceMemory)
     }
 
+    fn keep(&mut self, base: DevicePtr) {
+        std::mem::forget(self.allocations.remove(&base));
+    }
+
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         let own = self.allocations.range(..=ptr).next_back();
         if let Some((base, made)) = own.filter(|(base, made)| ptr.0 - base.0 < made.mapping.len() as u64) {

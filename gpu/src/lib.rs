@@ -253,7 +253,9 @@ impl fmt::Display for DeviceError {
             }
             DeviceError::SameProcess => f.write_str("the handle is of this process: use the address itself"),
             DeviceError::NoPeerAccess => f.write_str("the exporter's device cannot be reached from this one"),
-            DeviceError::Exhausted => f.write_str("the device has not that much memory, address space or marks left"),
+            DeviceError::Exhausted => {
+                f.write_str("the device has not that much memory, address space or marks left")
+            }
             DeviceError::Lost(code) => write!(f, "the device is lost (driver code {code})"),
             DeviceError::Driver(code) => write!(f, "the driver refused (code {code})"),
         }
@@ -292,6 +294,11 @@ pub unsafe trait Device: Send {
     /// Leaks memory of [`alloc`](Device::alloc), also beyond the drop of the device, because a peer
     /// may have it open. Does nothing if importers keep the memory alive. Slow path.
     fn forsake(&mut self, _base: DevicePtr) {}
+
+    /// Leaks memory of [`alloc`](Device::alloc) in any case, also beyond the drop of the device,
+    /// because something that imports nothing may still use it: a NIC, or the device itself. Slow
+    /// path.
+    fn keep(&mut self, base: DevicePtr);
 
     /// Returns the allocation of an address; for virtual memory, the physical segment. One or two
     /// driver calls.

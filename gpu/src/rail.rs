@@ -5,7 +5,8 @@
 //! `contract` divides calls between [`ShmRail`] and the device, `config` has the settings, `link`
 //! the agreement of both ends, `memory` registers and imports, `post` accepts transfers, `queue`
 //! holds the work of the device, `bounce` moves what no device can copy across, `progress` polls
-//! and reports completions, `stage` copies a few bytes synchronously, `bell` wakes the owner.
+//! and reports completions, `owned` allocates memory and gives it back, `stage` copies a few bytes
+//! synchronously, `bell` wakes the owner.
 
 mod bell;
 mod bounce;
@@ -13,6 +14,7 @@ mod config;
 mod contract;
 mod link;
 mod memory;
+mod owned;
 mod post;
 mod progress;
 mod queue;
@@ -33,12 +35,11 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
 use super::pair::Board;
-use super::{
-    Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, RevokeError, Sharing,
-};
+use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
 use bell::Pace;
 use bounce::Relay;
 use memory::{Imported, Registered};
+use owned::Owned;
 use queue::{Ops, Streams};
 pub(crate) use stage::Stage;
 
@@ -109,7 +110,9 @@ struct GpuPeer {
 /// A rail between processes of one machine, with device memory.
 ///
 /// Posting, polling and notifying do not block, allocate, lock, or make system calls of their own.
-/// They call the driver only to queue copies and words, and to query them. Registering,
+/// They call the driver only to queue copies and words, and to query them. While peers with devices
+/// are attached, a poll is something else once in a millisecond at most: it answers those who take
+/// memory back, which is closed, and frees what others have closed. Registering,
 /// importing, attaching, detaching, [`place`](Rail::place), [`fetch`](Rail::fetch) and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
@@ -138,8 +141,7 @@ pub struct GpuRail<D: Device, H: Host> {
     caps: Caps,
     locals: Box<[Registered]>,
     peers: Box<[Option<Box<GpuPeer>>]>,
-    /// Memory allocated on the device and not freed.
-    allocated: Vec<DevicePtr>,
+    owned: Owned,
     /// Peers with segments, unordered.
     active: Vec<Peer>,
     /// The index in `active` where the next pass begins.
@@ -164,8 +166,12 @@ pub struct GpuRail<D: Device, H: Host> {
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Whether the next poll starts with the device.
-    device_first: bool,
+    /// Calls of poll. Every other one starts with the device.
+    passes: u32,
+    /// Whether a peer may say something of device memory, so that polls take turns.
+    hears: bool,
+    /// Time of the next such turn.
+    next_turn_ns: u64,
 }
 
 assert_impl_all!(GpuRail<HostDevice, SpinHost>: Send);
@@ -204,7 +210,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             device,
             caps,
             locals: (0..config.max_regions).map(|_| Registered::EMPTY).collect(),
-            allocated: Vec::new(),
+            owned: Owned::default(),
             peers: (0..peers).map(|_| None).collect(),
             active: Vec::with_capacity(peers),
             first: 0,
@@ -222,7 +228,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             silent: 0,
             stats: GpuStats::default(),
             why: None,
-            device_first: false,
+            passes: 0,
+            hears: false,
+            next_turn_ns: 0,
             config,
         })
     }
@@ -251,62 +259,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.device()
     }
 
-    /// Allocates `size` bytes of device memory. Slow path.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
-        let at = self.sharing.driver().alloc(size)?;
-        self.allocated.push(at);
-        Ok(at)
-    }
-
     /// The device, mutable, to free its memory.
     ///
     /// # Safety
     /// As for [`Sharing::device_mut`].
     pub unsafe fn device_mut(&mut self) -> &mut D {
         self.sharing.driver()
-    }
-
-    /// Asks all peers to close the allocation that holds `at`, if it was exported, and waits until
-    /// they have. Slow path.
-    ///
-    /// # Errors
-    /// See [`RevokeError`].
-    pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        match self.sharing.exports().find(at, 1) {
-            Some((alloc, _)) => self.sharing.revoke_and_wait(&mut self.inner, alloc, deadline),
-            None => Ok(()),
-        }
-    }
-
-    /// Frees memory of [`alloc`](Self::alloc). Waits until no peer has it open, or until the
-    /// deadline. May be called again. Slow path.
-    ///
-    /// # Errors
-    /// A peer still has it open, so it stays allocated; or the device fails.
-    ///
-    /// # Safety
-    /// `at` is what `alloc` returned. It is not registered, and nothing queued uses it.
-    pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        self.revoke(at, deadline)?;
-        // SAFETY: our caller's promise, and no peer has it open.
-        unsafe { self.sharing.driver().free(at) }.map_err(ExportError::Device)?;
-        self.allocated.retain(|&allocated| allocated != at);
-        Ok(())
-    }
-
-    /// Answers peers that revoke their memory, until none of it is open here. Returns `false` if
-    /// the deadline expired. Slow path.
-    pub fn close_revoked(&mut self, deadline: Instant) -> bool {
-        while self.sharing.imports().mapped().0 > 0 {
-            self.sharing.turn(&mut self.inner);
-            if !self.sharing.sleep(&mut self.inner, deadline) {
-                return false;
-            }
-        }
-        true
     }
 
     /// The rail's counters.
@@ -373,7 +331,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let fresh =
             GpuPeer { life, own, device, down: false, imports: Vec::new(), hint: 0, shared, pieces: 0 };
         self.peers[usize::from(peer.0)] = Some(Box::new(fresh));
-        self.expect_silence();
+        self.expect();
     }
 
     fn peer(&mut self, peer: Peer) -> Option<&mut GpuPeer> {
@@ -389,8 +347,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.unsure || self.stage.is_unsure()
     }
 
-    /// Updates the bell's count of events that ring no doorbell, when peers come or go.
-    fn expect_silence(&mut self) {
+    /// Updates what polls and sleeps expect, when peers come or go.
+    fn expect(&mut self) {
+        self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
         let told =
             self.peers.iter().flatten().filter(|peer| {
                 !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
@@ -404,14 +363,7 @@ impl<D: Device, H: Host> Drop for GpuRail<D, H> {
     /// Detaches all peers. Waits for the device, up to the configured timeout for each. Memory that
     /// a peer may have open, or the device may use, stays allocated.
     fn drop(&mut self) {
-        for at in std::mem::take(&mut self.allocated) {
-            if self.is_unsure() || self.revoke(at, Instant::now()).is_err() {
-                self.sharing.driver().forsake(at);
-            }
-        }
-        for peer in 0..self.peers.len() as u16 {
-            self.detach_peer(Peer(peer));
-        }
+        self.end();
         for slot in 0..self.locals.len() {
             // Memory that the device does not free goes with its context.
             let _ = self.unpin_local(slot);

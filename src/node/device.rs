@@ -20,8 +20,6 @@ use super::{Error, Node, behind};
 pub(super) struct OnDevice {
     /// Registered; `true`: allocated here.
     regions: Vec<(LocalId, DevicePtr, bool)>,
-    /// To be given back when no peer has it open any more.
-    freed: Vec<DevicePtr>,
 }
 
 impl Node {
@@ -33,12 +31,11 @@ impl Node {
     /// or [`Error::Full`].
     pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_device(len));
-        self.gpu()?;
+        let mut gpu = self.gpu()?;
         if len == 0 {
             return Err(AttachError::BadRange.into());
         }
-        self.give_back_freed(Instant::now());
-        let at = self.gpu()?.alloc(len as u64)?;
+        let at = gpu.alloc(len as u64)?;
         // SAFETY: the rail keeps its device, and gives this memory back only when it is registered
         // no more and no peer has it open. Nobody else knows of it.
         let registered = unsafe { self.register_on_device(at, len) };
@@ -48,8 +45,12 @@ impl Node {
                 Ok(memory)
             }
             Err(error) => {
-                self.on_device.freed.push(at);
-                self.give_back_freed(Instant::now());
+                let mut gpu = self.gpu()?;
+                match error {
+                    Error::Attach(AttachError::Kept(_)) => gpu.keep(at),
+                    // SAFETY: allocated here, and registered nowhere.
+                    _ => unsafe { gpu.give_back(at) },
+                }
                 Err(error)
             }
         }
@@ -150,33 +151,21 @@ impl Node {
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
-        if ours && !kept {
-            self.on_device.freed.push(start);
-            self.give_back_freed(Instant::now());
-        }
-    }
-
-    /// Gives memory back that no peer has open any more. What a peer has open stays for later.
-    fn give_back_freed(&mut self, deadline: Instant) {
-        for at in std::mem::take(&mut self.on_device.freed) {
-            let Ok(mut gpu) = self.gpu() else { return };
+        match self.gpu() {
+            Ok(mut gpu) if ours && kept => gpu.keep(start),
             // SAFETY: allocated here and deregistered, which fails while something uses it.
-            if let Err(RevokeError::Deadline { .. }) = unsafe { gpu.free(at, deadline) } {
-                self.on_device.freed.push(at);
-            }
+            Ok(mut gpu) if ours => unsafe { gpu.give_back(start) },
+            _ => {}
         }
     }
 
     /// Has peers close what they have open of the device's memory. `None`: waits for ever.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
-        let allocated = self.on_device.regions.iter().filter(|(.., ours)| *ours).map(|(_, at, _)| *at);
-        for at in allocated.chain(self.on_device.freed.iter().copied()).collect::<Vec<_>>() {
-            if let Err(RevokeError::Deadline { peers, .. }) = self.gpu()?.revoke(at, deadline) {
-                return Err(Error::StillOpen(peers));
-            }
+        match self.gpu().map(|mut gpu| gpu.revoke_all(deadline)) {
+            Ok(Err(RevokeError::Deadline { peers, .. })) => Err(Error::StillOpen(peers)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -98,8 +98,8 @@ pub enum Error {
     NoGpuRail(PeerId),
     /// The device refuses.
     Device(DeviceError),
-    /// The deadline expired and this many peers still have memory of this node's device open. They
-    /// close it in their waits.
+    /// The deadline expired and this many peers have not said that they closed memory of this
+    /// node's device. They close it in `progress` and in waits.
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
@@ -144,7 +144,11 @@ impl fmt::Display for Error {
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),
-            Error::StillOpen(peers) => write!(f, "{peers} peers still have memory of the device open"),
+            Error::StillOpen(peers) => write!(
+                f,
+                "{peers} peers have not closed memory of the device: they do in `progress` and in waits, unless \
+                 they still copy"
+            ),
             Error::Attach(error) => error.fmt(f),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),

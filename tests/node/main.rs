@@ -3,6 +3,7 @@
 
 mod edges;
 mod gpu;
+mod lent;
 mod lives;
 mod meeting;
 mod misuse;

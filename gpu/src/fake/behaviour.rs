@@ -187,6 +187,8 @@ pub struct Counts {
     pub allocs: u64,
     /// Allocations that were given back.
     pub frees: u64,
+    /// Allocations that were left for good.
+    pub kept: u64,
     /// Opens that succeeded; of segments each.
     pub opens: u64,
     /// Closes that succeeded.
@@ -227,6 +229,7 @@ impl Counts {
             calls: self.calls.with(&other.calls),
             allocs: self.allocs + other.allocs,
             frees: self.frees + other.frees,
+            kept: self.kept + other.kept,
             opens: self.opens + other.opens,
             closes: self.closes + other.closes,
             closed_by_death: self.closed_by_death + other.closed_by_death,

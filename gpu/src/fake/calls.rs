@@ -300,6 +300,10 @@ impl FakeProcess {
         Ok(())
     }
 
+    pub(super) fn count_kept(&self) {
+        self.driver.state().processes[self.place].counts.kept += 1;
+    }
+
     pub(super) fn count_violation(&self, violation: Violation) {
         self.driver.state().violations.push(violation);
     }

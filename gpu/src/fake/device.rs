@@ -81,6 +81,10 @@ unsafe impl Device for FakeDevice {
         self.process.free(self.caps.ordinal, base)
     }
 
+    fn keep(&mut self, _base: DevicePtr) {
+        self.process.count_kept();
+    }
+
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         self.process.allocation(self.caps.ordinal, ptr)
     }

@@ -8,6 +8,7 @@ use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::Host;
 
+use super::owned::TURN_PASSES;
 use super::{GpuRail, GpuSetup, Way, memory};
 use crate::Device;
 
@@ -165,14 +166,15 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // The second gets the rest of the budget, so they take turns.
-        self.device_first = !self.device_first;
+        self.passes = self.passes.wrapping_add(1);
+        let device_first = self.passes & 1 == 0;
         let mut count = 0;
-        if self.device_first {
+        if device_first {
             count += self.poll_device(budget, sink);
         }
         let mut watch = Watch { sink, fallen: &mut self.fallen };
         count += self.inner.poll(budget - count, &mut watch);
-        if !self.device_first {
+        if !device_first {
             count += self.poll_device(budget - count, sink);
         }
         if !self.fallen.is_empty() {
@@ -180,6 +182,9 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         }
         if count > 0 {
             self.pace.found();
+        }
+        if self.passes.is_multiple_of(TURN_PASSES) && self.hears {
+            self.turn_now_and_then();
         }
         count
     }
@@ -235,7 +240,6 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !self.fallen.is_empty() {
             self.take_down();
         }
-        self.stage.look(self.sharing.driver());
-        self.sharing.turn(&mut self.inner);
+        self.turn();
     }
 }

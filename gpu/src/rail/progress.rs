@@ -255,7 +255,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let Some(known) = self.peer(peer) else { continue };
             known.down = true;
             self.drop_pieces(peer);
-            self.expect_silence();
+            self.expect();
         }
     }
 
@@ -308,8 +308,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         self.sharing.part(&mut self.inner, peer);
         self.inner.detach(peer);
-        self.sharing.turn(&mut self.inner);
-        self.expect_silence();
+        self.turn();
+        self.expect();
     }
 
     /// Whether the device is copying to, from or for a peer.

@@ -94,12 +94,34 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         unsafe { self.0.free(at, deadline) }
     }
 
+    /// See [`GpuRail::give_back`].
+    ///
+    /// # Safety
+    /// As for [`GpuRail::free`].
+    pub unsafe fn give_back(&mut self, at: DevicePtr) {
+        // SAFETY: handed on to our caller.
+        unsafe { self.0.give_back(at) }
+    }
+
+    /// See [`GpuRail::keep`].
+    pub fn keep(&mut self, at: DevicePtr) {
+        self.0.keep(at);
+    }
+
     /// See [`GpuRail::revoke`].
     ///
     /// # Errors
     /// See [`RevokeError`].
     pub fn revoke(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
         self.0.revoke(at, deadline)
+    }
+
+    /// See [`GpuRail::revoke_all`].
+    ///
+    /// # Errors
+    /// See [`GpuRail::revoke_all`].
+    pub fn revoke_all(&mut self, deadline: Instant) -> Result<(), RevokeError> {
+        self.0.revoke_all(deadline)
     }
 
     /// See [`GpuRail::close_revoked`].

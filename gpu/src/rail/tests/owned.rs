@@ -1,0 +1,108 @@
+//! Memory of the rail that peers were given, and its way back to the device.
+
+use super::*;
+use crate::RevokeError;
+
+/// Steps that no copy of a test waits for by itself.
+const NEVER: u32 = 1_000_000;
+
+/// The owner is the second; the first copies into its memory and does not end.
+fn copying() -> Pair {
+    let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
+    pair.driver.behave(|behaviour| behaviour.late = NEVER);
+    pair.write(0, 0, 4000, None, 0);
+    pair
+}
+
+/// Polls both for several turns.
+fn polls(pair: &mut Pair) {
+    (0..2000).for_each(|_| pair.poll());
+}
+
+#[test]
+fn what_is_given_back_is_freed_by_polls_once_the_peer_copies_no_more() {
+    let mut pair = copying();
+    let Memory { at, key, .. } = pair.memory[1];
+    let frees = |pair: &Pair| process(&pair.rails[1]).counts().frees;
+    let before = frees(&pair);
+    assert_eq!(pair.rails[1].deregister(key), Ok(()));
+    // SAFETY: allocated there, and not registered any more.
+    unsafe { pair.rails[1].give_back(at) };
+    polls(&mut pair);
+    assert_eq!(frees(&pair), before, "freed under a copy");
+    pair.driver.behave(|behaviour| behaviour.late = 0);
+    pair.driver.drain();
+    pair.until("it goes back", |pair| frees(pair) > before);
+    // What nobody was given goes back at once.
+    let other = pair.rails[1].alloc(64).unwrap();
+    // SAFETY: as above.
+    unsafe { pair.rails[1].give_back(other) };
+    assert_eq!(frees(&pair), before + 2);
+    pair.check();
+}
+
+#[test]
+fn all_memory_is_taken_back_at_once_and_the_deadline_counts_each_peer_once() {
+    let mut pair = copying();
+    memory(&mut pair.rails[1], 64);
+    let soon = || Instant::now() + Duration::from_millis(5);
+    let revoked = pair.rails[1].revoke_all(soon());
+    assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
+    polls(&mut pair);
+    // Now it is open at the peer only where that copies.
+    let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
+    let left = pair.rails[1].revoke_all(soon());
+    assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));
+    pair.driver.behave(|behaviour| behaviour.late = 0);
+    pair.driver.drain();
+    polls(&mut pair);
+    assert_eq!(pair.rails[1].revoke_all(Instant::now()), Ok(()));
+    pair.check();
+}
+
+#[test]
+fn memory_of_a_copy_that_does_not_end_before_the_rail_is_dropped_stays_for_good() {
+    for late in [0, NEVER] {
+        let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
+        let mut pair = Pair::new(Behaviour::LATE, config, 9);
+        pair.driver.behave(|behaviour| behaviour.late = late);
+        pair.write(0, 0, 4000, None, 0);
+        let Pair { driver, rails: [copies, other], .. } = pair;
+        let kept = process(&copies).clone();
+        drop(copies);
+        assert_eq!(kept.counts().kept, u64::from(late == NEVER));
+        drop(other);
+        driver.behave(|behaviour| behaviour.late = 0);
+        driver.drain();
+        assert_eq!(driver.violations(), []);
+    }
+}
+
+#[test]
+fn polls_beside_peers_without_a_device_take_no_turns() {
+    for device in [false, true] {
+        let driver = FakeDriver::new(Behaviour::PLAIN, 1);
+        let mut one = rail(&driver.process(), small());
+        let mut other = rail(&driver.process(), small());
+        if device {
+            join(&mut one, PEER, &mut other, PEER);
+        } else {
+            let (x, y) = socket_pair().unwrap();
+            let (ours, theirs) = (one.profile(), other.profile());
+            let first = std::thread::spawn(move || Link::over(y, Role::First, theirs.profile(), soon()));
+            let link = Link::over(x, Role::Second, ours.profile(), soon()).unwrap();
+            first.join().unwrap().unwrap();
+            one.attach(PEER, GpuLink::plain(link)).unwrap();
+        }
+        for _ in 0..300 {
+            one.poll(8, &mut Seen::default());
+        }
+        assert_eq!(one.next_turn_ns > 0, device);
+        one.detach(PEER);
+        one.next_turn_ns = 0;
+        for _ in 0..300 {
+            one.poll(8, &mut Seen::default());
+        }
+        assert_eq!(one.next_turn_ns, 0);
+    }
+}

@@ -1,0 +1,194 @@
+//! Memory of a node's device that goes back to the device, while peers were given it: beside peers
+//! that make progress and nothing else, and beside peers that make no call. As in
+//! [`gpu`](super::gpu), the host's memory stands in for the device, or CUDA's is taken.
+
+use std::fs;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use fishplate::PeerId;
+use fishplate::core::error::AttachError;
+use fishplate::gpu::DeviceError;
+use fishplate::node::{Error, Fabric, Gpu, Memory, Node};
+use fishplate_testing::fabric::{Fake, Persona};
+
+use super::gpu::device;
+use super::{SOON, WORKER, builder, fake};
+
+const LEN: usize = 64 << 10;
+
+/// Two nodes with devices that have met, and what each calls the other.
+struct Two {
+    nodes: [Node; 2],
+    peers: [PeerId; 2],
+}
+
+impl Two {
+    fn new() -> Two {
+        let open = || builder().fabric(Fabric::Off).gpu(device()).open().unwrap();
+        let mut nodes = [open(), open()];
+        let [a, b] = &mut nodes;
+        let peers = [a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap()];
+        let mut two = Two { nodes, peers };
+        two.until("they do not meet", |two| {
+            two.nodes.iter().zip(two.peers).all(|(node, peer)| node.reach(peer).unwrap().gpu)
+        });
+        two
+    }
+
+    /// Calls `progress` alone.
+    fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Two) -> bool) {
+        let end = Instant::now() + SOON;
+        while !reached(self) {
+            assert!(Instant::now() < end, "{what}");
+            self.nodes.iter_mut().for_each(|node| _ = node.progress());
+        }
+    }
+
+    /// The second imports memory of the first.
+    fn import(&mut self, memory: &[Memory]) {
+        let [a, b] = &mut self.nodes;
+        let handles: Vec<_> = memory.iter().map(|memory| a.handle(*memory).unwrap()).collect();
+        std::thread::scope(|scope| {
+            let imports = scope
+                .spawn(|| handles.iter().for_each(|handle| _ = b.import(self.peers[1], handle).unwrap()));
+            while !imports.is_finished() {
+                a.progress();
+            }
+            imports.join().unwrap();
+        });
+    }
+}
+
+/// The memory of the stand-in's that is mapped: addresses and the file's number, which never comes
+/// again. What CUDA's driver holds it tells when the test ends: `tests/cuda-fake.sh` looks.
+fn mapped() -> Vec<(Range<u64>, u64)> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let of_memory = maps.lines().filter(|line| line.contains("memfd:"));
+    let parsed = of_memory.map(|line| {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next().unwrap().split_once('-').unwrap();
+        let bound = |hex| u64::from_str_radix(hex, 16).unwrap();
+        (bound(start)..bound(end), fields.nth(3).unwrap().parse().unwrap())
+    });
+    parsed.collect()
+}
+
+/// The number of the file of which this memory is.
+fn file(node: &mut Node, memory: Memory) -> u64 {
+    let at = node.device_ptr(memory.at(0)).unwrap().0;
+    mapped().into_iter().find(|(range, _)| range.contains(&at)).unwrap().1
+}
+
+fn is_mapped(file: u64) -> bool {
+    mapped().iter().any(|(_, other)| *other == file)
+}
+
+/// The processor time of this thread.
+fn used() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a structure of ours.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn a_node_closes_beside_a_peer_that_only_makes_progress() {
+    for imports in [false, true] {
+        let mut two = Two::new();
+        let memory: Vec<_> = (0..3).map(|_| two.nodes[0].alloc_device(LEN).unwrap()).collect();
+        if imports {
+            two.import(&memory);
+        }
+        two.nodes[0].free(memory[0]).unwrap();
+        let Two { nodes: [a, mut b], .. } = two;
+        let closed = std::thread::scope(|scope| {
+            let closes = scope.spawn(|| a.close(SOON));
+            while !closes.is_finished() {
+                b.progress();
+            }
+            closes.join().unwrap()
+        });
+        assert_eq!(closed, Ok(()), "imports: {imports}");
+    }
+}
+
+#[test]
+fn memory_goes_back_while_both_nodes_only_make_progress() {
+    for imports in [false, true] {
+        let mut two = Two::new();
+        let memory: Vec<_> = (0..20).map(|_| two.nodes[0].alloc_device(LEN).unwrap()).collect();
+        let files: Vec<_> = match device() {
+            Gpu::StandIn => memory.iter().map(|memory| file(&mut two.nodes[0], *memory)).collect(),
+            _ => vec![],
+        };
+        if imports {
+            two.import(&memory);
+        }
+        for memory in memory {
+            two.nodes[0].free(memory).unwrap();
+        }
+        match device() {
+            Gpu::StandIn => two.until("it does not go back", |_| !files.iter().any(|&file| is_mapped(file))),
+            _ => {
+                let end = Instant::now() + Duration::from_millis(50);
+                two.until("", |_| Instant::now() > end);
+            }
+        }
+        // Dropped together, so that what the driver still holds was not given back before.
+    }
+}
+
+#[test]
+fn a_block_costs_the_same_however_many_wait_for_a_peer_that_makes_no_call() {
+    if WORKER {
+        println!("SKIPPED a peer that makes no call: its worker does");
+        return;
+    }
+    let mut two = Two::new();
+    let node = &mut two.nodes[0];
+    let mut some = |count| {
+        let before = used();
+        for _ in 0..count {
+            let memory = node.alloc_device(4096).unwrap();
+            node.free(memory).unwrap();
+        }
+        used() - before
+    };
+    some(20);
+    let first = some(60);
+    some(240);
+    let last = some(60);
+    assert!(last < 3 * first, "60 blocks took {first:?}, and {last:?} beside 320 that were freed");
+}
+
+#[test]
+fn device_memory_that_a_provider_keeps_stays_when_the_node_is_dropped() {
+    if device() != Gpu::StandIn {
+        println!("SKIPPED kept memory: of the stand-in alone the maps tell that it stays");
+        return;
+    }
+    let provider = Fake::new(Persona::cxi().with_devices(), 1);
+    let mut node = fake(&provider, &["cxi0"]).gpu(device()).open().unwrap();
+    let [kept, freed] = [(); 2].map(|()| {
+        let memory = node.alloc_device(LEN).unwrap();
+        (memory, file(&mut node, memory))
+    });
+    node.free(freed.0).unwrap();
+    provider.keep_registrations(true);
+    assert!(matches!(node.free(kept.0), Err(Error::Attach(AttachError::Kept(_)))));
+    assert_eq!((is_mapped(kept.1), is_mapped(freed.1)), (true, false));
+    drop(node);
+    assert!(is_mapped(kept.1));
+}
+
+#[test]
+fn an_allocation_that_cannot_be_says_why() {
+    let mut node = builder().fabric(Fabric::Off).gpu(device()).open().unwrap();
+    assert_eq!(node.alloc_device(0), Err(Error::Attach(AttachError::BadRange)));
+    assert_eq!(node.alloc_device(0), node.alloc(0));
+    assert_eq!(node.alloc_device(1 << 50), Err(Error::Device(DeviceError::Exhausted)));
+    let said = node.alloc_device(1 << 50).unwrap_err().to_string();
+    assert!(said.contains("not that much memory"), "{said}");
+    node.alloc_device(1).unwrap();
+}
