@@ -54,6 +54,9 @@ node() {
     # The tests, and three children. Nodes that are dropped leave allocated what peers have open.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -eq 4 ] && ! grep -v ' violations \[\]$' "$place/report"
+    # What was lent goes back, unless a peer makes no call.
+    FAKE_CUDA_REPORT="$place/report" "${over[@]}" lent:: --skip makes_no_call || return
+    tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$' || return
     # Over NICs: nothing leaves the process.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" nics:: || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$'

@@ -17,7 +17,7 @@ use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
 use fishplate::{Cmp, Issued, Limits, Node, Notice, PeerId, Rendezvous, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
-use super::{SOON, WORKER, Way, builder, fake, two};
+use super::{SOON, Way, builder, fake, two};
 
 pub const LEN: usize = 300_000;
 
