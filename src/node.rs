@@ -27,7 +27,7 @@
 //! |----------------------------|------------------------------|-----------------|
 //! | verbs                      | for room, up to the patience | no              |
 //! | `fence`                    | no                           | no              |
-//! | `progress`                 | for a device to unmap memory | to meet a peer, to free memory of a device |
+//! | `progress`                 | for a device, rarely         | rarely          |
 //! | `wait`, `quiet`, `recv`    | up to their timeout          | `recv` may      |
 //! | `import`, first `send`     | until the peer is connected  | yes             |
 //! | all others                 | no                           | yes             |
@@ -50,8 +50,8 @@
 //! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
-//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a wait polls them every 20 microseconds to 10
-//! milliseconds.
+//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a wait
+//! polls them every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!

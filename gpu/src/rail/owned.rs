@@ -104,11 +104,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Safety
     /// As for [`free`](Self::free).
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        if let Some((alloc, _)) = self.sharing.exports().find(at, 1)
-            && self.sharing.revoke(&mut self.inner, alloc).is_ok()
-        {
-            self.owned.leaving.push((at, alloc));
-            return self.turn();
+        if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {
+            // Cannot fail: it is exported.
+            let _ = self.sharing.revoke(&mut self.inner, alloc);
+            if self.sharing.exports().allocation(alloc).is_some() {
+                self.owned.leaving.push((at, alloc));
+                return self.turn_now_and_then();
+            }
         }
         // SAFETY: our caller's promise, and no peer has it open.
         let _ = unsafe { self.free_closed(at) };
@@ -161,7 +163,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// A [`turn`](Self::turn) of a poll, unless the last one was a moment ago.
+    /// A [`turn`](Self::turn), unless the last one of this kind was a moment ago.
     #[cold]
     pub(super) fn turn_now_and_then(&mut self) {
         let now = self.inner.host().now_ns();
