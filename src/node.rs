@@ -50,8 +50,8 @@
 //! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
-//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a wait
-//! polls them every 20 microseconds to 10 milliseconds.
+//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a
+//! wait polls them every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
