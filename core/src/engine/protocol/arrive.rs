@@ -392,7 +392,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
-        if slot.pulled || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
+        // It is taken once: a kept send waits for its Fin when all is sent.
+        let again = slot.pulled || slot.offset != 0;
+        if again || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
             return Err(Violation::Reply);
         }
         (slot.pulled, slot.request, slot.left, slot.value) = (true, request, len, len);
