@@ -74,7 +74,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if cursor.since(s.acked) > s.in_flight() {
             return Err(Violation::Ack);
         }
-        let cursor = if self.is_kept(stream) { self.hold_back(stream, cursor) } else { cursor };
+        let cursor = if self.is_kept(stream) { self.kept_arrived(stream, cursor) } else { cursor };
         let s = &mut self.streams[stream as usize];
         s.acked = cursor;
         self.open -= s.silent_over();
@@ -273,6 +273,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer) as usize;
+            if self.streams[stream].live && self.is_kept(stream as u32) {
+                self.not_again(stream as u32, self.streams[stream].next);
+            }
             let s = &mut self.streams[stream];
             s.shut();
             let (ops, closing) = (s.ops, s.closing);

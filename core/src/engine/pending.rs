@@ -45,7 +45,8 @@ pub struct PendingSlot {
     pub(crate) stream: u32,
     /// The number after its last, once posted.
     pub(crate) end: Seq,
-    /// Posts outstanding.
+    /// Posts outstanding; and the parts of its payload that may have to be posted again by
+    /// another rail (see `failover`).
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: Kind,

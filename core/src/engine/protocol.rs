@@ -53,7 +53,7 @@ pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot};
 
 use crate::error::{AttachError, Violation};
-use crate::mem::{PeerId, Untrusted};
+use crate::mem::PeerId;
 use crate::rail::Rail;
 
 use super::table::PeerSlot;
@@ -323,9 +323,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let account = &protocol.accounts[stream as usize];
         let credits = protocol.credits.after(account.credit_doublings);
         let headers = protocol.waiting.after(account.header_doublings);
-        let nothing = Untrusted::from_slice(&[]);
-        let posted =
-            self.post_answer(stream, head::ROOM, 0, [credits, headers].map(u64::from), None, nothing);
+        let posted = self.post_answer(stream, head::ROOM, 0, [credits, headers].map(u64::from), None, None);
         if posted.is_some()
             && let Some(protocol) = &mut self.state.protocol
         {

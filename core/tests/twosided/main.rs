@@ -12,6 +12,7 @@ mod epoch;
 mod failover;
 mod flood;
 mod hostile;
+mod hostile_failover;
 mod in_use;
 mod joints;
 mod lost;

@@ -157,8 +157,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 (op, self.post_message(stream, peer, word, body, payload, Owner::Op(op))?)
             }
             Sent::Tagged { op } => (op, self.post_send_as(stream, op, word)?),
-            Sent::Answer { kind, op, words, last, local, len } => {
-                // SAFETY: as for a message; the send ends after this chunk of it has arrived.
+            Sent::Answer { kind, op, words, last, local, len, .. } => {
+                // SAFETY: as for a message: `keep` holds the send open until this number is
+                // acknowledged. Without a payload no byte is read.
                 let payload = unsafe { Untrusted::new(local, len as usize) };
                 let head = head::Head { kind, context, op, word, ack: 0, freed: 0, words };
                 let owner = self.state.control(peer);

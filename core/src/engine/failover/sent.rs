@@ -47,8 +47,10 @@ pub(in super::super) enum Sent {
     Tagged {
         op: u32,
     },
-    /// An answer of the two-sided protocol; its payload is a part of a send's that is open.
+    /// An answer of the two-sided protocol. `of` is the send that its payload is a part of, or
+    /// [`NONE`].
     Answer {
+        of: u32,
         kind: u8,
         op: u8,
         words: [u64; 2],
@@ -125,7 +127,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         Sent::Message { op: index, local, .. } if !local.is_null() => {
                             (op(index).map(|op| op.local_region), None)
                         }
-                        Sent::Tagged { op: index } => (op(index).map(|op| op.local_region), None),
+                        Sent::Tagged { op: index } | Sent::Answer { of: index, .. } => {
+                            (op(index).map(|op| op.local_region), None)
+                        }
                         _ => (None, None),
                     };
                     (local.is_some() && from == local) || (remote.is_some() && to == remote)
@@ -135,7 +139,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Keeps what was posted under the next number, on the rail that was taken last.
+    /// Keeps what was posted under the next number, on the rail that was taken last. A send whose
+    /// payload it is a part of does not end before [`not_again`](Self::not_again): until then this
+    /// counts as an outstanding post of it.
     #[cold]
     pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
         let (seq, rail) = (self.streams[stream as usize].next, self.took);
@@ -143,12 +149,41 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = failover.at(stream, seq);
         (slot.what, slot.carried, slot.ask) = (what, Carried::By(rail), false);
         copy.copy_out(&mut slot.bytes);
+        if let Sent::Answer { of, .. } = what
+            && let Some(send) = self.pending.slots.get_mut(of as usize)
+        {
+            send.posts += 1;
+        }
+    }
+
+    /// The numbers of a stream below `upto` are not posted again: ends sends that waited for that
+    /// alone.
+    #[cold]
+    pub(in super::super) fn not_again(&mut self, stream: u32, upto: Seq) {
+        let first = self.streams[stream as usize].acked;
+        for n in 0..upto.since(first) {
+            let Some(failover) = &mut self.failover else { return };
+            let slot = failover.at(stream, first.plus(n));
+            let Sent::Answer { of, .. } = slot.what else { continue };
+            slot.what = Sent::Nothing;
+            if let Some(send) = self.pending.slots.get_mut(of as usize) {
+                send.posts -= 1;
+                self.end_if_over(of);
+            }
+        }
+    }
+
+    /// The numbers below `cursor` have arrived. Returns the cursor up to which operations end.
+    #[cold]
+    pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
+        let cursor = self.hold_back(stream, cursor);
+        self.not_again(stream, cursor);
+        cursor
     }
 
     /// The cursor up to which operations end: not beyond an atomic whose reply is missing, so that
     /// the target keeps the value.
-    #[cold]
-    pub(in super::super) fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
+    fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;
         if heard.is_before(cursor) {

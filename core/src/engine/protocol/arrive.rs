@@ -360,7 +360,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a Fin: the receiver of our send has all it wants, or could not take it.
+    /// Handles a Fin: the receiver of our send has all it wants, or could not take it. It may
+    /// overtake the acknowledgement of chunks, without which a kept send does not end.
     fn finned(
         &mut self,
         stream: u32,

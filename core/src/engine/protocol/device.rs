@@ -89,8 +89,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return self.later(index, Stage::FetchDevice);
         };
         let name = protocol.requests.name(index).0;
-        let asked =
-            self.post_answer(stream, head::PULL, 0, [token, name], Some(want), Untrusted::from_slice(&[]));
+        let asked = self.post_answer(stream, head::PULL, 0, [token, name], Some(want), None);
         let Some(protocol) = &mut self.state.protocol else { return };
         if asked.is_none() {
             protocol.outgoing.free(block);
@@ -168,7 +167,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         let body = Untrusted::from_slice(piece);
-        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, body).is_none() {
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, Some((index, body))).is_none() {
             return false;
         }
         self.chunk_sent(index, piece.len() as u64);

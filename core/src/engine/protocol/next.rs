@@ -8,6 +8,7 @@ use crate::sync::seq::truncate;
 
 use super::super::State;
 use super::super::list::NONE;
+use super::super::stream::kept;
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::wire::NO_TOKEN;
 use super::head::{self, Head};
@@ -29,13 +30,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
         // One combined check: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is not
-        // fully posted is not acknowledged either.
+        // fully posted is not acknowledged either. What a kept stream has acknowledged takes more.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
             || acked as u64 > s.in_flight()
             || freed > account.used()
             || s.ops.head != NONE
+            || (acked != 0 && s.fence & kept(RAILS) != 0)
             || payload.len() > protocol.blocks.size()
             || !s.window.take_in_order(head.word, self.mask)
         {

@@ -157,10 +157,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let name = protocol.requests.name(index).0;
         let slot = &mut protocol.requests.slots[index as usize];
         let (stream, token) = (slot.stream, slot.token);
-        if self
-            .post_answer(stream, head::PULL, 0, [token, name], Some(want), Untrusted::from_slice(&[]))
-            .is_none()
-        {
+        if self.post_answer(stream, head::PULL, 0, [token, name], Some(want), None).is_none() {
             return match self.sender_lost(index) {
                 Some(fault) => self.state.fail_receive(index, Received::Failed(fault)),
                 None => self.later(index, Stage::Fetch(true)),
@@ -191,10 +188,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut protocol.requests.slots[index as usize];
         let (stream, words) = (slot.stream, [slot.token, slot.delivered]);
         let failed = slot.has_failed();
-        let answered = !lost
-            && self
-                .post_answer(stream, head::FIN, failed as u8, words, None, Untrusted::from_slice(&[]))
-                .is_some();
+        let answered =
+            !lost && self.post_answer(stream, head::FIN, failed as u8, words, None, None).is_some();
         if !answered && self.sender_lost(index).is_none() {
             return self.later(index, Stage::Tell);
         }
@@ -322,7 +317,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // SAFETY: the source of a send stays until it ends; `sent + len` is within its length.
         let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
-        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, piece).is_none() {
+        if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, Some((index, piece))).is_none() {
             return false;
         }
         self.chunk_sent(index, len);

@@ -373,7 +373,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Sends a reply of the protocol, with the next number if its stream is kept for failover. A
-    /// Room has no number. `None`: no rail has room, or the peer has failed.
+    /// Room has no number. The payload is a part of that of the send in this slot, and may be read
+    /// again until that has ended. `None`: no rail has room, or the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -381,8 +382,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         op: u8,
         words: [u64; 2],
         last: Option<u64>,
-        payload: Untrusted<'_>,
+        payload: Option<(u32, Untrusted<'_>)>,
     ) -> Option<()> {
+        let (of, payload) = payload.unwrap_or((NONE, Untrusted::from_slice(&[])));
         let numbered = self.state.is_kept(stream) && kind != head::ROOM;
         let s = &self.state.streams[stream as usize];
         let peer = s.peer;
@@ -396,7 +398,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         match self.post_answer_as(stream, peer, head, last, payload, owner) {
             Ok(_) if numbered => {
                 let (local, len) = (payload.as_ptr(), payload.len() as u32);
-                let what = Sent::Answer { kind, op, words, last, local, len };
+                let what = Sent::Answer { of, kind, op, words, last, local, len };
                 self.state.keep(stream, what, Untrusted::from_slice(&[]));
                 let s = &mut self.state.streams[stream as usize];
                 s.next = s.next.plus(1);

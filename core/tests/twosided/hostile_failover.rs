@@ -1,0 +1,265 @@
+//! A peer is not trusted with failover either: whatever it says of what has arrived, a send keeps
+//! its memory until no chunk of it may be posted again, and is pulled once.
+
+use fishplate_core::engine::protocol::{Payload, Received};
+use fishplate_core::engine::{Config, Engine, Notice};
+use fishplate_core::error::{AttachError, OpError, PeerError, Use, Violation};
+use fishplate_core::mem::{LocalId, PeerId};
+use fishplate_core::op::{Outcome, Token};
+use fishplate_core::rail::Fence;
+use fishplate_core::rail::loopback::Loopback;
+
+use super::rig::*;
+use super::support::tap::{Event, Shared, Tap, shared};
+use super::support::*;
+
+const ACK: u8 = 5;
+const BYE: u8 = 8;
+const FIN: u8 = 19;
+const PULL: u8 = 20;
+/// With a number.
+const CHUNK: u8 = 25;
+const NUMBERED_FIN: u8 = 23;
+
+const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations));
+
+/// Bytes of the payload: several chunks.
+const LEN: usize = 600;
+
+/// An engine with failover that talks to itself, on two rails that cannot read its memory.
+struct Bench {
+    control: Shared,
+    engine: Engine<'static, Tap<Loopback<64>>, 2>,
+    me: PeerId,
+    out: LocalId,
+    into: LocalId,
+}
+
+impl Bench {
+    fn new(outgoing: usize) -> Bench {
+        let control = shared();
+        let config = Config { window: 64, ..Config::DEFAULT };
+        let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, &control));
+        let mut engine = engine(config, rails);
+        engine.attach_failover(failover(&config, 4)).unwrap();
+        engine.attach_matching(SMALL, match_memory(SMALL, 4, outgoing)).unwrap();
+        let me = engine.reserve_peer().unwrap();
+        engine.connect_peer(me, 0b11).unwrap();
+        let [out, into] = [(); 2].map(|()| engine.register(region(8192)).unwrap());
+        write(&engine, out.at(0), &pattern(0, LEN));
+        control.borrow_mut().unreadable = true;
+        control.borrow_mut().fence = Some(Fence::Fenced);
+        Bench { control, engine, me, out, into }
+    }
+
+    /// Messages of these kinds do not arrive.
+    fn lose(&mut self, kinds: &'static [u8]) {
+        self.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
+            Event::Message(_, bytes) if kinds.contains(&bytes[0]) => vec![],
+            _ => vec![event],
+        }));
+    }
+
+    fn recv(&mut self, lo: u64, len: usize) {
+        self.engine.recv(Some(self.me), tag(lo), EXACT, Some((self.into.at(0), len)), lo).unwrap();
+    }
+
+    fn send(&mut self) -> Token {
+        let payload = Payload::Region(self.out.at(0), LEN);
+        pending(self.engine.send(CX, self.me, tag(1), payload, Notice::Report(1)))
+    }
+
+    /// A send whose chunks are all out, and lost.
+    fn pulled(&mut self) -> Token {
+        self.lose(&[CHUNK]);
+        self.recv(1, LEN);
+        let sent = self.send();
+        passes(&mut self.engine, 40);
+        assert_eq!(self.chunked(0), pattern(0, LEN));
+        sent
+    }
+
+    /// The payloads of the chunks posted since there were so many posts.
+    fn chunked(&self, since: usize) -> Vec<u8> {
+        let control = self.control.borrow();
+        let chunks = control.posts[since..].iter().filter(|post| post.bytes.first() == Some(&CHUNK));
+        chunks.flat_map(|post| post.bytes[32..].to_vec()).collect()
+    }
+
+    /// The peer says something: kind, op, acknowledged, and what follows the head of 16 bytes.
+    fn hear(&mut self, kind: u8, ack: u32, rest: &[u64]) {
+        let mut bytes = vec![kind, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend(ack.to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(rest.iter().flat_map(|word| word.to_le_bytes()));
+        self.control.borrow_mut().inject.push_back(Event::Message(self.me.peer(), bytes));
+        passes(&mut self.engine, 3);
+    }
+
+    /// The peer says that it has fenced rail 0, and that nothing from number 2 on has arrived.
+    fn tell(&mut self) {
+        let mut told = vec![9, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+        told.extend([2, 1 | 1 << 16, 0].iter().flat_map(|word: &u64| word.to_le_bytes()));
+        self.control.borrow_mut().inject.push_back(Event::Message(self.me.peer(), told));
+        passes(&mut self.engine, 10);
+        assert_eq!(self.engine.stats().rails_failed, 1);
+    }
+}
+
+/// The word of a token, as it travels.
+fn word_of(bench: &Bench) -> u64 {
+    let control = bench.control.borrow();
+    let request = control.posts.iter().find(|post| post.bytes.first() == Some(&18)).expect("a request");
+    u64::from_le_bytes(request.bytes[32..40].try_into().unwrap())
+}
+
+#[test]
+fn a_send_that_its_receiver_ends_keeps_its_memory_until_its_chunks_are_acknowledged() {
+    let mut bench = Bench::new(4);
+    let sent = bench.pulled();
+    assert_eq!(bench.engine.deregister(bench.out), IN_USE);
+    let token = word_of(&bench);
+    // It has all, it says, and goes on to say that it has not.
+    bench.hear(FIN, 2, &[token, LEN as u64]);
+    assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
+    assert_eq!(bench.engine.test(sent), Ok(None));
+    assert_eq!(bench.engine.deregister(bench.out), IN_USE);
+    let posts = bench.control.borrow().posts.len();
+    bench.tell();
+    assert!(!bench.chunked(posts).is_empty(), "chunks of rail 0 are posted again");
+    let posted = bench.engine.stats().posted as u32;
+    bench.hear(ACK, posted - 1, &[]);
+    assert_eq!(bench.engine.test(sent), Ok(None));
+    assert_eq!(bench.engine.deregister(bench.out), IN_USE);
+    bench.hear(ACK, posted, &[]);
+    let end = bench.engine.test(sent).unwrap().expect("acknowledged");
+    assert_eq!((end.outcome, end.value), (Outcome::Done, LEN as u64));
+    assert_eq!(bench.engine.deregister(bench.out), Ok(()));
+    assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
+}
+
+#[test]
+fn a_send_is_ended_by_one_end_alone_while_its_chunks_are_on_their_way() {
+    for kind in [FIN, PULL] {
+        let mut bench = Bench::new(4);
+        let sent = bench.pulled();
+        let token = word_of(&bench);
+        bench.hear(FIN, 2, &[token, LEN as u64]);
+        let more: &[u64] = if kind == FIN { &[token, 0] } else { &[token, 7, 8] };
+        bench.hear(kind, 2, more);
+        let why = PeerError::Protocol(Violation::Reply);
+        assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(why)));
+        // What the first one said holds; nothing is posted to a peer that has failed.
+        let end = bench.engine.test(sent).unwrap().expect("ended with its peer");
+        assert_eq!((end.outcome, end.value), (Outcome::Done, LEN as u64));
+        assert_eq!(bench.engine.deregister(bench.out), Ok(()));
+    }
+}
+
+#[test]
+fn a_block_that_is_sent_from_is_not_used_again_before_its_chunks_are_acknowledged() {
+    let mut bench = Bench::new(1);
+    bench.lose(&[CHUNK]);
+    let bytes = Payload::Bytes(&[0xaa; 100]);
+    // Without credits a slice waits in a block.
+    for n in 2..2 + u64::from(SMALL.credits) {
+        bench.engine.send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent).unwrap();
+    }
+    let sent = pending(bench.engine.send_sync(CX, bench.me, tag(1), bytes, Notice::Report(1)));
+    bench.recv(1, 100);
+    passes(&mut bench.engine, 40);
+    assert_eq!(bench.chunked(0), [0xaa; 100]);
+    let token = word_of(&bench);
+    let arrived = bench.engine.stats().arrived as u32;
+    bench.hear(FIN, arrived, &[token, 100]);
+    assert_eq!(bench.engine.test(sent), Ok(None));
+    let other = Payload::Bytes(&[0xbb; 100]);
+    assert_eq!(bench.engine.send_sync(CX, bench.me, tag(9), other, Notice::Silent), Err(OpError::Again));
+    bench.hear(ACK, arrived + 1, &[]);
+    assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
+    assert_eq!(bench.engine.test(sent).unwrap().expect("acknowledged").outcome, Outcome::Done);
+    bench.engine.send_sync(CX, bench.me, tag(9), other, Notice::Silent).unwrap();
+}
+
+#[test]
+fn a_send_that_fails_as_its_peer_leaves_keeps_its_memory_until_its_chunks_are_acknowledged() {
+    let mut bench = Bench::new(4);
+    let sent = bench.pulled();
+    // It has sent two numbers and no Fin, it says: so the send has not matched.
+    let mut bye = vec![BYE, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+    bye.extend([0; 4]);
+    bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bye));
+    passes(&mut bench.engine, 10);
+    assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(PeerError::Closed)));
+    assert_eq!(bench.engine.test(sent), Ok(None));
+    assert_eq!(bench.engine.deregister(bench.out), IN_USE);
+    let posts = bench.control.borrow().posts.len();
+    bench.tell();
+    assert!(!bench.chunked(posts).is_empty(), "chunks of rail 0 are posted again");
+    bench.engine.remove_peer(bench.me).unwrap();
+    bench.engine.test(sent).unwrap().expect("ended with its peer");
+    assert_eq!(bench.engine.deregister(bench.out), Ok(()));
+}
+
+#[test]
+fn a_send_is_pulled_once() {
+    for (len, request) in [(1, 1 << 32), (LEN as u64 - 1, 0), (LEN as u64, 1 << 32), (0, 1)] {
+        let mut bench = Bench::new(4);
+        bench.pulled();
+        let (token, posts) = (word_of(&bench), bench.control.borrow().posts.len());
+        bench.hear(PULL, 2, &[token, request, len]);
+        passes(&mut bench.engine, 10);
+        let why = PeerError::Protocol(Violation::Reply);
+        assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(why)), "{len}");
+        assert_eq!(bench.chunked(posts), [], "{len}");
+    }
+}
+
+#[test]
+fn a_fin_that_overtakes_the_acknowledgement_of_chunks_ends_the_send_once_that_is_there() {
+    let mut bench = Bench::new(4);
+    let remote = import_readable(&mut bench);
+    let sent = bench.send();
+    passes(&mut bench.engine, 40);
+    // The request has arrived. A write behind it is late, and holds up the cursor.
+    let late = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
+    let held = late.clone();
+    bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
+        Event::Landed(..) => {
+            held.borrow_mut().push(event);
+            vec![]
+        }
+        _ => vec![event],
+    }));
+    bench.engine.put(CX, bench.into.at(4096), 8, remote.at(0), Notice::Silent).unwrap();
+    bench.recv(1, LEN);
+    let mut status = None;
+    pass_until(&mut bench.engine, "received", |engine| {
+        status = status.or_else(|| engine.next_recv());
+        status.is_some()
+    });
+    check(&status.unwrap(), Received::Ok, 1, LEN as u64, LEN as u64);
+    assert_eq!(read(&bench.engine, bench.into.at(0), LEN), pattern(0, LEN));
+    passes(&mut bench.engine, 200);
+    let fins = |bench: &Bench| {
+        let control = bench.control.borrow();
+        control.posts.iter().filter(|post| post.bytes.first() == Some(&NUMBERED_FIN)).count()
+    };
+    assert_eq!((fins(&bench), late.borrow().len()), (1, 1));
+    assert_eq!(bench.engine.test(sent), Ok(None));
+    assert_eq!(bench.engine.deregister(bench.out), IN_USE);
+    bench.control.borrow_mut().inject.extend(late.borrow_mut().drain(..));
+    pass_until(&mut bench.engine, "acknowledged", |engine| {
+        engine.test(sent).unwrap().is_some_and(|end| (end.outcome, end.value) == (Outcome::Done, LEN as u64))
+    });
+    assert_eq!(bench.engine.deregister(bench.out), Ok(()));
+}
+
+/// Memory to write to, where payloads cannot be read.
+fn import_readable(bench: &mut Bench) -> fishplate_core::mem::RemoteId {
+    let target = bench.engine.register(region(64)).unwrap();
+    bench.control.borrow_mut().unreadable = false;
+    let remote = import(&mut bench.engine, bench.me, target);
+    bench.control.borrow_mut().unreadable = true;
+    remote
+}
