@@ -29,7 +29,8 @@
 //!   origin does not use again before it has the reply (`hold_back`). Once the other end has told
 //!   of a rail, it is asked for each reply that is missing.
 //! - Acknowledgements and credits: what is told carries both. Rooms are said again.
-//! - The answers of the two-sided protocol: between kept streams they have numbers.
+//! - The answers of the two-sided protocol: between kept streams they have numbers. A send that
+//!   goes out in chunks ends when these are acknowledged too, not with its receiver's word alone.
 //! - Reads: a read that a failed rail has ended is posted anew as a whole, once that rail is fenced
 //!   here, so that no late piece of it lands.
 //! - Byes and Hellos are said again.
