@@ -6,7 +6,6 @@ use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
 use fishplate_core::mem::{LocalAddr, Peer};
 use fishplate_core::op::{Amo, AmoOp};
 use fishplate_core::rail::loopback::Loopback;
-use fishplate_core::rail::sim::Dials;
 use fishplate_core::rail::{Order, Rail};
 
 use super::order::{add, hold, set};
@@ -292,111 +291,6 @@ fn a_region_taken_back_while_a_signal_waits_is_not_written() {
     assert_eq!(bench.own.engine.peer_error(bench.own.peer), Ok(Some(PeerError::Protocol(Violation::Region))));
     // SAFETY: the memory was registered until just now and is never freed.
     assert_eq!(unsafe { memory.cast::<u64>().read() }, 0);
-}
-
-/// Damages what one node hears from another, on a wild fabric of three.
-fn damage(seed: u64) {
-    let control = shared();
-    let config =
-        Config { window: 8, contexts: 2, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
-    let sim = fleet::fabric(3, 2, 64, Dials::WILD, seed);
-    let mut nodes = fleet::fleet::<_, 2>(sim, 3, config, SIZE, |node, rail, end| {
-        let control = if node == 0 { control.clone() } else { shared() };
-        Tap::new(end, rail as usize, &control)
-    });
-    let mut random = Random(seed ^ 0xdead);
-    let rate = 2 + seed % 30;
-    let mut old: Vec<Event> = vec![];
-    control.borrow_mut().edit = Some(Box::new(move |_, event| {
-        let bad = match &event {
-            Event::Landed(peer, _) | Event::Message(peer, _) => *peer == Peer(1),
-            _ => false,
-        };
-        if bad {
-            old.push(event.clone());
-        }
-        if !bad || random.below(rate) != 0 {
-            return vec![event];
-        }
-        match (random.below(5), event) {
-            (0, _) => vec![],
-            (1, event) => vec![event.clone(), old[random.below(old.len() as u64) as usize].clone(), event],
-            (_, Event::Landed(peer, data)) => vec![Event::Landed(peer, data ^ 1 << random.below(32))],
-            (2, Event::Message(peer, mut bytes)) => {
-                bytes.truncate(random.below(bytes.len() as u64) as usize);
-                vec![Event::Message(peer, bytes)]
-            }
-            (3, Event::Message(peer, mut bytes)) => {
-                for _ in 0..1 + random.below(4) {
-                    let at = random.below(bytes.len() as u64) as usize;
-                    bytes[at] = random.next() as u8;
-                }
-                vec![Event::Message(peer, bytes)]
-            }
-            (_, Event::Message(peer, mut bytes)) => {
-                let bit = random.below(bytes.len() as u64 * 8) as usize;
-                bytes[bit / 8] ^= 1 << (bit % 8);
-                vec![Event::Message(peer, bytes)]
-            }
-            (_, event) => vec![event],
-        }
-    }));
-    let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
-    let mut sent = 0u64;
-    for n in 0..60u64 {
-        // The bad one, to its victim; the victim, to the bad one; the third, to the victim.
-        for (me, to) in [(1, 0), (0, 1), (2, 0)] {
-            let node = &mut nodes[me];
-            let context = fishplate_core::engine::ContextId((n % 2) as u8);
-            let region = node.remotes[to];
-            let at = if me == 2 { 2048 } else { 0 };
-            let done = match n % 4 {
-                0 => node
-                    .engine
-                    .put(context, node.source.at(0), 200, region.at(at + 64), Notice::Silent)
-                    .is_ok(),
-                1 => node.engine.fetch(context, region.at(at + 8), inc, n).is_ok(),
-                2 => node
-                    .engine
-                    .put_signal(
-                        context,
-                        node.source.at(0),
-                        40,
-                        region.at(at + 64),
-                        add(region, at, 1),
-                        Notice::Silent,
-                    )
-                    .is_ok(),
-                _ => node.engine.signal(context, add(region, at, 1), Notice::Silent).is_ok(),
-            };
-            sent += (me == 2 && done && n % 4 >= 2) as u64;
-            node.engine.progress();
-            while node.engine.next_completion().is_some() {}
-        }
-        fleet::turn(&mut nodes);
-    }
-    let victim = nodes[2].peers[0];
-    let contexts = [0, 1].map(fishplate_core::engine::ContextId);
-    fleet::turn_until(&mut nodes, &format!("seed {seed}: the third node"), |nodes| {
-        contexts.iter().all(|&context| nodes[2].engine.is_quiet(context, victim) == Ok(true))
-    });
-    // A flipped bit may send a signal to another place of the same region, so only the count of the
-    // third is exact when the damage stayed elsewhere; that nothing else was written is certain.
-    for node in &nodes {
-        let source = read(&node.engine, node.source.at(0), SIZE);
-        let honest = if node.source == nodes[0].source { &source[..0] } else { &source[..] };
-        assert!(honest.iter().all(|&b| b == 0), "seed {seed}: a source was written");
-    }
-    assert_eq!(nodes[0].engine.peer_error(nodes[0].peers[2]), Ok(None), "seed {seed}");
-    assert_eq!(nodes[2].engine.peer_error(victim), Ok(None), "seed {seed}");
-    assert!(word(&nodes[0].engine, nodes[0].target.at(2048)) >= sent || nodes[0].engine.stats().arrived > 0);
-}
-
-#[test]
-fn damaged_repeated_and_lost_traffic_never_panics_or_reaches_others() {
-    for seed in seeds(400) {
-        damage(seed);
-    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod bad_input;
 mod bounds;
 mod close;
 mod completion;
+mod damage;
 mod device;
 mod epoch;
 mod failover;

@@ -35,12 +35,24 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     nodes: u16,
     config: Config,
     size: usize,
+    wrap: impl FnMut(u16, u16, End) -> R,
+) -> Vec<Node<R, RAILS>> {
+    prepared(sim, nodes, config, size, wrap, |_| ())
+}
+
+/// As [`fleet`], of engines that are prepared before they connect.
+pub fn prepared<R: Rail, const RAILS: usize>(
+    sim: &'static Sim<'static>,
+    nodes: u16,
+    config: Config,
+    size: usize,
     mut wrap: impl FnMut(u16, u16, End) -> R,
+    prepare: impl Fn(&mut Engine<'static, R, RAILS>),
 ) -> Vec<Node<R, RAILS>> {
     let rails = |node| -> [R; RAILS] {
         std::array::from_fn(|rail| wrap(node, rail as u16, attached(sim, node, rail as u16, nodes)))
     };
-    join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
+    join_prepared((0..nodes).map(rails).collect(), config, size, alike, |_| None, prepare)
 }
 
 /// The end of a node on a rail of the fabric, attached to those of all nodes.

@@ -1,11 +1,12 @@
 //! What the engine tests share: engines with leaked memory, regions, a host, a generator of random
-//! numbers; a rail that looks at and changes what passes through it ([`tap`]), one with memory that
-//! no processor may touch ([`veil`]), several engines on a simulated fabric ([`fleet`])
-//! and how they shut down ([`goodbye`]); a model of what they do ([`oracle`]); and engines that
-//! attach each other again and again ([`lives`]).
+//! numbers; a rail that looks at and changes what passes through it ([`tap`]), a peer that lies
+//! ([`damage`]), a rail with memory that no processor may touch ([`veil`]), several engines on a
+//! simulated fabric ([`fleet`]) and how they shut down ([`goodbye`]); a model of what they do
+//! ([`oracle`]); and engines that attach each other again and again ([`lives`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod cuts;
+pub mod damage;
 pub mod fleet;
 pub mod goodbye;
 pub mod lives;

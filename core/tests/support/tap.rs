@@ -45,7 +45,7 @@ pub struct Post {
 }
 
 type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
-type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
+pub type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
 
 /// What the test sets and sees.
 #[derive(Default)]

@@ -7,6 +7,7 @@ mod basics;
 mod carried;
 mod churn;
 mod close;
+mod damage;
 mod device;
 mod epoch;
 mod failover;
