@@ -102,6 +102,18 @@ impl Node {
         Ok(Memory { id, len })
     }
 
+    /// A handle of the pages of memory from [`alloc`](Self::alloc): they stay mapped here as long as
+    /// it lives, even when the memory was freed or the node is gone. For bindings that lend the
+    /// memory to programs.
+    ///
+    /// # Errors
+    /// The memory was freed, or is not from `alloc`.
+    pub fn segment(&self, memory: Memory) -> Result<Segment, Error> {
+        behind!(self, |node| node.segment(memory));
+        let known = self.segments.iter().find(|(id, _)| *id == memory.id);
+        known.map(|(_, segment)| segment.clone()).ok_or(AttachError::UnknownRegion.into())
+    }
+
     /// Registers memory that the program owns. Peers of this host reach it through the kernel,
     /// which is slower than memory from [`alloc`](Self::alloc). Slow path.
     ///

@@ -207,15 +207,24 @@ impl Node {
     /// [`Error::Failed`]: it has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
         behind!(self, |node| node.fetch(at, amo, timeout));
-        match issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))? {
+        match self.start_fetch(at, amo)? {
             Issued::Done { value } => Ok(value),
             Issued::Pending(token) => self.finish(token, timeout).map(|end| end.value),
         }
     }
 
+    /// [`fetch`](Self::fetch) that does not wait: the completion has the value from before.
+    ///
+    /// # Errors
+    /// Nothing was done.
+    #[inline]
+    pub fn start_fetch(&mut self, at: RemoteAddr, amo: Amo) -> Result<Issued, OpError> {
+        issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
+    }
+
     /// Waits for an operation of the node's own. One that does not end in time is reaped later.
     fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
-        match self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until)) {
+        match self.wait_completion(token, timeout) {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
             Ok(end) => Err(Error::Failed(end.outcome)),
             Err(error) => {
@@ -338,6 +347,16 @@ impl Node {
         }
     }
 
+    /// Waits for an operation that was issued with [`Notice::Report`], and takes its completion.
+    ///
+    /// # Errors
+    /// [`Error::Wait`]: it has not ended before the deadline. [`Error::Op`]: as
+    /// [`test`](Self::test).
+    #[inline]
+    pub fn wait_completion(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
+        self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until))
+    }
+
     /// The next completion that was not taken, in the order of completion. Makes no progress.
     pub fn next_completion(&mut self) -> Option<Completion> {
         if let Driver::Worker(worker) = &self.driver {
@@ -391,6 +410,16 @@ impl Node {
             }
         }
         Err(error)
+    }
+
+    /// Changes [`Builder::patience`](super::Builder::patience).
+    ///
+    /// # Errors
+    /// [`OpError::Abandoned`]: the worker has panicked.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), OpError> {
+        behind!(self, |node| node.set_patience(patience));
+        self.builder.patience = patience;
+        Ok(())
     }
 
     /// A pass of a call that waits for room. Now and then asks whether peers live: what waits for

@@ -1,0 +1,219 @@
+//! Reads what calls are given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::op::{Amo, AmoOp, Cmp, SignalOp};
+use fishplate::node::{Slice as Range, Source};
+use fishplate::{LocalAddr, PeerId, RemoteAddr};
+use pyo3::types::{PyAnyMethods, PyBytes, PyBytesMethods};
+use pyo3::{Bound, PyAny, PyResult, Python};
+
+use crate::error::Fault;
+use crate::lease::Held;
+use crate::memory::{Memory, Place, Remote, Slice};
+use crate::peer::Peer;
+use crate::shared::Shared;
+use crate::view::View;
+
+/// More bytes than this are not copied with the GIL in hand.
+pub(crate) const HELD_MAX: usize = 64 << 10;
+
+/// What is put or sent.
+pub(crate) enum Data<'py> {
+    /// Memory of the node, and its length.
+    Region(Range, usize),
+    /// Bytes, which never change.
+    Bytes(Bound<'py, PyBytes>),
+    /// Any other buffer.
+    View(View),
+}
+
+/// The same without Python, so that calls outside of the GIL can read it.
+pub(crate) enum Payload<'a> {
+    Region(Range),
+    Bytes(&'a [u8]),
+}
+
+impl Payload<'_> {
+    pub fn source(&self) -> Source<'_> {
+        match self {
+            Payload::Region(range) => Source::Memory(*range),
+            Payload::Bytes(bytes) => Source::Bytes(bytes),
+        }
+    }
+
+    /// Whether it is copied in no time.
+    pub fn is_short(&self) -> bool {
+        match self {
+            Payload::Region(_) => true,
+            Payload::Bytes(bytes) => bytes.len() <= HELD_MAX,
+        }
+    }
+}
+
+impl Data<'_> {
+    pub fn payload(&self) -> Payload<'_> {
+        match self {
+            Data::Region(range, _) => Payload::Region(*range),
+            Data::Bytes(bytes) => Payload::Bytes(bytes.as_bytes()),
+            Data::View(view) => Payload::Bytes(view.bytes()),
+        }
+    }
+
+    /// The same, to be lent to the node.
+    pub fn held(self) -> PyResult<Held> {
+        Ok(match self {
+            Data::Region(range, len) => Held::Region(range, len),
+            Data::Bytes(bytes) => Held::View(Arc::new(View::to_read(bytes.as_any())?)),
+            Data::View(view) => Held::View(Arc::new(view)),
+        })
+    }
+}
+
+pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> pyo3::PyErr {
+    Fault::Misuse(kind, text.into()).raise(py)
+}
+
+/// Refuses what belongs to another node.
+pub(crate) fn same(py: Python<'_>, node: &Arc<Shared>, other: &Arc<Shared>, what: &str) -> PyResult<()> {
+    match Arc::ptr_eq(node, other) {
+        true => Ok(()),
+        false => Err(misuse(py, "other_node", format!("the {what} belongs to another node"))),
+    }
+}
+
+fn region(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Option<(Range, usize)>> {
+    let py = object.py();
+    if let Ok(slice) = object.cast::<Slice>() {
+        let slice = slice.get();
+        same(py, node, slice.shared(), "memory")?;
+        return Ok(Some((Range::new(slice.at(), slice.len), slice.len)));
+    }
+    if let Ok(memory) = object.cast::<Memory>() {
+        let memory = memory.get();
+        same(py, node, &memory.shared, "memory")?;
+        return Ok(Some((memory.memory.slice(..), memory.memory.len())));
+    }
+    Ok(None)
+}
+
+/// Memory of the node, or any buffer.
+pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyResult<Data<'py>> {
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(Data::Bytes(bytes.clone()));
+    }
+    Ok(match region(node, object)? {
+        Some((range, len)) => Data::Region(range, len),
+        None => Data::View(View::to_read(object)?),
+    })
+}
+
+/// Memory of the node, or any writable buffer.
+pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Held> {
+    Ok(match region(node, object)? {
+        Some((range, len)) => Held::Region(range, len),
+        None => Held::View(Arc::new(View::to_write(object)?)),
+    })
+}
+
+/// A place in memory of the node.
+pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<LocalAddr> {
+    if let Ok(slice) = object.cast::<Slice>() {
+        let slice = slice.get();
+        same(object.py(), node, slice.shared(), "memory")?;
+        return Ok(slice.at());
+    }
+    let memory = object.cast::<Memory>()?.get();
+    same(object.py(), node, &memory.shared, "memory")?;
+    Ok(memory.memory.at(0))
+}
+
+/// A place in memory of a peer.
+pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<RemoteAddr> {
+    if let Ok(place) = object.cast::<Place>() {
+        let place = place.get();
+        same(object.py(), node, &place.shared, "place")?;
+        return Ok(place.at);
+    }
+    let remote = object.cast::<Remote>()?.get();
+    same(object.py(), node, &remote.shared, "memory")?;
+    Ok(remote.remote.at(0))
+}
+
+/// A peer.
+pub(crate) fn peer(node: &Arc<Shared>, peer: &Bound<'_, Peer>) -> PyResult<PeerId> {
+    let given = peer.get();
+    same(peer.py(), node, &given.shared, "peer")?;
+    Ok(given.id)
+}
+
+/// A peer, or anybody.
+pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyResult<Option<PeerId>> {
+    given.map(|given| peer(node, given)).transpose()
+}
+
+/// Seconds; without any, the node's default.
+pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
+    match seconds {
+        None => Ok(default),
+        Some(seconds) if seconds >= 0.0 => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        Some(seconds) => Err(misuse(py, "argument", format!("a timeout of {seconds} seconds"))),
+    }
+}
+
+/// 96 bits.
+pub(crate) fn tag(object: Option<&Bound<'_, PyAny>>) -> PyResult<Tag> {
+    let Some(object) = object else { return Ok(Tag::ZERO) };
+    if let Ok(low) = object.extract::<u64>() {
+        return Ok(Tag::new(low, 0));
+    }
+    let all: u128 = object.extract()?;
+    match u32::try_from(all >> 64) {
+        Ok(high) => Ok(Tag::new(all as u64, high)),
+        Err(_) => Err(misuse(object.py(), "argument", "a tag or a mask has at most 96 bits")),
+    }
+}
+
+pub(crate) fn of_tag(tag: Tag) -> u128 {
+    u128::from(tag.hi) << 64 | u128::from(tag.lo)
+}
+
+pub(crate) fn compare(py: Python<'_>, name: &str) -> PyResult<Cmp> {
+    Ok(match name {
+        "==" => Cmp::Eq,
+        "!=" => Cmp::Ne,
+        ">=" => Cmp::Ge,
+        ">" => Cmp::Gt,
+        "<=" => Cmp::Le,
+        "<" => Cmp::Lt,
+        _ => return Err(misuse(py, "argument", format!("{name:?} is none of == != >= > <= <"))),
+    })
+}
+
+pub(crate) fn signal(py: Python<'_>, name: &str) -> PyResult<SignalOp> {
+    match name {
+        "set" => Ok(SignalOp::Set),
+        "add" => Ok(SignalOp::Add),
+        _ => Err(misuse(py, "argument", format!("{name:?} is neither \"set\" nor \"add\""))),
+    }
+}
+
+pub(crate) fn atomic(py: Python<'_>, name: &str, operand: u64, compare: u64, width: u8) -> PyResult<Amo> {
+    let op = match name {
+        "set" => AmoOp::Set,
+        "add" => AmoOp::Add,
+        "and" => AmoOp::And,
+        "or" => AmoOp::Or,
+        "xor" => AmoOp::Xor,
+        "swap" => AmoOp::Swap,
+        "compare_swap" => AmoOp::CompareSwap,
+        "fetch" => AmoOp::Fetch,
+        _ => {
+            let all = "set add and or xor swap compare_swap fetch";
+            return Err(misuse(py, "argument", format!("{name:?} is none of {all}")));
+        }
+    };
+    Ok(Amo { op, width, operand, compare })
+}

@@ -1,0 +1,197 @@
+//! Errors as exceptions: the classes of `python/fishplate/_errors.py`, each with a `kind`.
+
+use fishplate::core::engine::protocol::Received;
+use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
+use fishplate::core::op::{Fault as Cause, Outcome};
+use fishplate::node::{Error, OpenError};
+use pyo3::types::PyAnyMethods;
+use pyo3::{PyErr, Python};
+
+/// What a call did not do. Made without Python, so that calls outside of the GIL can say it.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The node says so.
+    Node(Error),
+    /// The node did not open.
+    Open(OpenError),
+    /// The rendezvous failed.
+    System(std::io::Error),
+    /// A wrong argument.
+    Misuse(&'static str, String),
+    /// The receive was cancelled.
+    Cancelled,
+    /// The message was longer than its buffer.
+    Truncated { len: u64, max: u64 },
+    /// The node was closed.
+    Closed,
+    /// The node belongs to the process that this one was forked from.
+    Forked,
+    /// A panic has ended the node.
+    Broken,
+    /// This thread is in a call of the node.
+    Busy,
+}
+
+impl Fault {
+    /// Whether it says that the deadline has expired.
+    pub fn is_deadline(&self) -> bool {
+        matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
+    }
+
+    /// Whether the call may succeed once there is room.
+    pub fn wants_room(&self) -> bool {
+        matches!(self, Fault::Node(Error::Op(OpError::Again) | Error::Full { limit: "locals", .. }))
+    }
+
+    /// The exception.
+    #[cold]
+    pub fn raise(self, py: Python<'_>) -> PyErr {
+        let (class, kind) = self.names();
+        let text = match self {
+            Fault::Node(error) => error.to_string(),
+            Fault::Open(error) => error.to_string(),
+            Fault::System(error) => error.to_string(),
+            Fault::Misuse(_, text) => text,
+            Fault::Cancelled => "the receive was cancelled".into(),
+            Fault::Truncated { len, max } => {
+                format!("a message of {len} bytes was cut to a buffer of {max}: receive into a longer one")
+            }
+            Fault::Closed => "the node is closed".into(),
+            Fault::Forked => "the node belongs to the parent of this process: open one after the fork".into(),
+            Fault::Broken => "a defect of the library ended this node; please report it".into(),
+            Fault::Busy => "this thread is in a call of the node, which runs this code".into(),
+        };
+        let made = py
+            .import("fishplate._errors")
+            .and_then(|module| module.getattr(class))
+            .and_then(|class| class.call1((text, kind)));
+        made.map_or_else(|error| error, PyErr::from_value)
+    }
+
+    /// The class and the kind.
+    fn names(&self) -> (&'static str, &'static str) {
+        match self {
+            Fault::Node(error) => of_node(error),
+            Fault::Open(OpenError::Setting(_)) => ("Misuse", "setting"),
+            Fault::Open(OpenError::Rails(_) | OpenError::RailAddress) => ("Error", "no_rail"),
+            Fault::Open(OpenError::Gpu(..)) => ("Error", "device"),
+            Fault::Open(OpenError::Attach(error)) => of_attach(error),
+            Fault::Open(_) => ("Error", "system"),
+            Fault::System(error) => match error.kind() {
+                std::io::ErrorKind::TimedOut => ("Timeout", "deadline"),
+                std::io::ErrorKind::InvalidInput => ("Misuse", "argument"),
+                _ => ("Error", "system"),
+            },
+            Fault::Misuse(kind, _) => ("Misuse", kind),
+            Fault::Cancelled => ("Error", "cancelled"),
+            Fault::Truncated { .. } => ("Error", "truncated"),
+            Fault::Closed => ("Closed", "closed"),
+            Fault::Forked => ("Closed", "forked"),
+            Fault::Broken => ("Closed", "broken"),
+            Fault::Busy => ("Error", "busy"),
+        }
+    }
+}
+
+fn of_node(error: &Error) -> (&'static str, &'static str) {
+    match error {
+        Error::BadAddress => ("Misuse", "address"),
+        Error::Version { .. } | Error::Differs { .. } | Error::Handshake(_) => ("Error", "mismatch"),
+        Error::NoRail | Error::NoGpuRail(_) => ("Error", "no_rail"),
+        Error::NotConnected(_) => ("NotConnected", "not_connected"),
+        Error::Full { .. } => ("Full", "limit"),
+        Error::NoGpu => ("Misuse", "no_device"),
+        Error::Device(_) => ("Error", "device"),
+        Error::StillOpen(_) | Error::Unfinished(_) => ("Timeout", "unfinished"),
+        Error::Attach(error) => of_attach(error),
+        Error::Op(error) | Error::Wait(WaitError::Op(error)) => of_op(error),
+        Error::Wait(WaitError::Deadline(_)) => ("Timeout", "deadline"),
+        Error::Wait(WaitError::PeerFailed(_, error)) => of_peer(*error),
+        Error::Wait(_) => ("Error", "lost"),
+        Error::Failed(Outcome::Failed(cause)) => of_cause(*cause, "failed"),
+        Error::Failed(Outcome::Unknown(cause)) => of_cause(*cause, "unknown"),
+        _ => ("Error", "failed"),
+    }
+}
+
+fn of_attach(error: &AttachError) -> (&'static str, &'static str) {
+    match error {
+        AttachError::Full => ("Full", "limit"),
+        AttachError::UnknownPeer => ("Misuse", "unknown_peer"),
+        AttachError::UnknownRegion => ("Misuse", "unknown_memory"),
+        AttachError::InUse(_) => ("InUse", "in_use"),
+        AttachError::Kept(_) => ("Error", "kept"),
+        AttachError::Version { .. } => ("Error", "mismatch"),
+        AttachError::Unsupported => ("Error", "unsupported"),
+        AttachError::Unheard => ("Timeout", "deadline"),
+        AttachError::System(_) => ("Error", "system"),
+        AttachError::BadHandle => ("Misuse", "handle"),
+        AttachError::BadRange => ("Misuse", "range"),
+        AttachError::Misaligned => ("Misuse", "misaligned"),
+        AttachError::Config(_) => ("Misuse", "setting"),
+        _ => ("Error", "failed"),
+    }
+}
+
+fn of_op(error: &OpError) -> (&'static str, &'static str) {
+    match error {
+        OpError::Again => ("Full", "again"),
+        OpError::UnknownPeer => ("Misuse", "unknown_peer"),
+        OpError::UnknownRegion => ("Misuse", "unknown_memory"),
+        OpError::OutOfBounds { .. } => ("Misuse", "range"),
+        OpError::Misaligned { .. } => ("Misuse", "misaligned"),
+        OpError::BadWidth(_) => ("Misuse", "width"),
+        OpError::TooLong { .. } => ("Misuse", "too_long"),
+        OpError::DeviceMemory => ("Misuse", "device_memory"),
+        OpError::PeerFailed(error) => of_peer(*error),
+        OpError::Rail(..) => ("Error", "rail"),
+        OpError::Abandoned => ("Closed", "broken"),
+        _ => ("Misuse", "argument"),
+    }
+}
+
+fn of_peer(error: PeerError) -> (&'static str, &'static str) {
+    match error {
+        PeerError::Closed => ("PeerFailed", "closed"),
+        PeerError::Died => ("PeerFailed", "died"),
+        _ => ("PeerFailed", "failed"),
+    }
+}
+
+fn of_cause(cause: Cause, kind: &'static str) -> (&'static str, &'static str) {
+    match cause {
+        Cause::Peer(_) if kind == "unknown" => ("PeerFailed", kind),
+        Cause::Peer(error) => of_peer(error),
+        _ => ("Error", kind),
+    }
+}
+
+/// What the end of an operation says.
+pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
+    match outcome {
+        Outcome::Done => Ok(()),
+        outcome => Err(Error::Failed(outcome).into()),
+    }
+}
+
+/// What the end of a receive says, but for its length.
+pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
+    match outcome {
+        Received::Ok | Received::Truncated => Ok(()),
+        Received::Cancelled => Err(Fault::Cancelled),
+        Received::Failed(cause) => Err(Error::Failed(Outcome::Failed(cause)).into()),
+        Received::Unknown(cause) => Err(Error::Failed(Outcome::Unknown(cause)).into()),
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::Node(error)
+    }
+}
+
+impl From<OpError> for Fault {
+    fn from(error: OpError) -> Fault {
+        Fault::Node(error.into())
+    }
+}

@@ -1,0 +1,307 @@
+//! Memory of the node and of its peers.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fishplate::core::error::{AttachError, OpError};
+use fishplate::node::{Error, Memory as Named, Remote as Imported};
+use fishplate::shm::Segment;
+use fishplate::{LocalAddr, RemoteAddr};
+use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PySlice, PyTuple};
+
+use crate::arguments::{HELD_MAX, misuse};
+use crate::error::Fault;
+use crate::peer::Peer;
+use crate::shared::{Inner, Shared};
+use crate::view::View;
+
+/// What keeps the bytes of memory where they are, longer than the node if need be.
+pub(crate) enum Pages {
+    Own(Segment),
+    Lent(Arc<View>),
+}
+
+/// Registered memory of a node, with the buffer protocol.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Memory {
+    pub shared: Arc<Shared>,
+    pub memory: Named,
+    pages: Pages,
+    freed: AtomicBool,
+}
+
+impl Memory {
+    pub fn new(shared: &Arc<Shared>, memory: Named, pages: Pages) -> Memory {
+        Memory { shared: shared.clone(), memory, pages, freed: AtomicBool::new(false) }
+    }
+
+    /// A place with `len` bytes behind it.
+    fn place(&self, py: Python<'_>, offset: u64, len: usize) -> PyResult<LocalAddr> {
+        let size = self.memory.len() as u64;
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= size => Ok(self.memory.at(offset)),
+            _ => Err(out_of_bounds(py, offset, len, size)),
+        }
+    }
+
+    fn part(slf: &Bound<'_, Self>, start: u64, len: usize) -> PyResult<Slice> {
+        slf.get().place(slf.py(), start, len)?;
+        Ok(Slice { memory: slf.clone().unbind(), start, len })
+    }
+
+    /// Fills a view of a part of it for `object`, which keeps it alive.
+    ///
+    /// # Safety
+    /// `view` is null, or valid for a structure.
+    unsafe fn fill(
+        &self,
+        object: &Bound<'_, PyAny>,
+        (start, len): (u64, usize),
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        if self.freed.load(Ordering::Relaxed) {
+            return Err(PyBufferError::new_err("the memory is freed"));
+        }
+        let pages = match &self.pages {
+            Pages::Own(segment) => segment.ptr(),
+            Pages::Lent(lent) => lent.start(),
+        };
+        let at = pages.as_ptr().wrapping_add(start as usize).cast();
+        // SAFETY: the caller's structure is filled with a reference to the object, which holds the
+        // pages as long as it lives. The part lies inside of them, and may be written.
+        match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(object.py())),
+        }
+    }
+}
+
+fn out_of_bounds(py: Python<'_>, offset: u64, len: usize, size: u64) -> PyErr {
+    Fault::from(OpError::OutOfBounds { offset, len: len as u64, size }).raise(py)
+}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn __repr__(&self) -> String {
+        let freed = if self.freed.load(Ordering::Relaxed) { ", freed" } else { "" };
+        format!("<fishplate.Memory of {} bytes{freed}>", self.memory.len())
+    }
+
+    fn __getitem__(slf: &Bound<'_, Self>, range: &Bound<'_, PyAny>) -> PyResult<Slice> {
+        let range = range.cast::<PySlice>()?;
+        let found = range.indices(slf.get().memory.len() as isize)?;
+        if found.step != 1 {
+            return Err(PyIndexError::new_err("memory is cut in steps of 1 only"));
+        }
+        Memory::part(slf, found.start as u64, (found.stop - found.start).max(0) as usize)
+    }
+
+    #[pyo3(signature = (offset, len=None))]
+    fn at(slf: &Bound<'_, Self>, offset: u64, len: Option<usize>) -> PyResult<Slice> {
+        let rest = (slf.get().memory.len() as u64).saturating_sub(offset) as usize;
+        Memory::part(slf, offset, len.unwrap_or(rest))
+    }
+
+    fn handle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let memory = self.memory;
+        let handle = self.shared.enter(py, |inner| {
+            let handle = inner.node.handle(memory)?;
+            inner.registered.exported(memory);
+            Ok(handle)
+        })?;
+        Ok(PyBytes::new(py, &handle))
+    }
+
+    fn free(&self, py: Python<'_>) -> PyResult<()> {
+        let memory = self.memory;
+        let (gone, freed) = self.shared.enter(py, |inner| {
+            inner.reap();
+            let freed = inner.node.free(memory);
+            let gone = inner.node.handle(memory).is_err();
+            if gone {
+                inner.forget(memory, matches!(freed, Err(Error::Attach(AttachError::Kept(_)))));
+            }
+            Ok((gone, freed))
+        })?;
+        self.freed.fetch_or(gone, Ordering::Relaxed);
+        freed.map_err(|error| Fault::from(error).raise(py))
+    }
+
+    #[pyo3(signature = (offset=0, len=None))]
+    fn read<'py>(&self, py: Python<'py>, offset: u64, len: Option<usize>) -> PyResult<Bound<'py, PyBytes>> {
+        let len = len.unwrap_or((self.memory.len() as u64).saturating_sub(offset) as usize);
+        let at = self.place(py, offset, len)?;
+        PyBytes::new_with(py, len, |bytes| {
+            let read = |inner: &mut Inner| Ok(inner.node.read(at, bytes)?);
+            match len <= HELD_MAX {
+                true => self.shared.enter(py, read),
+                false => self.shared.blocking(py, read),
+            }
+        })
+    }
+
+    #[pyo3(signature = (data, offset=0))]
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+        let view = View::to_read(data)?;
+        let at = self.place(py, offset, view.len())?;
+        let write = |inner: &mut Inner| Ok(inner.node.write(at, view.bytes())?);
+        match view.len() <= HELD_MAX {
+            true => self.shared.enter(py, write),
+            false => self.shared.blocking(py, write),
+        }
+    }
+
+    #[pyo3(signature = (offset=0))]
+    fn load(&self, py: Python<'_>, offset: u64) -> PyResult<u64> {
+        let at = self.memory.at(offset);
+        self.shared.enter(py, |inner| Ok(inner.node.load(at)?))
+    }
+
+    #[pyo3(signature = (value, offset=0))]
+    fn store(&self, py: Python<'_>, value: u64, offset: u64) -> PyResult<()> {
+        let at = self.memory.at(offset);
+        self.shared.enter(py, |inner| Ok(inner.node.store(at, value)?))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        match self.freed.load(Ordering::Relaxed) || self.shared.is_closed() {
+            true => Ok(()),
+            false => self.free(py),
+        }
+    }
+
+    /// # Safety
+    /// Python's: `view` is null, or valid for a structure.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        // SAFETY: our caller's promise.
+        unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
+    }
+}
+
+/// A range of memory of the node.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Slice {
+    memory: Py<Memory>,
+    start: u64,
+    pub len: usize,
+}
+
+impl Slice {
+    pub fn at(&self) -> LocalAddr {
+        self.memory.get().memory.at(self.start)
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.memory.get().shared
+    }
+}
+
+#[pymethods]
+impl Slice {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<fishplate.Slice of {} bytes at {}>", self.len, self.start)
+    }
+
+    /// # Safety
+    /// Python's: `view` is null, or valid for a structure.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        // SAFETY: our caller's promise.
+        unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
+    }
+}
+
+/// Imported memory of a peer.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Remote {
+    pub shared: Arc<Shared>,
+    pub remote: Imported,
+    pub peer: Py<Peer>,
+    released: AtomicBool,
+}
+
+impl Remote {
+    pub fn new(shared: &Arc<Shared>, remote: Imported, peer: Py<Peer>) -> Remote {
+        Remote { shared: shared.clone(), remote, peer, released: AtomicBool::new(false) }
+    }
+}
+
+#[pymethods]
+impl Remote {
+    #[getter]
+    fn peer(&self, py: Python<'_>) -> Py<Peer> {
+        self.peer.clone_ref(py)
+    }
+
+    #[pyo3(signature = (offset))]
+    fn at(&self, offset: u64) -> Place {
+        Place { shared: self.shared.clone(), at: self.remote.at(offset) }
+    }
+
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let remote = self.remote;
+        self.shared.enter(py, |inner| {
+            inner.reap();
+            Ok(inner.node.release(remote)?)
+        })?;
+        self.released.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let released = if self.released.load(Ordering::Relaxed) { ", released" } else { "" };
+        format!("<fishplate.Remote{released}>")
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        match self.released.load(Ordering::Relaxed) || self.shared.is_closed() {
+            true => Ok(()),
+            false => self.release(py),
+        }
+    }
+}
+
+/// A place in memory of a peer.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Place {
+    pub shared: Arc<Shared>,
+    pub at: RemoteAddr,
+}
+
+#[pymethods]
+impl Place {
+    fn __repr__(&self) -> String {
+        format!("<fishplate.Place at {}>", self.at.offset)
+    }
+
+    fn __add__(&self, py: Python<'_>, bytes: u64) -> PyResult<Place> {
+        match self.at.offset.checked_add(bytes) {
+            Some(offset) => Ok(Place { shared: self.shared.clone(), at: RemoteAddr { offset, ..self.at } }),
+            None => Err(misuse(py, "range", "the place lies beyond all memory")),
+        }
+    }
+}

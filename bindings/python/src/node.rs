@@ -1,0 +1,510 @@
+//! The node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fishplate::core::engine::tag::Tag;
+use fishplate::node::Slice;
+use fishplate::{Notice, PeerId, Signal};
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::arguments::{self, anyone, data, here, tag, target, there};
+use crate::error::Fault;
+use crate::lease::{Begun, Held};
+use crate::memory::{Memory, Pages};
+use crate::peer::Peer;
+use crate::request::{Message, Request};
+use crate::settings::{self, Rails, Tables, Wanted, Worker};
+use crate::shared::{Inner, Shared};
+use crate::view::View;
+
+/// The assembled transport of one process.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Node {
+    pub shared: Arc<Shared>,
+}
+
+impl Node {
+    fn timeout_of(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Duration> {
+        arguments::timeout(py, self.shared.timeout, seconds)
+    }
+
+    /// Begins an operation on memory of the node, or on a buffer.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        held: &Held,
+        writes: bool,
+        begin: impl Fn(&mut fishplate::Node, Slice) -> Result<Begun, Fault> + Sync,
+    ) -> PyResult<Request> {
+        let flight = self.shared.issue(py, true, |inner| inner.begin(held, writes, &begin))?;
+        Ok(Request::new(&self.shared, flight))
+    }
+
+    fn receive(
+        &self,
+        py: Python<'_>,
+        into: &mut [u8],
+        from: Option<PeerId>,
+        (tag, ignore): (Tag, Tag),
+        timeout: Duration,
+    ) -> PyResult<Message> {
+        // No look with the GIL: a message that matches at the end of a wait gets the patience.
+        let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
+            Ok(inner.node.recv(from, tag, ignore, into, slice)?)
+        })?;
+        Ok(Message::new(&self.shared, envelope))
+    }
+}
+
+#[pymethods]
+impl Node {
+    #[new]
+    #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=vec![], interfaces=vec![], max_rails=None,
+        peers=None, regions=None, imports=None, operations=None, receives=None, patience=10.0,
+        connect_timeout=10.0, timeout=30.0, worker=None))]
+    #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
+    fn open(
+        py: Python<'_>,
+        fabric: Option<Wanted>,
+        shared_memory: bool,
+        providers: Vec<String>,
+        interfaces: Vec<String>,
+        max_rails: Option<usize>,
+        peers: Option<u32>,
+        regions: Option<u32>,
+        imports: Option<u32>,
+        operations: Option<u32>,
+        receives: Option<u32>,
+        patience: f64,
+        connect_timeout: f64,
+        timeout: f64,
+        worker: Option<Worker>,
+    ) -> PyResult<Node> {
+        let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
+        let tables = Tables { peers, regions, imports, operations, receives };
+        let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
+        let (patience, timeout) = (seconds(patience)?, seconds(timeout)?);
+        let builder =
+            settings::builder(py, rails, tables, worker)?.connect_timeout(seconds(connect_timeout)?);
+        let opened = py.detach(|| {
+            let node = std::panic::catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?;
+            Shared::new(node.map_err(Fault::Open)?, patience, timeout)
+        });
+        Ok(Node { shared: Arc::new(opened.map_err(|fault| fault.raise(py))?) })
+    }
+
+    #[getter]
+    fn address<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.shared.address)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    #[getter]
+    fn timeout(&self) -> f64 {
+        self.shared.timeout.as_secs_f64()
+    }
+
+    fn connect(&self, py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
+        let id = self.shared.enter(py, |inner| {
+            let id = inner.node.connect(address)?;
+            if !inner.peers.contains(&id) {
+                inner.peers.push(id);
+            }
+            Ok(id)
+        })?;
+        Ok(Peer { shared: self.shared.clone(), id })
+    }
+
+    fn alloc(&self, py: Python<'_>, len: usize) -> PyResult<Memory> {
+        let (memory, segment) = self.shared.blocking(py, |inner| {
+            let memory = inner.node.alloc(len)?;
+            Ok((memory, inner.node.segment(memory)?))
+        })?;
+        Ok(Memory::new(&self.shared, memory, Pages::Own(segment)))
+    }
+
+    fn register(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        let view = Arc::new(View::to_write(buffer)?);
+        let memory = self.shared.blocking(py, |inner| {
+            // SAFETY: `registered` holds the view until the node has freed the memory; after that,
+            // if peers may have imported it, until they know that the node has closed, or for ever.
+            // This process touches the bytes as Python does, outside of Rust, and by raw copies.
+            let memory = unsafe { inner.node.register(view.start(), view.len()) }?;
+            inner.registered.insert(memory, view.clone());
+            Ok(memory)
+        })?;
+        Ok(Memory::new(&self.shared, memory, Pages::Lent(view)))
+    }
+
+    #[pyo3(signature = (data, to))]
+    fn put(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (data, to) = (self::data(&self.shared, data)?, there(&self.shared, to)?);
+        let from = data.payload();
+        self.shared.issue(py, from.is_short(), |inner| {
+            inner.node.put(from.source(), to, Notice::Silent)?;
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (data, to, signal, value=1, op="set"))]
+    fn put_signal(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        to: &Bound<'_, PyAny>,
+        signal: &Bound<'_, PyAny>,
+        value: u64,
+        op: &str,
+    ) -> PyResult<()> {
+        let (data, to) = (self::data(&self.shared, data)?, there(&self.shared, to)?);
+        let signal = Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
+        let from = data.payload();
+        self.shared.issue(py, from.is_short(), |inner| {
+            inner.node.put_signal(from.source(), to, signal, Notice::Silent)?;
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (signal, value=1, op="set"))]
+    fn signal(&self, py: Python<'_>, signal: &Bound<'_, PyAny>, value: u64, op: &str) -> PyResult<()> {
+        let signal = Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
+        self.shared.issue(py, true, |inner| {
+            inner.node.signal(signal, Notice::Silent)?;
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (data, to))]
+    fn iput(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<Request> {
+        let (data, to) = (self::data(&self.shared, data)?.held()?, there(&self.shared, to)?);
+        self.begin(py, &data, false, |node, from| Ok(Begun::Issued(node.put(from, to, Notice::Report(0))?)))
+    }
+
+    #[pyo3(signature = (into, at))]
+    fn iget(&self, py: Python<'_>, into: &Bound<'_, PyAny>, at: &Bound<'_, PyAny>) -> PyResult<Request> {
+        let (into, at) = (target(&self.shared, into)?, there(&self.shared, at)?);
+        self.begin(py, &into, true, |node, into| Ok(Begun::Issued(node.get(into, at, Notice::Report(0))?)))
+    }
+
+    #[pyo3(signature = (into, at, timeout=None))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        into: &Bound<'_, PyAny>,
+        at: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let timeout = self.timeout_of(py, timeout)?;
+        self.iget(py, into, at)?.finish(py, timeout)?;
+        Ok(())
+    }
+
+    #[pyo3(signature = (at, op, operand=0, compare=0, width=8))]
+    fn atomic(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        op: &str,
+        operand: u64,
+        compare: u64,
+        width: u8,
+    ) -> PyResult<()> {
+        let (at, amo) = (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
+        self.shared.issue(py, true, |inner| {
+            inner.node.amo(at, amo, Notice::Silent)?;
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (at, op, operand=0, compare=0, width=8))]
+    fn ifetch(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        op: &str,
+        operand: u64,
+        compare: u64,
+        width: u8,
+    ) -> PyResult<Request> {
+        let (at, amo) = (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
+        let flight = self.shared.issue(py, true, |inner| {
+            let issued = inner.node.start_fetch(at, amo)?;
+            Ok(inner.issued(issued, None))
+        })?;
+        Ok(Request::new(&self.shared, flight))
+    }
+
+    #[pyo3(signature = (at, op, operand=0, compare=0, width=8, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "most have defaults")]
+    fn fetch(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        op: &str,
+        operand: u64,
+        compare: u64,
+        width: u8,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = self.timeout_of(py, timeout)?;
+        self.ifetch(py, at, op, operand, compare, width)?.finish(py, timeout)
+    }
+
+    #[pyo3(signature = (at, value=1, timeout=None))]
+    fn fetch_add(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        value: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        self.fetch(py, at, "add", value, 0, 8, timeout)
+    }
+
+    #[pyo3(signature = (at, compare, value, peer=None, timeout=None))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        compare: &str,
+        value: u64,
+        peer: Option<&Bound<'_, Peer>>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (at, from) = (here(&self.shared, at)?, anyone(&self.shared, peer)?);
+        let (compare, timeout) = (arguments::compare(py, compare)?, self.timeout_of(py, timeout)?);
+        let wait = |inner: &mut Inner, slice| Ok(inner.node.wait(at, compare, value, from, slice)?);
+        self.shared.wait(py, timeout, true, wait)
+    }
+
+    #[pyo3(signature = (at, compare, value, peer=None))]
+    fn test(
+        &self,
+        py: Python<'_>,
+        at: &Bound<'_, PyAny>,
+        compare: &str,
+        value: u64,
+        peer: Option<&Bound<'_, Peer>>,
+    ) -> PyResult<Option<u64>> {
+        let (at, from) = (here(&self.shared, at)?, anyone(&self.shared, peer)?);
+        let compare = arguments::compare(py, compare)?;
+        self.shared.enter(py, |inner| {
+            inner.reap();
+            let looked = inner.node.wait(at, compare, value, from, Duration::ZERO).map_err(Fault::from);
+            match looked {
+                Err(fault) if fault.is_deadline() => Ok(None),
+                looked => looked.map(Some),
+            }
+        })
+    }
+
+    #[pyo3(signature = (at, compare, value, peer=None, timeout=None))]
+    fn until<'py>(
+        slf: &Bound<'py, Self>,
+        at: &Bound<'py, PyAny>,
+        compare: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        peer: Option<&Bound<'py, Peer>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("fishplate._aio")?.call_method1("until", (slf, at, compare, value, peer, timeout))
+    }
+
+    #[pyo3(signature = (peer=None, timeout=None))]
+    fn quiet(&self, py: Python<'_>, peer: Option<&Bound<'_, Peer>>, timeout: Option<f64>) -> PyResult<()> {
+        let (peer, timeout) = (anyone(&self.shared, peer)?, self.timeout_of(py, timeout)?);
+        self.shared.wait(py, timeout, true, |inner, slice| match peer {
+            Some(peer) => Ok(inner.node.quiet(peer, slice)?),
+            None => Ok(inner.node.quiet_all(slice)?),
+        })
+    }
+
+    fn fence(&self, py: Python<'_>, peer: &Bound<'_, Peer>) -> PyResult<()> {
+        let peer = arguments::peer(&self.shared, peer)?;
+        self.shared.enter(py, |inner| Ok(inner.node.fence(peer)?))
+    }
+
+    #[pyo3(signature = (peer, tag, data))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, Peer>,
+        tag: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (peer, tag) = (arguments::peer(&self.shared, peer)?, self::tag(Some(tag))?);
+        let data = self::data(&self.shared, data)?;
+        let from = data.payload();
+        self.shared.issue(py, from.is_short(), |inner| {
+            inner.met(Some(peer))?;
+            inner.node.send(peer, tag, from.source(), Notice::Silent)?;
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (peer, tag, data))]
+    fn isend(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, Peer>,
+        tag: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+    ) -> PyResult<Request> {
+        let (to, tag) = (arguments::peer(&self.shared, peer)?, self::tag(Some(tag))?);
+        let data = self::data(&self.shared, data)?.held()?;
+        let flight = self.shared.issue(py, true, |inner| {
+            inner.met(Some(to))?;
+            match &data {
+                // Copied: at once, or by the node, which need not be told that it stays as it is.
+                Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
+                    let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
+                    Ok(inner.issued(sent, None))
+                }
+                data => inner.begin(data, false, |node, from| {
+                    Ok(Begun::Issued(node.send(to, tag, from, Notice::Report(0))?))
+                }),
+            }
+        })?;
+        Ok(Request::new(&self.shared, flight))
+    }
+
+    #[pyo3(signature = (into, source=None, tag=None, ignore=None))]
+    fn irecv(
+        &self,
+        py: Python<'_>,
+        into: &Bound<'_, PyAny>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<&Bound<'_, PyAny>>,
+        ignore: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Request> {
+        let (into, from) = (target(&self.shared, into)?, anyone(&self.shared, source)?);
+        let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
+        let flight = self.shared.issue(py, true, |inner| {
+            inner.met(from)?;
+            inner.begin(&into, true, |node, into| {
+                Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
+            })
+        })?;
+        Ok(Request::new(&self.shared, flight))
+    }
+
+    #[pyo3(signature = (into, source=None, tag=None, ignore=None, timeout=None))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        into: &Bound<'_, PyAny>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<&Bound<'_, PyAny>>,
+        ignore: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Message> {
+        let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
+        let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
+        let view = View::to_write(into)?;
+        // SAFETY: taken to be written, and this is the only such slice of it.
+        let into = unsafe { view.bytes_mut() };
+        self.receive(py, into, from, (tag, ignore), timeout)
+    }
+
+    #[pyo3(signature = (source=None, tag=None, ignore=None, max=65536, timeout=None))]
+    fn recv_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<&Bound<'_, PyAny>>,
+        ignore: Option<&Bound<'_, PyAny>>,
+        max: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<(Message, Bound<'py, PyBytes>)> {
+        let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
+        let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
+        let mut bytes = vec![];
+        // More than half of all memory there can be is no buffer, and what is less can be refused.
+        if max > isize::MAX as usize / 2 || bytes.try_reserve_exact(max).is_err() {
+            return Err(PyMemoryError::new_err(format!("no memory for messages of {max} bytes")));
+        }
+        bytes.resize(max, 0);
+        let message = self.receive(py, &mut bytes, from, (tag, ignore), timeout)?;
+        let bytes = PyBytes::new(py, &bytes[..message.len().min(max)]);
+        Ok((message, bytes))
+    }
+
+    #[pyo3(signature = (source=None, tag=None, ignore=None))]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<&Bound<'_, PyAny>>,
+        ignore: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Message>> {
+        let from = anyone(&self.shared, source)?;
+        let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
+        let found = self.shared.enter(py, |inner| Ok(inner.node.probe(from, tag, ignore)?))?;
+        Ok(found.map(|envelope| Message::new(&self.shared, envelope)))
+    }
+
+    fn poll(&self, py: Python<'_>) -> PyResult<u32> {
+        self.shared.enter(py, |inner| {
+            let events = inner.node.progress();
+            inner.reap();
+            Ok(events)
+        })
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.shared.enter(py, |inner| Ok(inner.node.stats()))?;
+        let all = PyDict::new(py);
+        for (name, value) in [
+            ("posted", stats.posted),
+            ("arrived", stats.arrived),
+            ("out_of_order", stats.arrivals_out_of_order),
+            ("duplicates", stats.duplicates),
+            ("stale", stats.stale),
+            ("applied", stats.applied),
+            ("acks_alone", stats.acks_alone),
+            ("refused", stats.refused),
+            ("failed", stats.failed),
+            ("passes", stats.passes),
+        ] {
+            all.set_item(name, value)?;
+        }
+        Ok(all)
+    }
+
+    fn rails(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+        self.shared.enter(py, |inner| {
+            let names = |rail: &fishplate::node::RailInfo| (rail.provider.clone(), rail.interface.clone());
+            Ok(inner.node.rails().iter().map(names).collect())
+        })
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.shared.close(py, self.timeout_of(py, timeout)?)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*error))]
+    fn __exit__(&self, py: Python<'_>, error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        match error.get_item(0).is_ok_and(|class| !class.is_none()) {
+            // What went wrong inside is to be seen, and peers may be part of it: no wait for them.
+            true => _ = self.shared.close(py, Duration::ZERO),
+            false => self.shared.close(py, self.shared.timeout)?,
+        }
+        Ok(())
+    }
+
+    fn __repr__(&self) -> &'static str {
+        if self.shared.is_closed() { "<fishplate.Node, closed>" } else { "<fishplate.Node>" }
+    }
+}

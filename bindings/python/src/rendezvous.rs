@@ -1,0 +1,66 @@
+//! How the processes of a small job find each other, without a launcher.
+
+use std::io;
+use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments::timeout;
+use crate::error::Fault;
+use crate::node::Node;
+
+/// A process's place in a job. A call waits, without the GIL, until all processes have made it.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Rendezvous {
+    job: Mutex<fishplate::Rendezvous>,
+    #[pyo3(get)]
+    rank: usize,
+    #[pyo3(get)]
+    size: usize,
+}
+
+impl Rendezvous {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut fishplate::Rendezvous) -> io::Result<T> + Send,
+    ) -> PyResult<T> {
+        let done = py.detach(|| match self.job.try_lock() {
+            Ok(mut job) => call(&mut job).map_err(Fault::System),
+            Err(TryLockError::Poisoned(job)) => call(&mut job.into_inner()).map_err(Fault::System),
+            Err(TryLockError::WouldBlock) => {
+                Err(Fault::Misuse("busy", "another thread is in a call of this rendezvous".into()))
+            }
+        });
+        done.map_err(|fault| fault.raise(py))
+    }
+}
+
+#[pymethods]
+impl Rendezvous {
+    #[new]
+    #[pyo3(signature = (address="127.0.0.1:7117", size=2, timeout=None))]
+    fn join(py: Python<'_>, address: &str, size: usize, timeout: Option<f64>) -> PyResult<Rendezvous> {
+        let timeout = self::timeout(py, Duration::from_secs(30), timeout)?;
+        let joined = py.detach(|| fishplate::Rendezvous::join(address, size, timeout));
+        let job = joined.map_err(|error| Fault::System(error).raise(py))?;
+        Ok(Rendezvous { rank: job.rank(), size: job.size(), job: Mutex::new(job) })
+    }
+
+    fn exchange<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.call(py, |job| job.exchange(data))?))
+    }
+
+    fn allgather<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let all = self.call(py, |job| job.allgather(data))?;
+        Ok(all.iter().map(|one| PyBytes::new(py, one)).collect())
+    }
+
+    #[pyo3(signature = (node=None))]
+    fn barrier(&self, py: Python<'_>, node: Option<&Bound<'_, Node>>) -> PyResult<()> {
+        let shared = node.map(|node| node.get().shared.clone());
+        self.call(py, |job| job.barrier_with(|| shared.iter().for_each(|shared| shared.progress())))
+    }
+}

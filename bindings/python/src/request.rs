@@ -1,0 +1,141 @@
+//! Operations and receives in flight, and messages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fishplate::core::engine::protocol::{Cancelled, Envelope, Received, Request as Receive};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+
+use crate::arguments::of_tag;
+use crate::error::{Fault, of_outcome, of_received};
+use crate::lease::{End, Flight, Number};
+use crate::peer::Peer;
+use crate::shared::{Inner, Shared};
+
+/// An operation or a receive in flight. It goes on without this object.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Request {
+    shared: Arc<Shared>,
+    flight: Arc<Flight>,
+}
+
+impl Request {
+    pub fn new(shared: &Arc<Shared>, flight: Arc<Flight>) -> Request {
+        Request { shared: shared.clone(), flight }
+    }
+
+    /// Waits for the end.
+    pub fn finish(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
+        if let Some(end) = self.flight.end.get() {
+            return self.result(py, *end);
+        }
+        let wait = |inner: &mut Inner, slice: Duration| inner.wait_for(&self.flight, slice);
+        let end = self.shared.wait(py, timeout, true, wait)?;
+        self.result(py, end)
+    }
+
+    fn result(&self, py: Python<'_>, end: End) -> PyResult<Py<PyAny>> {
+        let ended = match end {
+            End::Done(value) => return value.into_py_any(py),
+            End::Operation(end) => of_outcome(end.outcome).map(|()| Err(end.value)),
+            End::Receive(end) => of_received(end.outcome).map(|()| Ok(end)),
+        };
+        let status = match ended.map_err(|fault| fault.raise(py))? {
+            Err(value) => return value.into_py_any(py),
+            Ok(status) => status,
+        };
+        match status.envelope {
+            Some(envelope) if status.outcome == Received::Truncated => {
+                Err(Fault::Truncated { len: envelope.len, max: self.flight.room }.raise(py))
+            }
+            Some(envelope) => Message::new(&self.shared, envelope).into_py_any(py),
+            None => Ok(py.None()),
+        }
+    }
+}
+
+#[pymethods]
+impl Request {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        if self.flight.end.get().is_none() {
+            self.shared.enter(py, |inner| {
+                inner.node.progress();
+                inner.reap();
+                Ok(())
+            })?;
+        }
+        Ok(self.flight.end.get().is_some())
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.finish(py, crate::arguments::timeout(py, self.shared.timeout, timeout)?)
+    }
+
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        if self.flight.end.get().is_some() {
+            return Ok(false);
+        }
+        self.shared.enter(py, |inner| match self.flight.number {
+            Some(Number::Receive(raw)) => {
+                let cancelled = inner.node.cancel(Receive::from_raw(raw))?;
+                inner.reap();
+                Ok(cancelled == Cancelled::Removed)
+            }
+            _ => Err(Fault::Misuse("argument", "only receives can be cancelled".into())),
+        })
+    }
+
+    fn __await__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let aio = slf.py().import("fishplate._aio")?;
+        aio.call_method1("finished", (slf,))?.call_method0("__await__")
+    }
+
+    fn __repr__(&self) -> &'static str {
+        match self.flight.end.get() {
+            Some(_) => "<fishplate.Request, ended>",
+            None => "<fishplate.Request>",
+        }
+    }
+}
+
+/// What a message says of itself.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Message {
+    shared: Arc<Shared>,
+    envelope: Envelope,
+}
+
+impl Message {
+    pub fn new(shared: &Arc<Shared>, envelope: Envelope) -> Message {
+        Message { shared: shared.clone(), envelope }
+    }
+
+    pub fn len(&self) -> usize {
+        self.envelope.len as usize
+    }
+}
+
+#[pymethods]
+impl Message {
+    #[getter]
+    fn source(&self) -> Peer {
+        Peer { shared: self.shared.clone(), id: self.envelope.source }
+    }
+
+    #[getter]
+    fn tag(&self) -> u128 {
+        of_tag(self.envelope.tag)
+    }
+
+    #[getter(len)]
+    fn length(&self) -> u64 {
+        self.envelope.len
+    }
+
+    fn __repr__(&self) -> String {
+        let tag = of_tag(self.envelope.tag);
+        format!("<fishplate.Message of {} bytes with tag {tag}>", self.envelope.len)
+    }
+}

@@ -1,0 +1,100 @@
+//! Settings of a node, as Python gives them.
+
+use fishplate::config::Settings;
+use fishplate::node::{Builder, Fabric};
+use fishplate::worker::Options;
+use fishplate::{Limits, Node};
+use pyo3::prelude::*;
+
+use crate::arguments::misuse;
+
+/// The most of what takes memory when a node is opened.
+const PEERS_MAX: u16 = 4096;
+const TABLE_MAX: u32 = 1 << 20;
+
+/// Libfabric rails, by a name or their number.
+#[derive(FromPyObject)]
+pub(crate) enum Wanted {
+    Count(usize),
+    Name(String),
+}
+
+/// Whether there is a worker, and its processor.
+#[derive(FromPyObject)]
+pub(crate) enum Worker {
+    Wanted(bool),
+    Cpu(usize),
+}
+
+/// The rails of a node.
+pub(crate) struct Rails {
+    pub fabric: Option<Wanted>,
+    pub shared_memory: bool,
+    pub providers: Vec<String>,
+    pub interfaces: Vec<String>,
+    pub max_rails: Option<usize>,
+}
+
+/// The sizes of its tables.
+pub(crate) struct Tables {
+    pub peers: Option<u32>,
+    pub regions: Option<u32>,
+    pub imports: Option<u32>,
+    pub operations: Option<u32>,
+    pub receives: Option<u32>,
+}
+
+fn limit(py: Python<'_>, given: Option<u32>, default: u32, most: u32, name: &str) -> PyResult<u32> {
+    match given.unwrap_or(default) {
+        given if given <= most => Ok(given),
+        given => Err(misuse(py, "setting", format!("{name}={given}: at most {most}"))),
+    }
+}
+
+fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
+    let name = match wanted {
+        None => return Ok(Fabric::IfThere),
+        Some(Wanted::Count(0)) => return Ok(Fabric::Off),
+        Some(Wanted::Count(count)) => return Ok(Fabric::Exactly(count)),
+        Some(Wanted::Name(name)) => name,
+    };
+    match name.as_str() {
+        "auto" => Ok(Fabric::IfThere),
+        "off" => Ok(Fabric::Off),
+        "required" => Ok(Fabric::Required),
+        _ => {
+            let text = format!("fabric={name:?}: \"auto\", \"off\", \"required\", or how many rails");
+            Err(misuse(py, "setting", text))
+        }
+    }
+}
+
+/// Turns settings into those of a [`Node`].
+pub(crate) fn builder(
+    py: Python<'_>,
+    rails: Rails,
+    tables: Tables,
+    worker: Option<Worker>,
+) -> PyResult<Builder> {
+    let most = u16::MAX.into();
+    let defaults = Limits::DEFAULT;
+    let limits = Limits {
+        peers: limit(py, tables.peers, defaults.peers.into(), PEERS_MAX.into(), "peers")? as u16,
+        locals: limit(py, tables.regions, defaults.locals.into(), most, "regions")? as u16,
+        remotes: limit(py, tables.imports, defaults.remotes.into(), most, "imports")? as u16,
+        operations: limit(py, tables.operations, defaults.operations, TABLE_MAX, "operations")?,
+    };
+    let Rails { fabric, shared_memory, providers, interfaces, max_rails } = rails;
+    let max_rails = max_rails.unwrap_or(Settings::DEFAULT.max_rails);
+    let builder = Node::builder()
+        .fabric(self::fabric(py, fabric)?)
+        .shared_memory(shared_memory)
+        .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
+        .limits(limits)
+        .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);
+    Ok(match worker {
+        None | Some(Worker::Wanted(false)) => builder,
+        Some(Worker::Wanted(true)) => builder.worker(Options::default()),
+        Some(Worker::Cpu(cpu)) => builder.worker(Options { cpu: Some(cpu), ..Options::default() }),
+    })
+}
