@@ -39,8 +39,17 @@ pub(crate) enum Number {
 pub(crate) struct Flight {
     pub number: Option<Number>,
     pub end: OnceLock<End>,
-    /// The length of the buffer, in bytes.
-    pub room: u64,
+    pub brings: Brings,
+}
+
+/// What a flight ends with, if all is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Brings {
+    Nothing,
+    /// The value that an atomic found.
+    Value,
+    /// A message, for a buffer of so many bytes.
+    Message(u64),
 }
 
 /// Memory of the node with its length, or a buffer of the program.
@@ -139,9 +148,10 @@ impl Inner {
             Held::View(view) => self.lend(view, writes).map(|(range, lease)| (range, Some(lease)))?,
         };
         match begin(&mut self.node, range) {
-            Ok(Begun::Issued(issued)) => Ok(self.issued(issued, lease)),
+            Ok(Begun::Issued(issued)) => Ok(self.issued(issued, Brings::Nothing, lease)),
             Ok(Begun::Posted(request)) => {
-                Ok(self.depart(Number::Receive(request.to_raw()), held.len() as u64, lease))
+                let brings = Brings::Message(held.len() as u64);
+                Ok(self.depart(Number::Receive(request.to_raw()), brings, lease))
             }
             Err(fault) => {
                 lease.into_iter().for_each(|lease| self.leave(lease));
@@ -172,25 +182,22 @@ impl Inner {
     }
 
     /// Takes note of an operation that was issued with a report.
-    pub fn issued(&mut self, issued: Issued, lease: Option<Lease>) -> Arc<Flight> {
-        let token = match issued {
-            Issued::Done { value } => return self.over(End::Done(value), lease),
+    pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
+        let value = match issued {
+            Issued::Done { value } => value,
             // Silent: the bytes were copied.
-            Issued::Pending(Token::NONE) => return self.over(End::Done(0), lease),
-            Issued::Pending(token) => token,
+            Issued::Pending(Token::NONE) => 0,
+            Issued::Pending(token) => return self.depart(Number::Operation(token.to_raw()), brings, lease),
         };
-        self.depart(Number::Operation(token.to_raw()), 0, lease)
-    }
-
-    fn over(&mut self, end: End, lease: Option<Lease>) -> Arc<Flight> {
+        let end = End::Done(value);
         if let Some(lease) = lease {
             self.land(lease, end);
         }
-        Arc::new(Flight { number: None, end: OnceLock::from(end), room: 0 })
+        Arc::new(Flight { number: None, end: OnceLock::from(end), brings })
     }
 
-    fn depart(&mut self, number: Number, room: u64, lease: Option<Lease>) -> Arc<Flight> {
-        let flight = Arc::new(Flight { number: Some(number), end: OnceLock::new(), room });
+    fn depart(&mut self, number: Number, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
+        let flight = Arc::new(Flight { number: Some(number), end: OnceLock::new(), brings });
         self.flights.under_way.insert(number, (flight.clone(), lease));
         flight
     }

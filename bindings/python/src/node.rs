@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::arguments::{self, anyone, data, here, tag, target, there};
 use crate::error::Fault;
-use crate::lease::{Begun, Held};
+use crate::lease::{Begun, Brings, Held};
 use crate::memory::{Memory, Pages};
 use crate::peer::Peer;
 use crate::request::{Message, Request};
@@ -236,7 +236,7 @@ impl Node {
         let (at, amo) = (there(&self.shared, at)?, arguments::atomic(py, op, operand, compare, width)?);
         let flight = self.shared.issue(py, true, |inner| {
             let issued = inner.node.start_fetch(at, amo)?;
-            Ok(inner.issued(issued, None))
+            Ok(inner.issued(issued, Brings::Value, None))
         })?;
         Ok(Request::new(&self.shared, flight))
     }
@@ -365,7 +365,7 @@ impl Node {
                 // Copied: at once, or by the node, which need not be told that it stays as it is.
                 Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
                     let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
-                    Ok(inner.issued(sent, None))
+                    Ok(inner.issued(sent, Brings::Nothing, None))
                 }
                 data => inner.begin(data, false, |node, from| {
                     Ok(Begun::Issued(node.send(to, tag, from, Notice::Report(0))?))

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fishplate::core::engine::protocol::{Cancelled, Envelope, Received, Request as Receive};
+use fishplate::core::engine::protocol::{Cancelled, Envelope, Received, Request as Receive, Status};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::arguments::of_tag;
 use crate::error::{Fault, of_outcome, of_received};
-use crate::lease::{End, Flight, Number};
+use crate::lease::{Brings, End, Flight, Number};
 use crate::peer::Peer;
 use crate::shared::{Inner, Shared};
 
@@ -36,21 +36,22 @@ impl Request {
     }
 
     fn result(&self, py: Python<'_>, end: End) -> PyResult<Py<PyAny>> {
-        let ended = match end {
-            End::Done(value) => return value.into_py_any(py),
-            End::Operation(end) => of_outcome(end.outcome).map(|()| Err(end.value)),
-            End::Receive(end) => of_received(end.outcome).map(|()| Ok(end)),
+        let ended = match &end {
+            End::Done(_) => Ok(()),
+            End::Operation(end) => of_outcome(end.outcome),
+            End::Receive(end) => of_received(end.outcome),
         };
-        let status = match ended.map_err(|fault| fault.raise(py))? {
-            Err(value) => return value.into_py_any(py),
-            Ok(status) => status,
-        };
-        match status.envelope {
-            Some(envelope) if status.outcome == Received::Truncated => {
-                Err(Fault::Truncated { len: envelope.len, max: self.flight.room }.raise(py))
+        ended.map_err(|fault| fault.raise(py))?;
+        match (end, self.flight.brings) {
+            (End::Done(value), Brings::Value) => value.into_py_any(py),
+            (End::Operation(end), Brings::Value) => end.value.into_py_any(py),
+            (End::Receive(Status { envelope: Some(envelope), outcome, .. }), Brings::Message(max)) => {
+                match outcome {
+                    Received::Truncated => Err(Fault::Truncated { len: envelope.len, max }.raise(py)),
+                    _ => Message::new(&self.shared, envelope).into_py_any(py),
+                }
             }
-            Some(envelope) => Message::new(&self.shared, envelope).into_py_any(py),
-            None => Ok(py.None()),
+            _ => Ok(py.None()),
         }
     }
 }

@@ -30,6 +30,9 @@ const SHORT: Duration = Duration::from_millis(1);
 /// How long a call first waits for room before it reaps what has ended. Then twice as long.
 const ROOM: Duration = Duration::from_millis(10);
 
+/// Between two looks whether there is room, or another thread has had its turn.
+const NAP: Duration = Duration::from_micros(50);
+
 /// Forks that this process has come through as a child.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
@@ -142,7 +145,7 @@ impl Shared {
             let done = self.apart(py, |inner| {
                 let left = inner.patience.saturating_sub(begun.elapsed());
                 let done = inner.patiently(slice.min(left), &mut call);
-                Ok((done, left <= slice))
+                Ok((done, left.is_zero()))
             });
             match done {
                 Ok((Err(fault), false)) if fault.wants_room() => {}
@@ -151,6 +154,8 @@ impl Shared {
             }
             slice *= 2;
             self.between(py)?;
+            // Not all of what finds no room has waited for it.
+            py.detach(|| thread::sleep(NAP));
         }
     }
 
@@ -324,7 +329,7 @@ impl Shared {
         py.detach(|| {
             let begun = Instant::now();
             while self.wanted.load(Ordering::Relaxed) != 0 && begun.elapsed() < SLICE {
-                thread::sleep(Duration::from_micros(50));
+                thread::sleep(NAP);
             }
         });
         Ok(true)
@@ -338,6 +343,7 @@ impl Inner {
         patience: Duration,
         call: impl FnOnce(&mut Inner) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
+        self.node.progress();
         self.reap();
         self.node.set_patience(patience)?;
         self.apart = true;

@@ -106,9 +106,12 @@ def own(node):
 
 @pytest.fixture
 def two():
-    """Two nodes of this process. The second one has a worker."""
+    """Two nodes of this process, with workers. The first has few regions."""
     with (
-        fishplate.Node(fabric="off", timeout=SOON) as a,
+        fishplate.Node(fabric="off", timeout=SOON, regions=16, worker=True) as a,
         fishplate.Node(fabric="off", timeout=SOON, worker=True) as b,
     ):
-        yield SimpleNamespace(a=a, b=b, at_a=a.connect(b.address), at_b=b.connect(a.address))
+        at_a, at_b = a.connect(b.address), b.connect(a.address)
+        while not (at_a.connected() and at_b.connected()):
+            pass
+        yield SimpleNamespace(a=a, b=b, at_a=at_a, at_b=at_b)
