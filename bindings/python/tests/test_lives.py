@@ -1,0 +1,299 @@
+"""Beginnings and ends: of nodes, threads and processes."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy
+import pytest
+from conftest import SOON, run
+
+import fishplate
+
+
+def python(code, timeout=SOON):
+    """Runs a program, and returns what it says. It must end well."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=2 * timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_many_nodes_one_after_the_other():
+    for _ in range(20):
+        with fishplate.Node(fabric="off") as node:
+            node.alloc(4096)
+    nodes = [fishplate.Node(fabric="off", worker=bool(n % 2)) for n in range(8)]
+    addresses = {node.address for node in nodes}
+    assert len(addresses) == 8
+    del nodes
+    gc.collect()
+
+
+def test_an_exception_inside_is_not_hidden_and_costs_no_wait():
+    begun = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        with fishplate.Node(fabric="off") as node, fishplate.Node(fabric="off") as other:
+            peer = node.connect(other.address)
+            other.connect(node.address)
+            1 / 0
+    assert node.closed and other.closed and time.monotonic() - begun < 5
+
+
+def part(here):
+    """Rank 1 closes; rank 0 finds out."""
+    node, peer = here.node, here.peers[1 - here.rank]
+    inbox = node.alloc(64)
+    theirs = peer.import_memory(here.job.exchange(inbox.handle()))
+    if here.rank == 1:
+        node.signal(theirs)
+        node.close()
+        return
+    node.wait(inbox, "==", 1, peer)
+    for call in [
+        lambda: node.wait(inbox, "==", 2, peer),
+        lambda: node.recv(bytearray(8), peer),
+        lambda: node.irecv(bytearray(8), peer).wait(),
+        lambda: node.fetch_add(theirs),
+        lambda: peer.connected(),
+    ]:
+        with pytest.raises(fishplate.PeerFailed) as caught:
+            call()
+        assert caught.value.kind == "closed"
+    peer.disconnect()
+
+
+def test_a_peer_that_closes_is_told_apart(way):
+    run(2, part, way)
+
+
+def test_a_peer_that_is_killed_is_told():
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=doomed, args=(theirs,))
+    process.start()
+    with fishplate.Node(fabric="off", timeout=SOON) as node:
+        ours.send(node.address)
+        peer = node.connect(ours.recv())
+        inbox = node.alloc(64)
+        ours.send(inbox.handle())
+        remote = peer.import_memory(ours.recv())
+        node.wait(inbox, "==", 1, peer)
+        buffer = bytearray(1 << 20)
+        receive = node.irecv(buffer, peer, 1)
+        process.kill()
+        for call in [
+            lambda: node.wait(inbox, "==", 2, peer),
+            receive.wait,
+            lambda: node.recv(bytearray(8), peer),
+            lambda: node.fetch_add(remote),
+            lambda: node.send(peer, 1, b"x"),
+            lambda: node.quiet(peer),
+            peer.connected,
+        ]:
+            with pytest.raises(fishplate.PeerFailed) as caught:
+                call()
+            assert caught.value.kind == "died"
+        buffer.clear()
+        peer.disconnect()
+    process.join()
+
+
+def doomed(pipe):
+    with fishplate.Node(fabric="off", timeout=SOON) as node:
+        pipe.send(node.address)
+        peer = node.connect(pipe.recv())
+        inbox = node.alloc(64)
+        pipe.send(inbox.handle())
+        node.signal(peer.import_memory(pipe.recv()))
+        node.wait(inbox, "==", 1)
+
+
+def test_a_peer_that_never_comes():
+    with fishplate.Node(fabric="off") as absent:
+        address = absent.address
+    with fishplate.Node(fabric="off", connect_timeout=0.1) as node:
+        peer = node.connect(address)
+        assert not peer.connected()
+        with pytest.raises(fishplate.NotConnected) as caught:
+            node.send(peer, 1, b"x")
+        assert caught.value.kind == "not_connected"
+        with pytest.raises(fishplate.NotConnected):
+            node.irecv(bytearray(8), peer)
+
+
+def test_a_wait_gives_up_the_gil(own):
+    turns, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            turns[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    with pytest.raises(fishplate.Timeout):
+        own.node.wait(own.memory, "==", 1, timeout=0.3)
+    stop.set()
+    thread.join()
+    assert turns[0] > 10_000
+
+
+def test_threads_take_turns_while_one_waits(own):
+    """The signal that a thread waits for comes from another thread of the same node."""
+    seen = []
+    waits = [
+        threading.Thread(target=lambda turn=turn: seen.append(own.node.wait(own.memory, ">=", turn)))
+        for turn in range(1, 5)
+    ]
+    for wait in waits:
+        wait.start()
+    time.sleep(0.05)
+    begun = time.monotonic()
+    for turn in range(1, 5):
+        own.node.put_signal(bytes([turn] * 8), own.theirs.at(8), own.theirs, turn)
+    for wait in waits:
+        wait.join()
+    assert sorted(seen)[-1] == 4 and time.monotonic() - begun < 5
+
+
+def test_threads_use_one_node_at_once(two):
+    """Each pair of threads has its tag; all messages come, in order."""
+
+    def send(tag):
+        for turn in range(50):
+            two.a.send(two.at_a, tag, turn.to_bytes(4, "little") * 3000)
+
+    def receive(tag, got):
+        for _ in range(50):
+            got.append(int.from_bytes(two.b.recv_bytes(two.at_b, tag)[1][:4], "little"))
+
+    got = {tag: [] for tag in range(4)}
+    threads = [threading.Thread(target=send, args=(tag,)) for tag in got]
+    threads += [threading.Thread(target=receive, args=(tag, got[tag])) for tag in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(turns == list(range(50)) for turns in got.values())
+
+
+def test_a_node_that_is_closed_under_a_wait(own):
+    caught = []
+
+    def wait():
+        try:
+            own.node.wait(own.memory, "==", 1)
+        except fishplate.Error as error:
+            caught.append(error.kind)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    own.node.close(1)
+    thread.join(SOON)
+    assert caught == ["closed"]
+
+
+def test_control_c_ends_a_wait():
+    said = python("""
+        import _thread, threading, time, fishplate
+        with fishplate.Node(fabric="off") as node:
+            peer = node.connect(node.address)
+            memory = node.alloc(64)
+            for wait in [
+                lambda: node.wait(memory, "==", 1, timeout=60),
+                lambda: node.recv(bytearray(8), timeout=60),
+                lambda: node.irecv(bytearray(8)).wait(60),
+            ]:
+                threading.Timer(0.2, _thread.interrupt_main).start()
+                begun = time.monotonic()
+                try:
+                    wait()
+                except KeyboardInterrupt:
+                    print(time.monotonic() - begun < 5)
+    """)
+    assert said.split() == ["True"] * 3
+
+
+def test_a_forked_child_is_refused_and_harms_nobody():
+    said = python("""
+        import gc, os, fishplate
+        node = fishplate.Node(fabric="off", worker=True)
+        peer = node.connect(node.address)
+        memory = node.alloc(64)
+        theirs = peer.import_memory(memory.handle())
+        receive = node.irecv(bytearray(1 << 20), peer, 1)
+        child = os.fork()
+        if child == 0:
+            calls = [node.poll, memory.load, memory.free, theirs.release, peer.connected, receive.done,
+                     lambda: node.put(b"x", theirs), node.close]
+            kinds = []
+            for call in calls:
+                try:
+                    call()
+                except fishplate.Closed as error:
+                    kinds.append(error.kind)
+            well = kinds == ["forked"] * len(calls) and node.closed
+            del node, peer, memory, theirs, receive, calls, call
+            gc.collect()
+            with fishplate.Node(fabric="off") as own:
+                own.connect(own.address)
+            os._exit(0 if well else 1)
+        print(os.waitpid(child, 0)[1])
+        node.put_signal(b"12345678", theirs.at(8), theirs)
+        print(node.wait(memory, "==", 1), memory.read(8, 8) == b"12345678")
+        receive.cancel()
+        node.close()
+    """)
+    assert said.split() == ["0", "1", "True"]
+
+
+def test_what_is_left_open_at_the_end_of_a_program():
+    python("""
+        import numpy, fishplate
+        node = fishplate.Node(fabric="off", worker=True)
+        other = fishplate.Node(fabric="off")
+        peer = node.connect(other.address)
+        other.connect(node.address)
+        while not peer.connected():
+            other.poll()
+        array = numpy.zeros(1 << 16, numpy.uint8)
+        lent = node.register(array)
+        lent.handle()
+        request = node.irecv(array, peer)
+        sent = node.isend(peer, 1, array)
+        seen = numpy.frombuffer(node.alloc(64), numpy.uint8)
+        cycle = [node]
+        cycle.append(cycle)
+    """)
+
+
+def test_nothing_grows_while_a_program_sends(own):
+    """Neither memory nor references."""
+    data = bytearray(1 << 17)
+
+    def rounds(count):
+        for _ in range(count):
+            receive = own.node.irecv(data, own.peer, 1)
+            own.node.isend(own.peer, 1, b"y" * 100).wait()
+            receive.wait()
+            own.node.put(data[:4096], own.theirs)
+            own.node.get(bytearray(64), own.theirs)
+            own.memory.at(8).__len__()
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1])
+
+    rounds(300)
+    before, references = resident(), sys.getrefcount(data)
+    rounds(3000)
+    assert resident() - before < 1000 and sys.getrefcount(data) == references
