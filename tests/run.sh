@@ -57,6 +57,7 @@ part "CUDA over a driver without a GPU" tests/cuda-fake.sh
 part "CUDA on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "the C library" tests/c.sh
+part "the Python wheel" tests/python.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "instruction budgets" benches/budgets.sh
 

@@ -216,7 +216,7 @@ fn layers_of_core_name_only_what_lies_below() {
 }
 
 /// The folders of the packages, and the packages of this tree that each may depend on.
-const PACKAGES: [(&str, &[&str]); 8] = [
+const PACKAGES: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
     ("shm", &["fishplate-core"]),
@@ -225,6 +225,7 @@ const PACKAGES: [(&str, &[&str]); 8] = [
     ("tests/testing", &["fishplate-sys"]),
     ("tool", &["fishplate-core", "fishplate-sys", "fishplate-shm", "fishplate-gpu", "fishplate"]),
     ("bindings/c", &["fishplate"]),
+    ("bindings/python", &["fishplate"]),
 ];
 
 #[test]

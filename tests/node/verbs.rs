@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::{AttachError, OpError};
 use fishplate::core::op::{Amo, AmoOp, Outcome};
-use fishplate::{Cmp, Issued, Notice, Signal};
+use fishplate::node::{Error, Fabric};
+use fishplate::{Cmp, Issued, Limits, Notice, Signal};
 
 use super::{SOON, Side, two, ways};
 
@@ -221,4 +223,69 @@ fn a_node_reaches_itself() {
     node.recv(None, 4, Tag::ZERO, &mut got, SOON).unwrap();
     assert_eq!(got, pattern(0, 50_000));
     node.close(SOON).unwrap();
+}
+
+#[test]
+fn a_fetch_is_waited_for_by_its_token_once() {
+    for way in ways() {
+        two(
+            way,
+            |builder| builder,
+            |mut side| {
+                let inbox = side.node.alloc(64).unwrap();
+                let handle = side.node.handle(inbox).unwrap();
+                let handle = side.exchange(&handle);
+                let there = side.node.import(side.peer, handle).unwrap();
+                for before in 0..3 {
+                    let add = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
+                    let value = match side.node.start_fetch(there.at(0), add).unwrap() {
+                        Issued::Done { value } => value,
+                        Issued::Pending(token) => {
+                            let end = side.node.wait_completion(token, SOON).unwrap();
+                            assert_eq!(end.outcome, Outcome::Done);
+                            let again = side.node.wait_completion(token, SOON);
+                            assert_eq!(again, Err(Error::Op(OpError::StaleToken)));
+                            end.value
+                        }
+                    };
+                    assert_eq!(value, before, "{way:?}");
+                }
+                side.exchange(&[]);
+                side.node.close(SOON).unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn pages_stay_mapped_as_long_as_their_segment() {
+    let mut node = super::builder().fabric(Fabric::Off).open().unwrap();
+    let memories = [node.alloc(4096).unwrap(), node.alloc(4096).unwrap()];
+    let segments = memories.map(|memory| node.segment(memory).unwrap());
+    for memory in memories {
+        node.write(memory.at(8), b"kept").unwrap();
+    }
+    node.free(memories[0]).unwrap();
+    assert_eq!(node.segment(memories[0]).map(drop), Err(Error::Attach(AttachError::UnknownRegion)));
+    node.close(SOON).unwrap();
+    for segment in segments {
+        // SAFETY: the segment is mapped, has more bytes, and nobody writes them.
+        assert_eq!(unsafe { segment.ptr().add(8).cast::<[u8; 4]>().read() }, *b"kept");
+    }
+}
+
+#[test]
+fn patience_changes_while_a_node_is_open() {
+    let limits = Limits { locals: 1, ..Limits::DEFAULT };
+    let mut node = super::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
+    let me = node.connect(node.address().to_vec()).unwrap();
+    let long = vec![0; 1 << 20];
+    node.send(me, 1, &long[..], Notice::Silent).unwrap();
+    for patience in [Duration::ZERO, Duration::from_millis(200)] {
+        node.set_patience(patience).unwrap();
+        let begun = Instant::now();
+        // The first one still has the only region.
+        assert!(node.send(me, 1, &long[..], Notice::Silent).is_err());
+        assert!((patience..Duration::from_secs(8)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
 }

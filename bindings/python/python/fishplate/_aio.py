@@ -4,12 +4,13 @@ turn of the loop for a while, then every millisecond. A look makes progress and 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ._errors import Timeout
 from ._native import Memory, Node, Peer, Request, Slice
 
 T = TypeVar("T")
+Compare = Literal["==", "!=", ">=", ">", "<=", "<"]
 
 EAGER = 0.001
 PAUSE = 0.001
@@ -34,7 +35,7 @@ async def finished(request: Request) -> Any:
 async def until(
     node: Node,
     at: Memory | Slice,
-    compare: str,
+    compare: Compare,
     value: int,
     peer: Peer | None = None,
     timeout: float | None = None,

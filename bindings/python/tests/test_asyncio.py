@@ -1,0 +1,93 @@
+"""Requests and signals that are awaited."""
+
+import asyncio
+import time
+
+import numpy
+import pytest
+from conftest import run
+
+import fishplate
+
+
+def test_requests_are_awaited(own):
+    async def main():
+        into = numpy.zeros(1 << 16, numpy.uint8)
+        receive = own.node.irecv(into, own.peer, 1)
+        send = own.node.isend(own.peer, 1, numpy.full(1 << 16, 7, numpy.uint8))
+        message, none = await asyncio.gather(receive, send)
+        assert message.len == 1 << 16 and none is None and (into == 7).all()
+        assert await own.node.ifetch(own.theirs, "add", 5) == 0
+        assert await own.node.ifetch(own.theirs, "fetch") == 5
+        await own.node.iput(b"12345678", own.theirs.at(8))
+        assert own.memory.read(8, 8) == b"12345678"
+
+    asyncio.run(main())
+
+
+def test_other_tasks_run_while_a_signal_is_awaited(own):
+    async def main():
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+                turns += 1
+            own.node.signal(own.theirs, 3)
+
+        other = asyncio.create_task(others())
+        assert await own.node.until(own.memory, ">=", 2, own.peer) == 3
+        await other
+        assert turns == 20
+
+    asyncio.run(main())
+
+
+def test_an_await_uses_little_of_the_processor(own):
+    async def main():
+        await own.node.until(own.memory, "==", 1, timeout=1.0)
+
+    begun = time.process_time()
+    with pytest.raises(fishplate.Timeout):
+        asyncio.run(main())
+    assert time.process_time() - begun < 0.5
+
+
+def test_an_await_ends_at_its_deadline_or_with_its_task(own):
+    async def main():
+        receive = own.node.irecv(bytearray(8), own.peer, 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive, 0.05)
+        with pytest.raises(fishplate.Timeout):
+            await own.node.until(own.memory, "==", 1, timeout=0.05)
+        with pytest.raises(fishplate.Misuse):
+            await own.node.until(own.memory.at(4), "==", 1)
+        task = asyncio.create_task(own.node.until(own.memory, "==", 1))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        own.node.send(own.peer, 1, b"late")
+        assert (await receive).len == 4
+
+    asyncio.run(main())
+
+
+def talk(here):
+    async def echo(turns):
+        node, (peer,) = here.node, here.peers.values()
+        into = bytearray(100_000)
+        for turn in range(turns):
+            if here.rank == 0:
+                await node.isend(peer, turn, bytes([turn]) * 100_000)
+            message = await node.irecv(into, peer, turn)
+            assert message.len == 100_000 and into[-1] == turn
+            if here.rank == 1:
+                await node.isend(peer, turn, into)
+
+    asyncio.run(echo(10))
+
+
+def test_two_processes_await_each_other(way):
+    run(2, talk, way)

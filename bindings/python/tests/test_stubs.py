@@ -1,0 +1,28 @@
+"""The type stubs say what the module has, and the examples agree with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy", reason="SKIPPED the stubs: mypy is missing")
+FOLDER = Path(__file__).parent.parent
+
+
+def check(*command):
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_stubs_are_those_of_the_module():
+    check("mypy.stubtest", "fishplate", "--ignore-disjoint-bases")
+
+
+def test_the_examples_are_well_typed(tmp_path):
+    examples = sorted(str(path) for path in (FOLDER / "examples").glob("*.py"))
+    assert examples
+    # Numpy's own types take minutes.
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-numpy.*]\nfollow_imports = skip\n")
+    options = ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path)]
+    check("mypy", *options, "--scripts-are-modules", *examples)

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# The Python wheel as users install it: built by maturin, installed into a fresh environment, and
+# tested there by pytest, with two and four processes. Then its examples as two processes.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+need python3 python3 || { echo "SKIPPED the Python wheel: python3 is missing and cannot be installed"; exit 77; }
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "SKIPPED the Python wheel: $(python3 --version) is older than 3.11"; exit 77; }
+place=$(mktemp -d)
+trap 'rm -r "$place"' EXIT
+failed=0
+package=$PWD/bindings/python
+
+# say NAME COMMAND...: one line for one check
+say() {
+    local name=$1
+    shift
+    if timeout --kill-after=10 900 "$@" >"$place/log" 2>&1 </dev/null; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "FAILED $name"
+        tail -n 60 "$place/log"
+    fi
+}
+
+python3 -m venv "$place/venv" 2>/dev/null ||
+    { fetch_package venv python3-venv && python3 -m venv "$place/venv"; } ||
+    { echo "SKIPPED the Python wheel: python3 makes no environments"; exit 77; }
+export PATH=$place/venv/bin:$PATH
+pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy mypy >"$place/log" 2>&1 ||
+    { echo "SKIPPED the Python wheel: pip cannot install maturin, pytest, numpy and mypy"; tail -n 3 "$place/log"; exit 77; }
+
+say "the wheel is built" maturin build --quiet --locked --profile dev --manifest-path "$package/Cargo.toml" --out "$place/wheels"
+say "one wheel for Python 3.11 and later" bash -c "ls $place/wheels/fishplate-*-cp311-abi3-*.whl"
+[ $failed = 0 ] || exit 1
+say "the wheel is installed" pip install --quiet --disable-pip-version-check "$place"/wheels/*.whl
+say "its licences and stubs are inside" bash -c "for file in LICENSE-MIT LICENSE-APACHE py.typed _native.pyi; do
+    python3 -m zipfile -l $place/wheels/*.whl | grep -q /\$file || exit 1; done"
+
+# Each test says ok or FAILED; what is skipped says so.
+cd "$place" || exit
+timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests" >"$place/log" 2>&1 </dev/null
+status=$?
+grep -o 'SKIPPED .*: .*' "$place/log" | sort -u
+if [ $status = 0 ]; then
+    echo "ok pytest: $(tail -n 1 "$place/log")"
+else
+    failed=1
+    echo "FAILED pytest (status $status)"
+    tail -n 100 "$place/log"
+fi
+
+# two EXAMPLE: two processes of it
+two() {
+    local port status=0
+    port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    python3 "$1" "127.0.0.1:$port" &
+    python3 "$1" "127.0.0.1:$port" || status=1
+    wait $! || status=1
+    return $status
+}
+export -f two
+for example in "$package"/examples/*.py; do
+    say "$(basename "$example") as two processes" bash -c 'two "$0"' "$example"
+    # What it costs.
+    grep 'one way\|the call' "$place/log"
+done
+exit $failed
