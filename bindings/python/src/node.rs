@@ -62,7 +62,7 @@ impl Node {
 #[pymethods]
 impl Node {
     #[new]
-    #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=vec![], interfaces=vec![], max_rails=None,
+    #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None, max_rails=None,
         peers=None, regions=None, imports=None, operations=None, receives=None, patience=10.0,
         connect_timeout=10.0, timeout=30.0, worker=None))]
     #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
@@ -70,8 +70,8 @@ impl Node {
         py: Python<'_>,
         fabric: Option<Wanted>,
         shared_memory: bool,
-        providers: Vec<String>,
-        interfaces: Vec<String>,
+        providers: Option<Vec<String>>,
+        interfaces: Option<Vec<String>>,
         max_rails: Option<usize>,
         peers: Option<u32>,
         regions: Option<u32>,
@@ -83,6 +83,7 @@ impl Node {
         timeout: f64,
         worker: Option<Worker>,
     ) -> PyResult<Node> {
+        let (providers, interfaces) = (providers.unwrap_or_default(), interfaces.unwrap_or_default());
         let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));

@@ -15,8 +15,12 @@ def check(*command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_stubs_are_those_of_the_module():
-    check("mypy.stubtest", "fishplate", "--ignore-disjoint-bases")
+def test_the_stubs_are_those_of_the_module(tmp_path):
+    # Before Python 3.12 the buffer protocol has no method; and slots of operators come in pairs.
+    allowed = tmp_path / "allowed"
+    allowed.write_text("fishplate._native.(Memory|Slice).__buffer__\nfishplate._native.Place.__radd__\n")
+    options = ["--allowlist", str(allowed), "--ignore-unused-allowlist", "--ignore-disjoint-bases"]
+    check("mypy.stubtest", "fishplate", *options)
 
 
 def test_the_examples_are_well_typed(tmp_path):

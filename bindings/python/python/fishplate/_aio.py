@@ -10,7 +10,6 @@ from ._errors import Timeout
 from ._native import Memory, Node, Peer, Request, Slice
 
 T = TypeVar("T")
-Compare = Literal["==", "!=", ">=", ">", "<=", "<"]
 
 EAGER = 0.001
 PAUSE = 0.001
@@ -35,7 +34,7 @@ async def finished(request: Request) -> Any:
 async def until(
     node: Node,
     at: Memory | Slice,
-    compare: Compare,
+    compare: Literal["==", "!=", ">=", ">", "<=", "<"],
     value: int,
     peer: Peer | None = None,
     timeout: float | None = None,

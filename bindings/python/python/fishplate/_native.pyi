@@ -6,6 +6,19 @@ from typing import Any, Coroutine, Generator, Literal, Self, final
 
 from typing_extensions import Buffer
 
+__all__ = [
+    "ADDRESS_MAX",
+    "Memory",
+    "Message",
+    "Node",
+    "Peer",
+    "Place",
+    "Remote",
+    "Rendezvous",
+    "Request",
+    "Slice",
+    "__version__",
+]
 __version__: str
 ADDRESS_MAX: int
 
@@ -22,8 +35,8 @@ class Node:
         *,
         fabric: Literal["auto", "off", "required"] | int | None = None,
         shared_memory: bool = True,
-        providers: list[str] = [],
-        interfaces: list[str] = [],
+        providers: list[str] | None = None,
+        interfaces: list[str] | None = None,
         max_rails: int | None = None,
         peers: int | None = None,
         regions: int | None = None,
