@@ -38,9 +38,16 @@ impl Fault {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
-    /// Whether the call may succeed once there is room.
-    pub fn wants_room(&self) -> bool {
-        matches!(self, Fault::Node(Error::Op(OpError::Again) | Error::Full { limit: "locals", .. }))
+    /// Whether it says that the peer is not connected.
+    pub fn is_unmet(&self) -> bool {
+        matches!(self, Fault::Node(Error::NotConnected(_)))
+    }
+
+    /// Whether the call may succeed later: once there is room, or its peer is connected.
+    pub fn may_pass(&self) -> bool {
+        let Fault::Node(error) = self else { return false };
+        let full = matches!(error, Error::Op(OpError::Again) | Error::Full { limit: "locals", .. });
+        full || self.is_unmet()
     }
 
     /// The exception.

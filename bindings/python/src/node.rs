@@ -1,5 +1,6 @@
 //! The node.
 
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,13 +89,13 @@ impl Node {
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
         let (patience, timeout) = (seconds(patience)?, seconds(timeout)?);
-        let builder =
-            settings::builder(py, rails, tables, worker)?.connect_timeout(seconds(connect_timeout)?);
+        let connect_timeout = seconds(connect_timeout)?;
+        let builder = settings::builder(py, rails, tables, worker)?;
         let opened = py.detach(|| {
-            let node = std::panic::catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?;
-            Shared::new(node.map_err(Fault::Open)?, patience, timeout)
+            let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?;
+            Ok(Shared::new(node.map_err(Fault::Open)?, patience, connect_timeout, timeout))
         });
-        Ok(Node { shared: Arc::new(opened.map_err(|fault| fault.raise(py))?) })
+        Ok(Node { shared: Arc::new(opened.map_err(|fault: Fault| fault.raise(py))?) })
     }
 
     #[getter]
@@ -344,7 +345,6 @@ impl Node {
         let data = self::data(&self.shared, data)?;
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
-            inner.met(Some(peer))?;
             inner.node.send(peer, tag, from.source(), Notice::Silent)?;
             Ok(())
         })
@@ -361,7 +361,6 @@ impl Node {
         let (to, tag) = (arguments::peer(&self.shared, peer)?, self::tag(Some(tag))?);
         let data = self::data(&self.shared, data)?.held()?;
         let flight = self.shared.issue(py, true, |inner| {
-            inner.met(Some(to))?;
             match &data {
                 // Copied: at once, or by the node, which need not be told that it stays as it is.
                 Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
@@ -388,7 +387,6 @@ impl Node {
         let (into, from) = (target(&self.shared, into)?, anyone(&self.shared, source)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let flight = self.shared.issue(py, true, |inner| {
-            inner.met(from)?;
             inner.begin(&into, true, |node, into| {
                 Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
             })

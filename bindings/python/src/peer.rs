@@ -34,7 +34,7 @@ impl Peer {
     fn import_memory(slf: &Bound<'_, Self>, handle: &[u8]) -> PyResult<Remote> {
         let this = slf.get();
         let id = this.id;
-        let remote = this.shared.blocking(slf.py(), |inner| Ok(inner.node.import(id, handle)?))?;
+        let remote = this.shared.issue(slf.py(), true, |inner| Ok(inner.node.import(id, handle)?))?;
         Ok(Remote::new(&this.shared, remote, slf.clone().unbind()))
     }
 

@@ -1,5 +1,7 @@
 //! Settings of a node, as Python gives them.
 
+use std::time::Duration;
+
 use fishplate::config::Settings;
 use fishplate::node::{Builder, Fabric};
 use fishplate::worker::Options;
@@ -69,7 +71,7 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
     }
 }
 
-/// Turns settings into those of a [`Node`].
+/// Turns settings into those of a [`Node`], which waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,
@@ -91,6 +93,9 @@ pub(crate) fn builder(
         .shared_memory(shared_memory)
         .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
         .limits(limits)
+        // The calls wait, in slices.
+        .patience(Duration::ZERO)
+        .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);
     Ok(match worker {
         None | Some(Worker::Wanted(false)) => builder,

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fishplate::core::error::OpError;
 use fishplate::{Node, PeerId};
 use pyo3::{PyResult, Python};
 
@@ -56,13 +55,12 @@ fn me() -> usize {
 
 /// A node and what belongs to it.
 pub(crate) struct Inner {
-    /// Waits for no room, but in [`Shared::blocking`].
+    /// Waits for no room, but in [`Inner::patiently`].
     pub node: Node,
     pub flights: Flights,
-    /// How long an operation waits for room.
+    /// How long an operation waits for room, and for its peer to connect.
     patience: Duration,
-    /// The call may wait: it is made without the GIL.
-    apart: bool,
+    connect_timeout: Duration,
     pub registered: Registered,
     /// Peers that were connected, and whether one of them was disconnected: it may write what was
     /// lent to it.
@@ -91,21 +89,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Takes a node, which waits for no room from now on.
-    pub fn new(mut node: Node, patience: Duration, timeout: Duration) -> Result<Shared, Fault> {
-        node.set_patience(Duration::ZERO)?;
+    /// Takes a node that waits neither for room nor for peers.
+    pub fn new(node: Node, patience: Duration, connect_timeout: Duration, timeout: Duration) -> Shared {
         let address = node.address().to_vec();
         let (flights, registered) = (Flights::default(), Registered::default());
+        let peers = vec![];
         let inner =
-            Inner { node, flights, patience, apart: false, registered, peers: vec![], disconnected: false };
-        Ok(Shared {
+            Inner { node, flights, registered, patience, connect_timeout, peers, disconnected: false };
+        Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
             holder: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
             forks: FORKS.load(Ordering::Relaxed),
             timeout,
             address,
-        })
+        }
     }
 
     /// Makes a call that does not wait, with the GIL.
@@ -127,7 +125,8 @@ impl Shared {
         self.apart(py, patient).map_err(|fault| fault.raise(py))
     }
 
-    /// Issues an operation: with the GIL if `at_once`, and without it while there is no room.
+    /// Makes a call that is refused while there is no room, or its peer is not connected: with the
+    /// GIL if `at_once`, and then without it, until it succeeds or the time is up.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -136,25 +135,25 @@ impl Shared {
     ) -> PyResult<T> {
         if at_once {
             match self.at_once(py, &mut call) {
-                Err(fault) if fault.wants_room() => {}
+                Err(fault) if fault.may_pass() => {}
                 done => return done.map_err(|fault| fault.raise(py)),
             }
         }
         let (begun, mut slice) = (Instant::now(), ROOM);
         loop {
             let done = self.apart(py, |inner| {
-                let left = inner.patience.saturating_sub(begun.elapsed());
-                let done = inner.patiently(slice.min(left), &mut call);
-                Ok((done, left.is_zero()))
+                let spent = begun.elapsed();
+                let done = inner.patiently(slice.min(inner.patience.saturating_sub(spent)), &mut call);
+                Ok(done.map_err(|fault| (spent < inner.limit(&fault), fault)))
             });
             match done {
-                Ok((Err(fault), false)) if fault.wants_room() => {}
-                Ok((done, _)) => return done.map_err(|fault| fault.raise(py)),
-                Err(fault) => return Err(fault.raise(py)),
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err((true, _))) => {}
+                Ok(Err((false, fault))) | Err(fault) => return Err(fault.raise(py)),
             }
-            slice *= 2;
+            slice = SLICE.min(2 * slice);
             self.between(py)?;
-            // Not all of what finds no room has waited for it.
+            // Not all that is refused has waited.
             py.detach(|| thread::sleep(NAP));
         }
     }
@@ -177,11 +176,16 @@ impl Shared {
         let (begun, mut slice) = (Instant::now(), SLICE);
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
-            let done =
-                self.apart(py, |inner| inner.patiently(inner.patience, |inner| call(inner, left.min(slice))));
+            let done = self.apart(py, |inner| {
+                let done = inner.patiently(inner.patience, |inner| call(inner, left.min(slice)));
+                let unmet = done.as_ref().is_err_and(Fault::is_unmet);
+                Ok((done, unmet && begun.elapsed() < inner.connect_timeout.min(timeout)))
+            });
             match done {
-                Err(fault) if fault.is_deadline() && left > slice => {}
-                done => return done.map_err(|fault| fault.raise(py)),
+                Ok((Err(_), true)) => py.detach(|| thread::sleep(NAP)),
+                Ok((Err(fault), false)) if fault.is_deadline() && left > slice => {}
+                Ok((done, _)) => return done.map_err(|fault| fault.raise(py)),
+                Err(fault) => return Err(fault.raise(py)),
             }
             if self.between(py)? {
                 slice = SHORT;
@@ -346,18 +350,17 @@ impl Inner {
         self.node.progress();
         self.reap();
         self.node.set_patience(patience)?;
-        self.apart = true;
         let done = call(self);
-        self.apart = false;
         self.node.set_patience(Duration::ZERO)?;
         done
     }
 
-    /// A message to or from a peer that is not connected yet waits for it: not with the GIL.
-    pub fn met(&self, peer: Option<PeerId>) -> Result<(), Fault> {
-        match peer {
-            Some(peer) if !self.apart && self.node.eager_max(peer) == 0 => Err(OpError::Again.into()),
-            _ => Ok(()),
+    /// How long a call is repeated that is refused so.
+    fn limit(&self, fault: &Fault) -> Duration {
+        match (fault.is_unmet(), fault.may_pass()) {
+            (true, _) => self.connect_timeout,
+            (false, true) => self.patience,
+            (false, false) => Duration::ZERO,
         }
     }
 }

@@ -126,8 +126,48 @@ def test_a_peer_that_never_comes():
         with pytest.raises(fishplate.NotConnected) as caught:
             node.send(peer, 1, b"x")
         assert caught.value.kind == "not_connected"
-        with pytest.raises(fishplate.NotConnected):
-            node.irecv(bytearray(8), peer)
+        for call in [
+            lambda: node.irecv(bytearray(8), peer),
+            lambda: node.recv(bytearray(8), peer),
+            lambda: node.recv(bytearray(8), peer, timeout=0.01),
+            lambda: peer.import_memory(b""),
+        ]:
+            with pytest.raises(fishplate.NotConnected):
+                call()
+        node.fence(peer)
+        node.quiet(peer)
+        assert node.probe(peer) is None
+
+
+def test_the_first_use_of_a_peer_waits_for_it_and_lets_others_in():
+    """Threads of one node use a peer that comes later, while another thread uses the node."""
+    working = {"fabric": "off", "worker": True}
+    with fishplate.Node(**working) as node, fishplate.Node(**working) as late:
+        peer = node.connect(late.address)
+        own = node.connect(node.address)
+        memory, into = late.alloc(64), [bytearray(8) for _ in range(2)]
+        done = []
+        uses = [
+            lambda: peer.import_memory(memory.handle()),
+            lambda: node.send(peer, 1, b"message"),
+            lambda: node.recv(into[0], peer, 2),
+            lambda: node.irecv(into[1], peer, 2).wait(),
+        ]
+        threads = [threading.Thread(target=lambda use=use: done.append(use())) for use in uses]
+        for thread in threads:
+            thread.start()
+        begun = time.monotonic()
+        for turn in range(20):
+            node.send(own, turn, b"x")
+            node.recv_bytes(own, turn)
+        assert time.monotonic() - begun < 5 and not done
+        back = late.connect(node.address)
+        for _ in range(2):
+            late.send(back, 2, b"answer..")
+        assert late.recv_bytes(back, 1)[1] == b"message"
+        for thread in threads:
+            thread.join(SOON)
+        assert len(done) == 4 and into == [b"answer.."] * 2
 
 
 def test_a_wait_gives_up_the_gil(own):
