@@ -1,6 +1,6 @@
 //! The node.
 
-use std::panic::catch_unwind;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use fishplate::node::Slice;
 use fishplate::{Notice, PeerId, Signal};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments::{self, anyone, data, here, tag, target, there};
 use crate::error::Fault;
@@ -88,14 +88,10 @@ impl Node {
         let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
-        let (patience, timeout) = (seconds(patience)?, seconds(timeout)?);
-        let connect_timeout = seconds(connect_timeout)?;
+        let waits = [seconds(patience)?, seconds(connect_timeout)?, seconds(timeout)?];
         let builder = settings::builder(py, rails, tables, worker)?;
-        let opened = py.detach(|| {
-            let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?;
-            Ok(Shared::new(node.map_err(Fault::Open)?, patience, connect_timeout, timeout))
-        });
-        Ok(Node { shared: Arc::new(opened.map_err(|fault: Fault| fault.raise(py))?) })
+        let opened = py.detach(|| Shared::open(builder, waits));
+        Ok(Node { shared: Arc::new(opened.map_err(|fault| fault.raise(py))?) })
     }
 
     #[getter]
@@ -457,10 +453,9 @@ impl Node {
         })
     }
 
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn stats(&self, py: Python<'_>) -> PyResult<BTreeMap<&'static str, u64>> {
         let stats = self.shared.enter(py, |inner| Ok(inner.node.stats()))?;
-        let all = PyDict::new(py);
-        for (name, value) in [
+        Ok(BTreeMap::from([
             ("posted", stats.posted),
             ("arrived", stats.arrived),
             ("out_of_order", stats.arrivals_out_of_order),
@@ -471,10 +466,7 @@ impl Node {
             ("refused", stats.refused),
             ("failed", stats.failed),
             ("passes", stats.passes),
-        ] {
-            all.set_item(name, value)?;
-        }
-        Ok(all)
+        ]))
     }
 
     fn rails(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {

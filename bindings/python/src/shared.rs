@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fishplate::node::Builder;
 use fishplate::{Node, PeerId};
 use pyo3::{PyResult, Python};
 
@@ -89,21 +90,26 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Takes a node that waits neither for room nor for peers.
-    pub fn new(node: Node, patience: Duration, connect_timeout: Duration, timeout: Duration) -> Shared {
+    /// Opens a node, which by itself waits neither for room nor for peers: its calls do, for the
+    /// patience and the timeout to connect. The last is the default of waits.
+    pub fn open(
+        builder: Builder,
+        [patience, connect_timeout, timeout]: [Duration; 3],
+    ) -> Result<Shared, Fault> {
+        let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
         let address = node.address().to_vec();
         let (flights, registered) = (Flights::default(), Registered::default());
         let peers = vec![];
         let inner =
             Inner { node, flights, registered, patience, connect_timeout, peers, disconnected: false };
-        Shared {
+        Ok(Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
             holder: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
             forks: FORKS.load(Ordering::Relaxed),
             timeout,
             address,
-        }
+        })
     }
 
     /// Makes a call that does not wait, with the GIL.
