@@ -102,8 +102,8 @@ impl Node {
         Ok(Memory { id, len })
     }
 
-    /// A handle of the pages of memory from [`alloc`](Self::alloc): they stay mapped here as long as
-    /// it lives, even when the memory was freed or the node is gone. For bindings that lend the
+    /// A handle of the pages of memory from [`alloc`](Self::alloc). They stay mapped here as long as
+    /// it lives, even when the memory was freed or the node is gone: for bindings that lend the
     /// memory to programs.
     ///
     /// # Errors

@@ -10,15 +10,12 @@ use fishplate::{LocalAddr, PeerId, RemoteAddr};
 use pyo3::types::{PyAnyMethods, PyBytes, PyBytesMethods};
 use pyo3::{Bound, PyAny, PyResult, Python};
 
-use crate::error::Fault;
+use crate::error::misuse;
 use crate::lease::Held;
-use crate::memory::{Memory, Place, Remote, Slice};
-use crate::peer::Peer;
-use crate::shared::Shared;
+use crate::memory::{Memory, Slice};
+use crate::peer::{Peer, Place, Remote};
+use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
-
-/// More bytes than this are not copied with the GIL in hand.
-pub(crate) const HELD_MAX: usize = 64 << 10;
 
 /// What is put or sent.
 pub(crate) enum Data<'py> {
@@ -70,10 +67,6 @@ impl Data<'_> {
             Data::View(view) => Held::View(Arc::new(view)),
         })
     }
-}
-
-pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> pyo3::PyErr {
-    Fault::Misuse(kind, text.into()).raise(py)
 }
 
 /// Refuses what belongs to another node.

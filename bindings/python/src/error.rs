@@ -173,6 +173,11 @@ fn of_cause(cause: Cause, kind: &'static str) -> (&'static str, &'static str) {
     }
 }
 
+/// The exception of a wrong argument.
+pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> PyErr {
+    Fault::Misuse(kind, text.into()).raise(py)
+}
+
 /// What the end of an operation says.
 pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     match outcome {

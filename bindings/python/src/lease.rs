@@ -1,21 +1,13 @@
-//! What operations in flight hold, and how they ended.
-//!
-//! A buffer of the program that an operation reads or writes is registered with the node for as
-//! long. Its view is released only when the node has deregistered it; where a provider keeps such
-//! memory for good, so does this process. A buffer that cannot be registered is copied.
+//! What operations in flight hold, how they ended, and what is lent to peers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use fishplate::core::engine::protocol::{Received, Request, Status};
-use fishplate::core::error::{AttachError, OpError};
-use fishplate::core::op::{Completion, Outcome, Token};
-use fishplate::node::{Error, Memory, Slice};
-use fishplate::{Issued, Node};
+use fishplate::Issued;
+use fishplate::core::engine::protocol::{Request, Status};
+use fishplate::core::op::Completion;
+use fishplate::node::{Memory, Slice};
 
-use crate::error::Fault;
-use crate::shared::Inner;
 use crate::view::View;
 
 /// How something ended.
@@ -59,7 +51,8 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    fn len(&self) -> usize {
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
         match self {
             Held::Region(_, len) => *len,
             Held::View(view) => view.len(),
@@ -69,18 +62,19 @@ impl Held {
 
 /// A buffer of the program, in the hands of the node.
 pub(crate) struct Lease {
-    memory: Memory,
+    pub memory: Memory,
     /// What is registered, or what the memory is copied to in the end. None: a copy that is read.
-    view: Option<Arc<View>>,
-    copies_out: bool,
+    pub view: Option<Arc<View>>,
+    pub copies_out: bool,
 }
 
 /// Buffers of the program that it has registered, by the number of their region.
 #[derive(Default)]
 pub(crate) struct Registered {
-    now: HashMap<u64, (Arc<View>, bool)>,
+    /// Registered, and whether the handle was given out.
+    pub now: HashMap<u64, (Arc<View>, bool)>,
     /// Not registered any more; but peers that have imported them write them without asking.
-    lent: Vec<Arc<View>>,
+    pub lent: Vec<Arc<View>>,
 }
 
 impl Registered {
@@ -108,11 +102,11 @@ impl Registered {
 /// All that is in flight.
 #[derive(Default)]
 pub(crate) struct Flights {
-    under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
+    pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
     /// Ended, but the node still uses the memory.
-    leaving: Vec<Lease>,
+    pub leaving: Vec<Lease>,
     /// To be released outside of the node's lock: an exporter may run Python.
-    released: Vec<Arc<View>>,
+    pub released: Vec<Arc<View>>,
 }
 
 impl Flights {
@@ -132,151 +126,4 @@ impl Flights {
 pub(crate) enum Begun {
     Issued(Issued),
     Posted(Request),
-}
-
-impl Inner {
-    /// Begins an operation on memory of the node, or on a buffer, which is lent to it as long as
-    /// it takes. `writes`: the operation writes it.
-    pub fn begin(
-        &mut self,
-        held: &Held,
-        writes: bool,
-        begin: impl FnOnce(&mut Node, Slice) -> Result<Begun, Fault>,
-    ) -> Result<Arc<Flight>, Fault> {
-        let (range, lease) = match held {
-            Held::Region(range, _) => (*range, None),
-            Held::View(view) => self.lend(view, writes).map(|(range, lease)| (range, Some(lease)))?,
-        };
-        match begin(&mut self.node, range) {
-            Ok(Begun::Issued(issued)) => Ok(self.issued(issued, Brings::Nothing, lease)),
-            Ok(Begun::Posted(request)) => {
-                let brings = Brings::Message(held.len() as u64);
-                Ok(self.depart(Number::Receive(request.to_raw()), brings, lease))
-            }
-            Err(fault) => {
-                lease.into_iter().for_each(|lease| self.leave(lease));
-                Err(fault)
-            }
-        }
-    }
-
-    fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {
-        let (len, view) = (view.len(), view.clone());
-        if len != 0 && !view.is_readonly() && view.start().as_ptr().addr().is_multiple_of(8) {
-            // SAFETY: the lease holds the view, which keeps the bytes where they are, until `leave`
-            // has deregistered them, or the node is gone, or for ever. They are writable. This
-            // process touches them as Python does, outside of Rust, and by raw copies. Their
-            // handle is never given out, so no peer imports them.
-            let memory = unsafe { self.node.register(view.start(), len) }?;
-            return Ok((memory.slice(..), Lease { memory, view: Some(view), copies_out: false }));
-        }
-        let memory = self.node.alloc(len.max(1))?;
-        let view = match writes {
-            true => Some(view),
-            false => {
-                self.node.write(memory.at(0), view.bytes())?;
-                None
-            }
-        };
-        Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
-    }
-
-    /// Takes note of an operation that was issued with a report.
-    pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
-        let value = match issued {
-            Issued::Done { value } => value,
-            // Silent: the bytes were copied.
-            Issued::Pending(Token::NONE) => 0,
-            Issued::Pending(token) => return self.depart(Number::Operation(token.to_raw()), brings, lease),
-        };
-        let end = End::Done(value);
-        if let Some(lease) = lease {
-            self.land(lease, end);
-        }
-        Arc::new(Flight { number: None, end: OnceLock::from(end), brings })
-    }
-
-    fn depart(&mut self, number: Number, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
-        let flight = Arc::new(Flight { number: Some(number), end: OnceLock::new(), brings });
-        self.flights.under_way.insert(number, (flight.clone(), lease));
-        flight
-    }
-
-    /// Takes what has ended.
-    pub fn reap(&mut self) {
-        while let Some(end) = self.node.next_completion() {
-            self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
-        }
-        while let Some(end) = self.node.next_recv() {
-            self.ended(Number::Receive(end.request.to_raw()), End::Receive(end));
-        }
-        for lease in std::mem::take(&mut self.flights.leaving) {
-            self.leave(lease);
-        }
-    }
-
-    fn ended(&mut self, number: Number, end: End) {
-        let Some((flight, lease)) = self.flights.under_way.remove(&number) else { return };
-        if let Some(lease) = lease {
-            self.land(lease, end);
-        }
-        // Last: who sees the end finds the bytes where they belong.
-        let _ = flight.end.set(end);
-    }
-
-    /// Waits for a flight, and says how it ended.
-    pub fn wait_for(&mut self, flight: &Flight, timeout: Duration) -> Result<End, Fault> {
-        if let Some(end) = flight.end.get() {
-            return Ok(*end);
-        }
-        match flight.number {
-            Some(number @ Number::Operation(raw)) => {
-                let end = self.node.wait_completion(Token::from_raw(raw), timeout)?;
-                self.ended(number, End::Operation(end));
-            }
-            Some(number @ Number::Receive(raw)) => {
-                let end = self.node.wait_recv(Request::from_raw(raw), timeout)?;
-                self.ended(number, End::Receive(end));
-            }
-            None => {}
-        }
-        flight.end.get().copied().ok_or(OpError::StaleToken.into())
-    }
-
-    /// Copies out what a flight has brought, and takes its memory back.
-    fn land(&mut self, lease: Lease, end: End) {
-        let arrived = match end {
-            End::Receive(Status { outcome: Received::Ok | Received::Truncated, delivered, .. }) => delivered,
-            End::Operation(Completion { outcome: Outcome::Done, .. }) | End::Done(_) => u64::MAX,
-            _ => 0,
-        };
-        if let Some(view) = lease.view.as_ref().filter(|_| lease.copies_out) {
-            let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
-            // SAFETY: such leases are of views to write, and each view has one lease.
-            let into = unsafe { &mut view.bytes_mut()[..len] };
-            // Cannot fail: the copy is as long, and was not freed.
-            let _ = self.node.read(lease.memory.at(0), into);
-        }
-        self.leave(lease);
-    }
-
-    /// Takes the memory of a lease back, now or later.
-    fn leave(&mut self, lease: Lease) {
-        match self.node.free(lease.memory) {
-            Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
-            // A provider still holds it, so its object must stay for ever.
-            Err(Error::Attach(AttachError::Kept(_))) => std::mem::forget(lease.view),
-            _ => self.flights.released.extend(lease.view),
-        }
-    }
-
-    /// The node has freed memory. `kept`: a provider still holds it.
-    pub fn forget(&mut self, memory: Memory, kept: bool) {
-        match self.registered.now.remove(&memory.at(0).region.to_raw()) {
-            Some((view, _)) if kept => std::mem::forget(view),
-            Some((view, true)) => self.registered.lent.push(view),
-            Some((view, false)) => self.flights.released.push(view),
-            None => {}
-        }
-    }
 }

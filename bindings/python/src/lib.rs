@@ -8,13 +8,14 @@
 //!
 //! # Files
 //!
-//! `shared` is a node behind a lock, and how calls take turns and wait; `lease` is what operations
-//! in flight hold, `view` a buffer of the program; `node`, `peer`, `memory`, `request` and
-//! `rendezvous` are the classes; `arguments` and `settings` read what calls are given, `error` makes
-//! exceptions.
+//! `shared` is a node behind a lock, and how calls take turns and wait; `inner` is what the lock
+//! guards, `lease` what operations in flight hold, `view` a buffer of the program; `node`, `peer`,
+//! `memory`, `request` and `rendezvous` are the classes; `arguments` and `settings` read what calls
+//! are given, `error` makes exceptions.
 
 mod arguments;
 mod error;
+mod inner;
 mod lease;
 mod memory;
 mod node;
@@ -29,11 +30,11 @@ mod view;
 #[pyo3::pymodule(name = "_native")]
 mod native {
     #[pymodule_export]
-    use crate::memory::{Memory, Place, Remote, Slice};
+    use crate::memory::{Memory, Slice};
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
-    use crate::peer::Peer;
+    use crate::peer::{Peer, Place, Remote};
     #[pymodule_export]
     use crate::rendezvous::Rendezvous;
     #[pymodule_export]

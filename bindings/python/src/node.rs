@@ -13,12 +13,13 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments::{self, anyone, data, here, tag, target, there};
 use crate::error::Fault;
+use crate::inner::Inner;
 use crate::lease::{Begun, Brings, Held};
 use crate::memory::{Memory, Pages};
 use crate::peer::Peer;
 use crate::request::{Message, Request};
 use crate::settings::{self, Rails, Tables, Wanted, Worker};
-use crate::shared::{Inner, Shared};
+use crate::shared::Shared;
 use crate::view::View;
 
 /// The assembled transport of one process.

@@ -1,13 +1,16 @@
-//! Peers of a node.
+//! Peers of a node, and their memory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use fishplate::PeerId;
 use fishplate::core::error::OpError;
+use fishplate::node::Remote as Imported;
+use fishplate::{PeerId, RemoteAddr};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
-use crate::memory::Remote;
+use crate::error::misuse;
 use crate::shared::Shared;
 
 /// Another node.
@@ -61,5 +64,81 @@ impl Peer {
 
     fn __repr__(&self) -> String {
         format!("<fishplate.Peer {}>", self.id.peer().0)
+    }
+}
+
+/// Imported memory of a peer.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Remote {
+    pub shared: Arc<Shared>,
+    pub remote: Imported,
+    pub peer: Py<Peer>,
+    released: AtomicBool,
+}
+
+impl Remote {
+    pub fn new(shared: &Arc<Shared>, remote: Imported, peer: Py<Peer>) -> Remote {
+        Remote { shared: shared.clone(), remote, peer, released: AtomicBool::new(false) }
+    }
+}
+
+#[pymethods]
+impl Remote {
+    #[getter]
+    fn peer(&self, py: Python<'_>) -> Py<Peer> {
+        self.peer.clone_ref(py)
+    }
+
+    #[pyo3(signature = (offset))]
+    fn at(&self, offset: u64) -> Place {
+        Place { shared: self.shared.clone(), at: self.remote.at(offset) }
+    }
+
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let remote = self.remote;
+        self.shared.enter(py, |inner| {
+            inner.reap();
+            Ok(inner.node.release(remote)?)
+        })?;
+        self.released.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let released = if self.released.load(Ordering::Relaxed) { ", released" } else { "" };
+        format!("<fishplate.Remote{released}>")
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        match self.released.load(Ordering::Relaxed) || self.shared.is_closed() {
+            true => Ok(()),
+            false => self.release(py),
+        }
+    }
+}
+
+/// A place in memory of a peer.
+#[pyclass(frozen, module = "fishplate")]
+pub(crate) struct Place {
+    pub shared: Arc<Shared>,
+    pub at: RemoteAddr,
+}
+
+#[pymethods]
+impl Place {
+    fn __repr__(&self) -> String {
+        format!("<fishplate.Place at {}>", self.at.offset)
+    }
+
+    fn __add__(&self, py: Python<'_>, bytes: u64) -> PyResult<Place> {
+        match self.at.offset.checked_add(bytes) {
+            Some(offset) => Ok(Place { shared: self.shared.clone(), at: RemoteAddr { offset, ..self.at } }),
+            None => Err(misuse(py, "range", "the place lies beyond all memory")),
+        }
     }
 }

@@ -9,9 +9,10 @@ use pyo3::prelude::*;
 
 use crate::arguments::of_tag;
 use crate::error::{Fault, of_outcome, of_received};
+use crate::inner::Inner;
 use crate::lease::{Brings, End, Flight, Number};
 use crate::peer::Peer;
-use crate::shared::{Inner, Shared};
+use crate::shared::Shared;
 
 /// An operation or a receive in flight. It goes on without this object.
 #[pyclass(frozen, module = "fishplate")]

@@ -8,7 +8,7 @@ use fishplate::worker::Options;
 use fishplate::{Limits, Node};
 use pyo3::prelude::*;
 
-use crate::arguments::misuse;
+use crate::error::misuse;
 
 /// The most of what takes memory when a node is opened.
 const PEERS_MAX: u16 = 4096;

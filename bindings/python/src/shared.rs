@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fishplate::PeerId;
 use fishplate::node::Builder;
-use fishplate::{Node, PeerId};
 use pyo3::{PyResult, Python};
 
 use crate::error::Fault;
+use crate::inner::Inner;
 use crate::lease::{Flights, Registered};
 use crate::view::View;
 
@@ -32,6 +33,9 @@ const ROOM: Duration = Duration::from_millis(10);
 
 /// Between two looks whether there is room, or another thread has had its turn.
 const NAP: Duration = Duration::from_micros(50);
+
+/// More bytes than this are not copied with the GIL in hand.
+pub(crate) const HELD_MAX: usize = 64 << 10;
 
 /// Forks that this process has come through as a child.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -52,21 +56,6 @@ pub(crate) fn watch_forks() {
 fn me() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
-}
-
-/// A node and what belongs to it.
-pub(crate) struct Inner {
-    /// Waits for no room, but in [`Inner::patiently`].
-    pub node: Node,
-    pub flights: Flights,
-    /// How long an operation waits for room, and for its peer to connect.
-    patience: Duration,
-    connect_timeout: Duration,
-    pub registered: Registered,
-    /// Peers that were connected, and whether one of them was disconnected: it may write what was
-    /// lent to it.
-    pub peers: Vec<PeerId>,
-    pub disconnected: bool,
 }
 
 enum State {
@@ -343,31 +332,6 @@ impl Shared {
             }
         });
         Ok(true)
-    }
-}
-
-impl Inner {
-    /// Makes a call that may wait for room as long. What has ended makes room too.
-    fn patiently<T>(
-        &mut self,
-        patience: Duration,
-        call: impl FnOnce(&mut Inner) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        self.node.progress();
-        self.reap();
-        self.node.set_patience(patience)?;
-        let done = call(self);
-        self.node.set_patience(Duration::ZERO)?;
-        done
-    }
-
-    /// How long a call is repeated that is refused so.
-    fn limit(&self, fault: &Fault) -> Duration {
-        match (fault.is_unmet(), fault.may_pass()) {
-            (true, _) => self.connect_timeout,
-            (false, true) => self.patience,
-            (false, false) => Duration::ZERO,
-        }
     }
 }
 

@@ -1,0 +1,203 @@
+//! A node and what its operations hold. Its caller has the lock of the node, with the GIL or not.
+//!
+//! A buffer of the program that an operation reads or writes is registered with the node for as
+//! long. Its view is released only when the node has deregistered it; where a provider keeps such
+//! memory for good, so does this process. A buffer that cannot be registered is copied.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fishplate::core::engine::protocol::{Received, Request, Status};
+use fishplate::core::error::{AttachError, OpError};
+use fishplate::core::op::{Completion, Outcome, Token};
+use fishplate::node::{Error, Memory, Slice};
+use fishplate::{Issued, Node, PeerId};
+
+use crate::error::Fault;
+use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
+use crate::view::View;
+
+/// A node and what belongs to it.
+pub(crate) struct Inner {
+    /// Waits for no room, but in [`Inner::patiently`].
+    pub node: Node,
+    pub flights: Flights,
+    /// How long an operation waits for room, and for its peer to connect.
+    pub patience: Duration,
+    pub connect_timeout: Duration,
+    pub registered: Registered,
+    /// Peers that were connected, and whether one of them was disconnected: it may write what was
+    /// lent to it.
+    pub peers: Vec<PeerId>,
+    pub disconnected: bool,
+}
+
+impl Inner {
+    /// Makes a call that may wait for room as long. What has ended makes room too.
+    pub fn patiently<T>(
+        &mut self,
+        patience: Duration,
+        call: impl FnOnce(&mut Inner) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        self.node.progress();
+        self.reap();
+        self.node.set_patience(patience)?;
+        let done = call(self);
+        self.node.set_patience(Duration::ZERO)?;
+        done
+    }
+
+    /// How long a call is repeated that is refused so.
+    pub fn limit(&self, fault: &Fault) -> Duration {
+        match (fault.is_unmet(), fault.may_pass()) {
+            (true, _) => self.connect_timeout,
+            (false, true) => self.patience,
+            (false, false) => Duration::ZERO,
+        }
+    }
+
+    /// Begins an operation on memory of the node, or on a buffer, which is lent to it as long as
+    /// it takes. `writes`: the operation writes it.
+    pub fn begin(
+        &mut self,
+        held: &Held,
+        writes: bool,
+        begin: impl FnOnce(&mut Node, Slice) -> Result<Begun, Fault>,
+    ) -> Result<Arc<Flight>, Fault> {
+        let (range, lease) = match held {
+            Held::Region(range, _) => (*range, None),
+            Held::View(view) => self.lend(view, writes).map(|(range, lease)| (range, Some(lease)))?,
+        };
+        match begin(&mut self.node, range) {
+            Ok(Begun::Issued(issued)) => Ok(self.issued(issued, Brings::Nothing, lease)),
+            Ok(Begun::Posted(request)) => {
+                let brings = Brings::Message(held.len() as u64);
+                Ok(self.depart(Number::Receive(request.to_raw()), brings, lease))
+            }
+            Err(fault) => {
+                lease.into_iter().for_each(|lease| self.leave(lease));
+                Err(fault)
+            }
+        }
+    }
+
+    fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {
+        let (len, view) = (view.len(), view.clone());
+        if len != 0 && !view.is_readonly() && view.start().as_ptr().addr().is_multiple_of(8) {
+            // SAFETY: the lease holds the view, which keeps the bytes where they are, until `leave`
+            // has deregistered them, or the node is gone, or for ever. They are writable. This
+            // process touches them as Python does, outside of Rust, and by raw copies. Their
+            // handle is never given out, so no peer imports them.
+            let memory = unsafe { self.node.register(view.start(), len) }?;
+            return Ok((memory.slice(..), Lease { memory, view: Some(view), copies_out: false }));
+        }
+        let memory = self.node.alloc(len.max(1))?;
+        let view = match writes {
+            true => Some(view),
+            false => {
+                self.node.write(memory.at(0), view.bytes())?;
+                None
+            }
+        };
+        Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
+    }
+
+    /// Takes note of an operation that was issued with a report.
+    pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
+        let value = match issued {
+            Issued::Done { value } => value,
+            // Silent: the bytes were copied.
+            Issued::Pending(Token::NONE) => 0,
+            Issued::Pending(token) => return self.depart(Number::Operation(token.to_raw()), brings, lease),
+        };
+        let end = End::Done(value);
+        if let Some(lease) = lease {
+            self.land(lease, end);
+        }
+        Arc::new(Flight { number: None, end: OnceLock::from(end), brings })
+    }
+
+    fn depart(&mut self, number: Number, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
+        let flight = Arc::new(Flight { number: Some(number), end: OnceLock::new(), brings });
+        self.flights.under_way.insert(number, (flight.clone(), lease));
+        flight
+    }
+
+    /// Takes what has ended.
+    pub fn reap(&mut self) {
+        while let Some(end) = self.node.next_completion() {
+            self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
+        }
+        while let Some(end) = self.node.next_recv() {
+            self.ended(Number::Receive(end.request.to_raw()), End::Receive(end));
+        }
+        for lease in std::mem::take(&mut self.flights.leaving) {
+            self.leave(lease);
+        }
+    }
+
+    fn ended(&mut self, number: Number, end: End) {
+        let Some((flight, lease)) = self.flights.under_way.remove(&number) else { return };
+        if let Some(lease) = lease {
+            self.land(lease, end);
+        }
+        // Last: who sees the end finds the bytes where they belong.
+        let _ = flight.end.set(end);
+    }
+
+    /// Waits for a flight, and says how it ended.
+    pub fn wait_for(&mut self, flight: &Flight, timeout: Duration) -> Result<End, Fault> {
+        if let Some(end) = flight.end.get() {
+            return Ok(*end);
+        }
+        match flight.number {
+            Some(number @ Number::Operation(raw)) => {
+                let end = self.node.wait_completion(Token::from_raw(raw), timeout)?;
+                self.ended(number, End::Operation(end));
+            }
+            Some(number @ Number::Receive(raw)) => {
+                let end = self.node.wait_recv(Request::from_raw(raw), timeout)?;
+                self.ended(number, End::Receive(end));
+            }
+            None => {}
+        }
+        flight.end.get().copied().ok_or(OpError::StaleToken.into())
+    }
+
+    /// Copies out what a flight has brought, and takes its memory back.
+    fn land(&mut self, lease: Lease, end: End) {
+        let arrived = match end {
+            End::Receive(Status { outcome: Received::Ok | Received::Truncated, delivered, .. }) => delivered,
+            End::Operation(Completion { outcome: Outcome::Done, .. }) | End::Done(_) => u64::MAX,
+            _ => 0,
+        };
+        if let Some(view) = lease.view.as_ref().filter(|_| lease.copies_out) {
+            let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
+            // SAFETY: such leases are of views to write, and each view has one lease.
+            let into = unsafe { &mut view.bytes_mut()[..len] };
+            // Cannot fail: the copy is as long, and was not freed.
+            let _ = self.node.read(lease.memory.at(0), into);
+        }
+        self.leave(lease);
+    }
+
+    /// Takes the memory of a lease back, now or later.
+    fn leave(&mut self, lease: Lease) {
+        match self.node.free(lease.memory) {
+            Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
+            // A provider still holds it, so its object must stay for ever.
+            Err(Error::Attach(AttachError::Kept(_))) => std::mem::forget(lease.view),
+            _ => self.flights.released.extend(lease.view),
+        }
+    }
+
+    /// The node has freed memory. `kept`: a provider still holds it.
+    pub fn forget(&mut self, memory: Memory, kept: bool) {
+        match self.registered.now.remove(&memory.at(0).region.to_raw()) {
+            Some((view, _)) if kept => std::mem::forget(view),
+            Some((view, true)) => self.registered.lent.push(view),
+            Some((view, false)) => self.flights.released.push(view),
+            None => {}
+        }
+    }
+}
