@@ -102,9 +102,9 @@ impl Node {
         Ok(Memory { id, len })
     }
 
-    /// A handle of the pages of memory from [`alloc`](Self::alloc). They stay mapped here as long as
-    /// it lives, even when the memory was freed or the node is gone: for bindings that lend the
-    /// memory to programs.
+    /// A handle of the pages of memory from [`alloc`](Self::alloc), for bindings that lend it to
+    /// programs. They stay mapped here as long as it lives, even when the memory was freed or the
+    /// node is gone.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc`.

@@ -278,7 +278,8 @@ fn pages_stay_mapped_as_long_as_their_segment() {
 fn patience_changes_while_a_node_is_open() {
     let limits = Limits { locals: 1, ..Limits::DEFAULT };
     let mut node = super::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
-    let me = node.connect(node.address().to_vec()).unwrap();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
     let long = vec![0; 1 << 20];
     node.send(me, 1, &long[..], Notice::Silent).unwrap();
     for patience in [Duration::ZERO, Duration::from_millis(200)] {

@@ -53,6 +53,7 @@ def part(here):
     node, peer = here.node, here.peers[1 - here.rank]
     inbox = node.alloc(64)
     theirs = peer.import_memory(here.job.exchange(inbox.handle()))
+    here.job.barrier(node)
     if here.rank == 1:
         node.signal(theirs)
         node.close()
