@@ -8,7 +8,7 @@ use crate::sync::seq::truncate;
 
 use super::super::State;
 use super::super::list::NONE;
-use super::super::stream::kept;
+use super::super::stream::KEPT;
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::wire::NO_TOKEN;
 use super::head::{self, Head};
@@ -37,7 +37,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             || acked as u64 > s.in_flight()
             || freed > account.used()
             || s.ops.head != NONE
-            || (acked != 0 && s.fence & kept(RAILS) != 0)
+            || (RAILS > 1 && acked != 0 && s.fence & KEPT != 0)
             || payload.len() > protocol.blocks.size()
             || !s.window.take_in_order(head.word, self.mask)
         {
