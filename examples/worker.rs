@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let len = engine.export(ours, &mut handle)?;
     let theirs = engine.import(me, &handle[..len])?;
 
-    // A context is what a thread holds; a desk is the other end of it, which the worker serves.
+    // A context is what a thread holds; a consumer is the other end of it, which the worker serves.
     let (host, channels) = (LinuxHost::private(), Channels::<THREADS>::new());
     let mut rooms: [Room<8>; THREADS] = Default::default();
     let mut pairs = vec![];
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         let (channel, id) = (channels.queue(id), ContextId(id as u8));
         pairs.push(Context::new(id, &host, channel, room.memory(), Policy::BALANCED)?);
     }
-    let (contexts, desks): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let (contexts, consumers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
 
     let deadline = host.now_ns() + 20_000_000_000;
     let wakes = Wakes { host: &host, send: &channels.send, arrivals: None };
@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(context.wait_signal(ours.at(0), Cmp::Ge, THREADS as u64 * EACH, Some(me), deadline)?)
     };
     thread::scope(|scope| {
-        let worker = worker::start(scope, (Box::new(engine), desks), wakes, Options::default(), deadline)?;
+        let worker =
+            worker::start(scope, (Box::new(engine), consumers), wakes, Options::default(), deadline)?;
         let threads: Vec<_> = contexts.into_iter().map(|context| scope.spawn(|| count(context))).collect();
         for (id, thread) in threads.into_iter().enumerate() {
             println!("thread {id} sees {}", thread.join().expect("no thread panics")?);

@@ -1,7 +1,7 @@
 //! Runs a [`Worker`] on a thread: starts it, pins it if asked, and stops it without losing
 //! submissions.
 //!
-//! The thread owns the engine and its desks while it runs. It spins and then parks according to the
+//! The thread owns the engine and its consumers while it runs. It spins and then parks according to the
 //! [`Policy`], and returns both when it is stopped. It belongs to a [`Scope`], so the engine and
 //! queues may borrow from the stack outside of it.
 
@@ -11,7 +11,7 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::{fmt, io};
 
 use fishplate_core::engine::Engine;
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::event::EventCount;
@@ -53,7 +53,7 @@ pub struct Running<'scope, 'a, E> {
 
 /// The parts of a worker that stopped.
 pub struct Stopped<E> {
-    /// The engine and the desks, which another thread may now drive.
+    /// The engine and the consumers, which another thread may now drive.
     pub parts: E,
     /// Whether all submissions completed, as [`Worker::run`] describes. Receives without a match
     /// remain in the engine.
@@ -83,9 +83,9 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the desks that it serves. Boxed: an engine contains its rails, some of which are
+/// An engine and the consumers that it serves. Boxed: an engine contains its rails, some of which are
 /// large to move.
-pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<Desk<'d>>);
+pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.
 ///
@@ -102,7 +102,7 @@ pub fn start<
     const RAILS: usize,
 >(
     scope: &'scope Scope<'scope, 'env>,
-    (mut engine, mut desks): Parts<'m, 'd, R, RAILS>,
+    (mut engine, mut consumers): Parts<'m, 'd, R, RAILS>,
     wakes: Wakes<'a>,
     options: Options,
     deadline_ns: u64,
@@ -111,11 +111,11 @@ pub fn start<
     let stopped = stop.clone();
     let run = move || {
         options.cpu.map_or(Ok(()), affinity::pin)?;
-        let mut worker = Worker::new(&mut engine, &mut desks, options.policy);
+        let mut worker = Worker::new(&mut engine, &mut consumers, options.policy);
         let Wakes { host, send, arrivals } = wakes;
         let finished = worker.run(host, send, arrivals, &stopped, deadline_ns);
         let counts = worker.counts();
-        Ok(((engine, desks), finished, counts))
+        Ok(((engine, consumers), finished, counts))
     };
     let thread =
         Builder::new().name("fishplate".into()).spawn_scoped(scope, run).map_err(StartError::Thread)?;

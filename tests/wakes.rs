@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fishplate::MatchStorage;
 use fishplate_core::engine::command::{Event, Reply};
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::protocol::{MatchConfig, Received};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
@@ -146,7 +146,7 @@ struct Site {
     /// loopback reports in the pass that posts or in the next one.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
-    desks: Vec<Desk<'static>>,
+    consumers: Vec<CommandConsumer<'static>>,
 }
 
 fn site(host: &'static Counting, queues: usize) -> Site {
@@ -155,13 +155,13 @@ fn site(host: &'static Counting, queues: usize) -> Site {
     let storage = leak(MatchStorage::new(&MATCHING, queues * 4, 64, 4));
     own.engine.attach_matching(MATCHING, storage.memory()).unwrap();
     let channels = &*leak(Channels::new());
-    let (queues, desks) = (0..queues)
+    let (queues, consumers) = (0..queues)
         .map(|id| {
             let memory = leak(Room::<16>::new()).memory();
             Queue::new(ContextId(id as u8), host, channels.queue(id), memory, SLEEPY).unwrap()
         })
         .unzip();
-    Site { own, channels, arrivals: leak(EventCount::new()), queues, desks }
+    Site { own, channels, arrivals: leak(EventCount::new()), queues, consumers }
 }
 
 fn submit(queue: &mut Hosted, command: Command, after: &[&Event<'static>]) -> Event<'static> {
@@ -183,8 +183,8 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
         let target = second.own.target;
         let made = submit(&mut first.queues[0], Command::Marker, &[]);
         thread::scope(|scope| {
-            let Site { own: Own { engine, .. }, channels, arrivals, queues, desks } = &mut second;
-            let mut worker = Worker::new(engine, desks, SLEEPY);
+            let Site { own: Own { engine, .. }, channels, arrivals, queues, consumers } = &mut second;
+            let mut worker = Worker::new(engine, consumers, SLEEPY);
             let (channels, arrivals) = (*channels, *arrivals);
             let running = scope.spawn({
                 let stop = &stop;
@@ -206,7 +206,7 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
             // Its own worker is woken by neither of the others.
             let before = host.all_wakes();
             assert_eq!(host.wakes(&channels.recv[0]), 0);
-            Worker::new(&mut first.own.engine, &mut first.desks, SLEEPY).turn(host);
+            Worker::new(&mut first.own.engine, &mut first.consumers, SLEEPY).turn(host);
             let (waited, counts) = waiting.join().unwrap();
             assert_eq!((waited, counts.deadline_wakes), (Ok(Reply::Done(0)), 0));
             assert_eq!(after.finish(NEVER), Ok(()));
@@ -230,9 +230,9 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
     let stop = AtomicBool::new(false);
     let (target, peer) = (site.own.target, site.own.peer);
     thread::scope(|scope| {
-        let Site { own: Own { engine, .. }, channels, arrivals, queues, desks } = &mut site;
+        let Site { own: Own { engine, .. }, channels, arrivals, queues, consumers } = &mut site;
         let (channels, arrivals) = (*channels, *arrivals);
-        let mut worker = Worker::new(engine, desks, SLEEPY);
+        let mut worker = Worker::new(engine, consumers, SLEEPY);
         let running = scope.spawn({
             let stop = &stop;
             move || {
@@ -285,9 +285,9 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
     let stop = AtomicBool::new(false);
     let peer = site.own.peer;
     thread::scope(|scope| {
-        let Site { own: Own { engine, .. }, channels, arrivals, queues, desks } = &mut site;
+        let Site { own: Own { engine, .. }, channels, arrivals, queues, consumers } = &mut site;
         let (channels, arrivals) = (*channels, *arrivals);
-        let mut worker = Worker::new(engine, desks, SLEEPY);
+        let mut worker = Worker::new(engine, consumers, SLEEPY);
         let running = scope.spawn({
             let stop = &stop;
             move || worker.run(host, &channels.send, Some(arrivals), stop, NEVER)
@@ -314,9 +314,9 @@ fn beside_a_sleeping_worker(
     let mut site = site(host, contexts);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let Site { own: Own { engine, target, .. }, channels, arrivals, queues, desks } = &mut site;
+        let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } = &mut site;
         let (channels, arrivals) = (*channels, *arrivals);
-        let mut worker = Worker::new(engine, desks, SLEEPY);
+        let mut worker = Worker::new(engine, consumers, SLEEPY);
         let running = scope.spawn({
             let stop = &stop;
             move || {
@@ -348,13 +348,13 @@ fn what_was_left_untold_in_a_queue_that_is_dropped_is_done_at_once() {
 #[test]
 fn pending_counts_what_either_side_has_not_taken() {
     let host = &*leak(Counting::new());
-    let Site { own: Own { mut engine, target, .. }, mut queues, mut desks, .. } = site(host, 1);
+    let Site { own: Own { mut engine, target, .. }, mut queues, mut consumers, .. } = site(host, 1);
     let queue = &mut queues[0];
     for lap in 0..10 {
         assert_eq!(queue.pending(), Pending { send: 0, recv: 0 });
         let events: Vec<_> = (0..5).map(|_| submit(queue, fill(target.at(0), lap), &[])).collect();
         assert_eq!(queue.pending(), Pending { send: 5, recv: 0 });
-        let mut worker = Worker::new(&mut engine, &mut desks, SLEEPY);
+        let mut worker = Worker::new(&mut engine, &mut consumers, SLEEPY);
         assert_eq!(worker.pending(), Pending { send: 5, recv: 0 });
         worker.turn(host);
         assert!(events.iter().all(Event::is_done));
@@ -378,9 +378,9 @@ fn commands_that_come_after_each_other_over_two_workers_all_end() {
             let mut users = vec![];
             let mut workers = vec![];
             for (at, site) in sites.iter_mut().enumerate() {
-                let Site { own: Own { engine, target, .. }, channels, arrivals, queues, desks } = site;
+                let Site { own: Own { engine, target, .. }, channels, arrivals, queues, consumers } = site;
                 let (stop, channels, arrivals) = (&stop, *channels, *arrivals);
-                let mut worker = Worker::new(engine, desks, SLEEPY);
+                let mut worker = Worker::new(engine, consumers, SLEEPY);
                 workers.push((
                     channels,
                     scope.spawn(move || {

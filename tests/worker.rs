@@ -10,7 +10,7 @@ use std::thread;
 use fishplate::MatchStorage;
 use fishplate_core::context::{Context, Ticket};
 use fishplate_core::engine::command::{Command, Reply};
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::protocol::{Cancelled, MatchConfig, Received};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
@@ -41,18 +41,18 @@ struct Rig {
     host: &'static LinuxHost,
     send: &'static EventCount,
     contexts: Vec<Context<'static, LinuxHost>>,
-    desks: Vec<Desk<'static>>,
+    consumers: Vec<CommandConsumer<'static>>,
 }
 
 fn rig(contexts: u8, policy: Policy) -> Rig {
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::<4>::new()));
-    let mut rig = Rig { host, send: &channels.send, contexts: vec![], desks: vec![] };
+    let mut rig = Rig { host, send: &channels.send, contexts: vec![], consumers: vec![] };
     for id in 0..contexts {
         let memory = leak(Room::<8>::new()).memory();
         let channel = channels.queue(id.into());
-        let (context, desk) = Context::new(ContextId(id), host, channel, memory, policy).unwrap();
+        let (context, consumer) = Context::new(ContextId(id), host, channel, memory, policy).unwrap();
         rig.contexts.push(context);
-        rig.desks.push(desk);
+        rig.consumers.push(consumer);
     }
     rig
 }
@@ -83,11 +83,11 @@ fn with_worker(
     let Own { mut engine, peer, source, target, remote, .. } = own(config, rails, 4096);
     let streams = engine.config().contexts as usize * 4;
     engine.attach_matching(MATCHING, leak(MatchStorage::new(&MATCHING, streams, 64, 4)).memory()).unwrap();
-    let Rig { host, send, contexts, mut desks } = rig(contexts, policy);
+    let Rig { host, send, contexts, mut consumers } = rig(contexts, policy);
     let stop = AtomicBool::new(false);
     let peers = Peers { peer, source, target, remote };
     thread::scope(|scope| {
-        let mut worker = Worker::new(&mut engine, &mut desks, policy);
+        let mut worker = Worker::new(&mut engine, &mut consumers, policy);
         let stopped = &stop;
         let running = scope.spawn(move || worker.run(host, send, None, stopped, NEVER));
         let users: Vec<_> = contexts
@@ -271,9 +271,9 @@ fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered()
         own(Config::default(), [Loopback::<64>::new()], 4096);
     let matching = MatchStorage::new(&MATCHING, engine.config().contexts as usize * 4, 64, 4);
     engine.attach_matching(MATCHING, leak(matching).memory()).unwrap();
-    let Rig { host, mut contexts, mut desks, .. } = rig(1, Policy::BALANCED);
+    let Rig { host, mut contexts, mut consumers, .. } = rig(1, Policy::BALANCED);
     let context = &mut contexts[0];
-    let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+    let mut worker = Worker::new(&mut engine, &mut consumers, Policy::BALANCED);
     let late = |end| assert!(matches!(end, Err(WaitError::Deadline(_))), "{end:?}");
     for _ in 0..20 {
         let receive = context.recv(None, Tag::ZERO, Tag::ZERO, None).unwrap();

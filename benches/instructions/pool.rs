@@ -146,10 +146,11 @@ fn served() -> Served {
     let host = Box::leak(Box::new(SpinHost::new(1)));
     let channels: &Channels = Box::leak(Box::new(Channels::new()));
     let memory = Box::leak(Box::new(Room::<64>::new())).memory();
-    let (queue, desk) = Queue::new(ContextId(0), host, channels.queue(0), memory, Policy::BALANCED).unwrap();
+    let (queue, consumer) =
+        Queue::new(ContextId(0), host, channels.queue(0), memory, Policy::BALANCED).unwrap();
     let tables = Box::leak(Box::new(Tables::<1, 1, 128, 4, 16>::new()));
     let engine = Engine::new(Config::DEFAULT, [Loopback::new()], tables.memory()).unwrap();
-    let worker = Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![desk]), Policy::BALANCED);
+    let worker = Worker::new(Box::leak(Box::new(engine)), Vec::leak(vec![consumer]), Policy::BALANCED);
     Served { queue, worker, host }
 }
 

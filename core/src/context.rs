@@ -1,4 +1,4 @@
-//! A context: a thread's handle to an engine that a worker drives; the other end of a [`Desk`].
+//! A context: a thread's handle to an engine that a worker drives; the other end of a [`CommandConsumer`].
 //!
 //! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
 //! is faster. A context is for threads beside the one that owns the rails.
@@ -9,7 +9,7 @@
 //! Only the waits block, until their deadline.
 
 use crate::engine::command::{Command, Reply};
-use crate::engine::lane::Desk;
+use crate::engine::lane::CommandConsumer;
 use crate::engine::protocol::{Cancelled, Claimed, Envelope};
 use crate::engine::tag::Tag;
 use crate::engine::{ContextId, Signal};
@@ -36,7 +36,7 @@ pub struct Context<'m, H: Host> {
 }
 
 impl<'m, H: Host> Context<'m, H> {
-    /// A context and the desk that its worker serves.
+    /// A context and the consumer that its worker serves.
     ///
     /// # Errors
     /// As for [`Queue::new`].
@@ -46,9 +46,9 @@ impl<'m, H: Host> Context<'m, H> {
         channel: Channel<'m>,
         memory: Memory<'m>,
         policy: Policy,
-    ) -> Result<(Self, Desk<'m>), AttachError> {
-        let (queue, desk) = Queue::new(id, host, channel, memory, policy)?;
-        Ok((Context { queue }, desk))
+    ) -> Result<(Self, CommandConsumer<'m>), AttachError> {
+        let (queue, consumer) = Queue::new(id, host, channel, memory, policy)?;
+        Ok((Context { queue }, consumer))
     }
 
     /// The queue underneath, for commands with events.

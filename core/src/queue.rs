@@ -1,4 +1,4 @@
-//! A queue of commands for an engine that another thread drives: the peer of a worker's [`Desk`].
+//! A queue of commands for an engine that another thread drives: the peer of a worker's [`CommandConsumer`].
 //!
 //! A queue is a pool of commands, a ring to the worker, a ring back, and events that hold results.
 //! One thread uses it at a time; many queues feed one worker, each over its own rings. Creating and
@@ -43,7 +43,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use crate::engine::ContextId;
 use crate::engine::command::{Entry, Event, Reply};
-use crate::engine::lane::{Desk, Flight, Lane, Posted, Side};
+use crate::engine::lane::{CommandConsumer, Flight, Lane, Posted, Side};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
 use crate::sync::event::{Channel, Listening};
 use crate::sync::host::{Host, SpinHost};
@@ -169,7 +169,7 @@ impl<'m> Cmd<'m> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// A queue and the desk that its worker serves, in the engine's context `id`. `channel` is a
+    /// A queue and the consumer that its worker serves, in the engine's context `id`. `channel` is a
     /// share of the worker's [`Channels`](crate::sync::event::Channels) that no other queue has.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl<'m, H: Host> Queue<'m, H> {
         channel: Channel<'m>,
         memory: Memory<'m>,
         policy: Policy,
-    ) -> Result<(Self, Desk<'m>), AttachError> {
+    ) -> Result<(Self, CommandConsumer<'m>), AttachError> {
         let Memory { pool: (header, slots), submissions, completions, flights, lane } = memory;
         let len = slots.len();
         if [submissions.1.len(), completions.1.len(), flights.len()] != [len; 3] {
@@ -201,7 +201,7 @@ impl<'m, H: Host> Queue<'m, H> {
             silent: false,
             idle: Idle::new(policy),
         };
-        Ok((queue, Desk::new(id, theirs, channel, flights)))
+        Ok((queue, CommandConsumer::new(id, theirs, channel, flights)))
     }
 
     /// Makes a command in a slot of this queue's pool.

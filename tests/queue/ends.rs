@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use fishplate_core::engine::Engine;
 use fishplate_core::engine::command::Reply;
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::queue::Command;
@@ -21,26 +21,26 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
     let stop = AtomicBool::new(true);
     let recv = |n| Command::Recv { source: None, tag: tag(n), ignore: Tag::ZERO, into: None };
-    let run = |engine: &mut Engine<'static, Rails, 2>, desks: &mut [Desk<'static>]| {
-        let mut worker = Worker::new(engine, desks, Policy::BALANCED);
+    let run = |engine: &mut Engine<'static, Rails, 2>, consumers: &mut [CommandConsumer<'static>]| {
+        let mut worker = Worker::new(engine, consumers, Policy::BALANCED);
         assert!(worker.run(host, &channels.send, None, &stop, NEVER));
     };
     let message = Command::Send { to: peer, tag: tag(1), from: Some((source.at(0), 0)), sync: true };
 
-    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
-    let mut desks = [desk];
+    let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
+    let mut consumers = [consumer];
     let open = submit(&mut queue, recv(1));
-    run(&mut engine, &mut desks);
+    run(&mut engine, &mut consumers);
     assert!(!open.is_done());
-    drop(desks);
+    drop(consumers);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
     // The engine still has it and its message. A receive in the same slot of another queue differs.
-    let (mut queue, desk) = queue_of::<4>(host, channels, 0);
-    let mut desks = [desk];
+    let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
+    let mut consumers = [consumer];
     let other = submit(&mut queue, recv(2));
     let sent = submit(&mut queue, message);
-    run(&mut engine, &mut desks);
+    run(&mut engine, &mut consumers);
     assert_eq!(sent.reply(), Some(Reply::Done(0)));
     assert!(!other.is_done());
 }
@@ -52,15 +52,15 @@ fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
     let refused = Command::Put { from: source.at(u64::MAX), len: 8, to: remote.at(0) };
     let host = bench.host;
     for goes in [false, true] {
-        let (mut queue, desk) = queue_of::<2>(host, leak(Channels::new()), 0);
+        let (mut queue, consumer) = queue_of::<2>(host, leak(Channels::new()), 0);
         let first = submit(&mut queue, refused);
         let second = create(&mut queue, Command::Marker).after(&first).unwrap();
         let second = queue.submit(second);
-        let mut desks = [desk];
+        let mut consumers = [consumer];
         if !goes {
-            Worker::new(bench.engine(), &mut desks, Policy::BALANCED).turn(host);
+            Worker::new(bench.engine(), &mut consumers, Policy::BALANCED).turn(host);
         }
-        drop(desks);
+        drop(consumers);
         assert_eq!(queue.finish(NEVER), Ok(()));
         let want = if goes { Reply::Abandoned } else { Reply::Dependency };
         assert_eq!(second.reply(), Some(want));
@@ -77,13 +77,13 @@ fn a_worker_that_goes_away_leaves_nothing_waiting() {
     let put = Command::Put { from: source.at(0), len: 50_000, to: remote.at(0) };
     let host = bench.host;
     let channels = leak(Channels::new());
-    let (mut queue, desk) = queue_of::<16>(host, channels, 0);
-    let mut desks = [desk];
+    let (mut queue, consumer) = queue_of::<16>(host, channels, 0);
+    let mut consumers = [consumer];
     let begun = submit(&mut queue, put);
-    let mut worker = Worker::new(bench.engine(), &mut desks, Policy::BALANCED);
+    let mut worker = Worker::new(bench.engine(), &mut consumers, Policy::BALANCED);
     worker.turn(host);
     let unseen = submit(&mut queue, Command::Marker);
-    drop(desks);
+    drop(consumers);
     assert_eq!(queue.finish(NEVER), Ok(()));
     assert!(begun.is_done());
     assert_eq!(unseen.reply(), Some(Reply::Abandoned));

@@ -110,11 +110,11 @@ fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
     assert_eq!(bench.queues[1].held(), Some(event));
     let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
     // Behind what waits for the message, it would never be sent.
-    let (mut third, desk) = queue_of::<4>(host, leak(Channels::new()), 0);
+    let (mut third, consumer) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);
-    let mut desks = [desk];
+    let mut consumers = [consumer];
     for _ in 0..1000 {
-        Worker::new(bench.engine(), &mut desks, Policy::BALANCED).turn(host);
+        Worker::new(bench.engine(), &mut consumers, Policy::BALANCED).turn(host);
         bench.worker.turn(host);
     }
     assert!(open.is_done() && after.is_done() && sent.is_done());

@@ -5,7 +5,7 @@ use std::thread;
 
 use fishplate::MatchStorage;
 use fishplate_core::engine::command::{Event, Reply};
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
@@ -49,7 +49,7 @@ pub fn queue_of<const N: usize>(
     host: &'static LinuxHost,
     channels: &'static Channels<QUEUES>,
     id: u8,
-) -> (Hosted, Desk<'static>) {
+) -> (Hosted, CommandConsumer<'static>) {
     let memory = leak(Room::<N>::new()).memory();
     Queue::new(ContextId(id), host, channels.queue(id.into()), memory, Policy::BALANCED).unwrap()
 }
@@ -73,8 +73,9 @@ pub struct Places {
 pub fn bench(seed: u64, queues: u8) -> Bench {
     let Own { engine, peer, source, target, remote, .. } = scene(seed, queues.into());
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
-    let (queues, desks): (Vec<_>, Vec<_>) = (0..queues).map(|id| queue_of::<16>(host, channels, id)).unzip();
-    let worker = Worker::new(leak(engine), desks.leak(), Policy::BALANCED);
+    let (queues, consumers): (Vec<_>, Vec<_>) =
+        (0..queues).map(|id| queue_of::<16>(host, channels, id)).unzip();
+    let worker = Worker::new(leak(engine), consumers.leak(), Policy::BALANCED);
     Bench { host, queues, worker, at: Places { peer, source, target, remote } }
 }
 

@@ -7,7 +7,7 @@ use std::{mem, thread};
 use fishplate::worker::{self, Options, StartError, Wakes};
 use fishplate_core::engine::ContextId;
 use fishplate_core::engine::command::Reply;
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::queue::{Command, Queue, Room};
 use fishplate_core::sync::event::{Channels, EventCount};
@@ -22,11 +22,11 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
     let Own { mut engine, peer, source, target, remote, .. } = scene(seed, queues.into());
     let at = Places { peer, source, target, remote };
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
-    let (queues, mut desks): (Vec<_>, Vec<_>) =
+    let (queues, mut consumers): (Vec<_>, Vec<_>) =
         (0..queues).map(|id| queue_of::<16>(host, channels, id)).unzip();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+        let mut worker = Worker::new(&mut engine, &mut consumers, Policy::BALANCED);
         let stopped = &stop;
         let running = scope.spawn(move || worker.run(host, &channels.send, None, stopped, NEVER));
         let users: Vec<_> = queues
@@ -45,7 +45,7 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
         // The worker has stopped, so a failure ends the test.
         ends.into_iter().for_each(|end| end.unwrap());
     });
-    assert!(desks.iter_mut().all(Desk::is_over));
+    assert!(consumers.iter_mut().all(CommandConsumer::is_over));
 }
 
 #[test]
@@ -123,10 +123,10 @@ fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everyt
     for policy in [Policy::BALANCED, Policy::EFFICIENT] {
         let Own { engine, target, .. } = scene(1, 1);
         let mut room = Room::<16>::new();
-        let (mut queue, desk) =
+        let (mut queue, consumer) =
             Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
         thread::scope(|scope| {
-            let mut parts = (Box::new(engine), vec![desk]);
+            let mut parts = (Box::new(engine), vec![consumer]);
             for round in 0..20 {
                 let options = Options { cpu, policy };
                 let running = worker::start(scope, parts, wakes, options, NEVER).unwrap();

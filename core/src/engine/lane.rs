@@ -60,7 +60,7 @@ pub struct Lane<'m> {
     /// Written by the queue as it leaves, and the worker's from then on.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Written by the worker as it leaves, and the queue's from then on.
-    desk: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
+    consumer: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Waiters for events of this queue, other than its user.
     pub(crate) listeners: Listeners<'m>,
     /// [`Held`], as of the worker's last turn.
@@ -80,7 +80,7 @@ impl Lane<'_> {
         Lane {
             there: AtomicU32::new(QUEUE | DESK),
             queue: UnsafeCell::new(MaybeUninit::uninit()),
-            desk: UnsafeCell::new(MaybeUninit::uninit()),
+            consumer: UnsafeCell::new(MaybeUninit::uninit()),
             listeners: Listeners::new(),
             held: AtomicU64::new(0),
             watch: Watch::new(),
@@ -160,7 +160,7 @@ impl<'m> Side<'m> {
 
     /// What blocked the worker in its last turn.
     pub fn held(&self) -> Option<Held> {
-        // Relaxed: as in `Desk::note`.
+        // Relaxed: as in `CommandConsumer::note`.
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
@@ -189,7 +189,7 @@ impl<'m> Side<'m> {
     /// # Safety
     /// Once, and the other side has left.
     unsafe fn take_left(&self) -> Consumer<'m, Posted<'m>> {
-        let cell = if self.side == QUEUE { &self.lane.desk } else { &self.lane.queue };
+        let cell = if self.side == QUEUE { &self.lane.consumer } else { &self.lane.queue };
         self.lane.watch.read((self.side ^ (QUEUE | DESK)) as usize);
         // SAFETY: the caller's promise; a producer's end is not needed.
         unsafe { (*cell.get()).assume_init_read().1 }
@@ -199,7 +199,7 @@ impl<'m> Side<'m> {
 impl Drop for Side<'_> {
     fn drop(&mut self) {
         if self.left.is_none() && !self.other_left() {
-            let cell = if self.side == QUEUE { &self.lane.queue } else { &self.lane.desk };
+            let cell = if self.side == QUEUE { &self.lane.queue } else { &self.lane.consumer };
             self.lane.watch.write(self.side as usize);
             // SAFETY: `drop` runs once and is the last use of both;
             // the cell is this side's until the subtraction below.
@@ -267,7 +267,7 @@ pub(super) struct Job<'m> {
 
 impl Job<'_> {
     /// The ticket of its completion: stamp and slot, 48 bits. The engine counts stamps, so a
-    /// completion for a dropped desk never matches another command.
+    /// completion for a dropped consumer never matches another command.
     #[inline]
     pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
         *stamp = stamp.wrapping_add(1);
@@ -276,7 +276,7 @@ impl Job<'_> {
 }
 
 /// The worker's end of one queue.
-pub struct Desk<'m> {
+pub struct CommandConsumer<'m> {
     pub(super) context: ContextId,
     side: Side<'m>,
     channel: Channel<'m>,
@@ -295,7 +295,7 @@ pub struct Desk<'m> {
     answered: bool,
 }
 
-impl<'m> Desk<'m> {
+impl<'m> CommandConsumer<'m> {
     /// The worker's end of the queue that runs in `context`. `flights` is as long as its pool.
     pub(crate) fn new(
         context: ContextId,
@@ -308,7 +308,7 @@ impl<'m> Desk<'m> {
         }
         // SAFETY: just written, every one.
         let flights = unsafe { &mut *(&raw mut *flights as *mut [Flight<'m>]) };
-        Desk {
+        CommandConsumer {
             context,
             side,
             channel,
@@ -401,7 +401,7 @@ impl<'m> Desk<'m> {
         }
     }
 
-    /// Takes the job of a completion. `None`: it belongs to another desk.
+    /// Takes the job of a completion. `None`: it belongs to another consumer.
     #[inline]
     pub(super) fn land(&mut self, ticket: u64) -> Option<(Job<'m>, Part)> {
         let flight = self.flights.get_mut(ticket as u16 as usize)?;
@@ -447,13 +447,13 @@ impl<'m> Desk<'m> {
             && self.side.incoming.is_empty()
     }
 
-    /// Whether the queue is gone and everything it submitted has ended: the desk may be dropped.
+    /// Whether the queue is gone and everything it submitted has ended: the consumer may be dropped.
     pub fn is_over(&mut self) -> bool {
         self.is_idle() && self.flying == 0 && self.side.is_alone()
     }
 }
 
-impl Drop for Desk<'_> {
+impl Drop for CommandConsumer<'_> {
     /// Abandons commands that are not done.
     fn drop(&mut self) {
         let begun = self

@@ -1,8 +1,8 @@
 //! A thread's loop that drives an engine for other threads. (In UCX, a worker is an object without
 //! a thread.)
 //!
-//! Each queue reaches the worker by a [`Desk`]: a ring of commands in, a ring of their slots out.
-//! The worker takes a bounded number from each desk in turn, makes one engine pass, and hands out
+//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of commands in, a ring of their slots out.
+//! The worker takes a bounded number from each consumer in turn, makes one engine pass, and hands out
 //! what has ended. It allocates nothing, starts no thread (the caller's thread runs it, and may be
 //! pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring when they
 //! submit, and the rail's own, which peers ring when something arrives.
@@ -24,7 +24,7 @@ use crate::sync::primitive::{AtomicBool, edge};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
 use super::command::{Command, Readiness, Relay, Reply};
-use super::lane::{Desk, HeldBy, Job, Part, Pending};
+use super::lane::{CommandConsumer, HeldBy, Job, Part, Pending};
 use super::protocol::{self, Payload};
 use super::table::resolve_local;
 use super::wait::{Noted, Pulse};
@@ -36,11 +36,11 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 /// Bytes of a fill or a copy within this process that one turn does.
 const PIECE: usize = 256 << 10;
 
-/// An engine, the desks it serves, and the idle state of its thread. Engine and desks are borrowed:
+/// An engine, the consumers it serves, and the idle state of its thread. Engine and consumers are borrowed:
 /// once the worker has stopped, the engine may be driven directly or by another worker.
 pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
-    desks: &'e mut [Desk<'d>],
+    consumers: &'e mut [CommandConsumer<'d>],
     policy: Policy,
     counts: Counts,
     wakes: u64,
@@ -48,9 +48,13 @@ pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
-    /// A worker for at most 65,536 `desks`, which idles as `policy` says.
-    pub fn new(engine: &'e mut Engine<'m, R, RAILS>, desks: &'e mut [Desk<'d>], policy: Policy) -> Self {
-        Worker { engine, desks, policy, counts: Counts::default(), wakes: 0, pulse: Pulse::default() }
+    /// A worker for at most 65,536 `consumers`, which idles as `policy` says.
+    pub fn new(
+        engine: &'e mut Engine<'m, R, RAILS>,
+        consumers: &'e mut [CommandConsumer<'d>],
+        policy: Policy,
+    ) -> Self {
+        Worker { engine, consumers, policy, counts: Counts::default(), wakes: 0, pulse: Pulse::default() }
     }
 
     /// The engine, between turns.
@@ -65,41 +69,41 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Entries in its queues' rings that the other side has not taken.
     pub fn pending(&mut self) -> Pending {
-        let each = self.desks.iter_mut().map(Desk::pending);
-        each.fold(Pending::default(), |all, desk| Pending {
-            send: all.send + desk.send,
-            recv: all.recv + desk.recv,
+        let each = self.consumers.iter_mut().map(CommandConsumer::pending);
+        each.fold(Pending::default(), |all, consumer| Pending {
+            send: all.send + consumer.send,
+            recv: all.recv + consumer.recv,
         })
     }
 
-    /// One bounded round over desks and engine. Returns whether anything was done. Never blocks.
+    /// One bounded round over consumers and engine. Returns whether anything was done. Never blocks.
     pub fn turn<H: Host>(&mut self, host: &H) -> bool {
         let batch = self.engine.config().batch;
         let mut busy = false;
-        for (index, desk) in self.desks.iter_mut().enumerate() {
-            busy |= serve(self.engine, desk, index as u64, batch);
+        for (index, consumer) in self.consumers.iter_mut().enumerate() {
+            busy |= serve(self.engine, consumer, index as u64, batch);
         }
         busy |= self.engine.progress() != 0;
         for _ in 0..batch {
             let Some(Completion { tag, outcome, value, .. }) = self.engine.next_completion() else { break };
             busy = true;
-            if let Some(desk) = self.desks.get_mut((tag >> TICKET_BITS) as usize) {
+            if let Some(consumer) = self.consumers.get_mut((tag >> TICKET_BITS) as usize) {
                 let reply = match outcome {
                     Outcome::Done => Reply::Done(value),
                     outcome => Reply::Failed(outcome),
                 };
-                landed(desk, tag & TICKET_MASK, reply);
+                landed(consumer, tag & TICKET_MASK, reply);
             }
         }
         for _ in 0..batch {
             let Some(status) = self.engine.next_recv() else { break };
             busy = true;
-            if let Some(desk) = self.desks.get_mut((status.word >> TICKET_BITS) as usize) {
-                landed(desk, status.word & TICKET_MASK, Reply::Received(status));
+            if let Some(consumer) = self.consumers.get_mut((status.word >> TICKET_BITS) as usize) {
+                landed(consumer, status.word & TICKET_MASK, Reply::Received(status));
             }
         }
-        for desk in self.desks.iter_mut() {
-            self.wakes += desk.notify(host);
+        for consumer in self.consumers.iter_mut() {
+            self.wakes += consumer.notify(host);
         }
         busy
     }
@@ -111,7 +115,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     /// Returns whether it stopped with nothing left to do. Then
     ///
     /// - everything submitted before has ended and is applied at its peers, silent commands
-    ///   included. An unmatched receive does not delay the stop: the engine and its desk keep it;
+    ///   included. An unmatched receive does not delay the stop: the engine and its consumer keep it;
     /// - everything that has arrived and been applied is acknowledged, and credits are returned, so
     ///   no peer waits for this engine.
     ///
@@ -140,7 +144,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
             }
             match busy || self.engine.has_due() {
                 true => Turn::Busy,
-                false if arrivals.is_some() && !self.desks.iter().any(|desk| desk.restless) => Turn::Nothing,
+                false if arrivals.is_some() && !self.consumers.iter().any(|consumer| consumer.restless) => {
+                    Turn::Nothing
+                }
                 false => Turn::Unnotified,
             }
         };
@@ -168,96 +174,98 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         self.engine.acknowledge_all();
         self.engine.state.ask_all();
         let engine_is_idle = self.engine.state.open == 0 && !self.engine.has_due();
-        engine_is_idle && !self.engine.is_receiving() && self.desks.iter_mut().all(Desk::is_idle)
+        engine_is_idle
+            && !self.engine.is_receiving()
+            && self.consumers.iter_mut().all(CommandConsumer::is_idle)
     }
 }
 
 /// Takes at most a batch of a queue's submissions. Returns whether anything was done.
 fn serve<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
-    desk: &mut Desk<'_>,
+    consumer: &mut CommandConsumer<'_>,
     index: u64,
     batch: u32,
 ) -> bool {
     let mut busy = false;
-    desk.restless = false;
-    if let Some(watch) = &desk.watch
+    consumer.restless = false;
+    if let Some(watch) = &consumer.watch
         && let Some(reply) = look(engine, watch.entry.command())
-        && let Some(watch) = desk.watch.take()
+        && let Some(watch) = consumer.watch.take()
     {
-        desk.end(watch, reply);
+        consumer.end(watch, reply);
         busy = true;
     }
     for _ in 0..batch {
-        let Some(job) = desk.next() else { break };
-        match desk.readiness(&job) {
+        let Some(job) = consumer.next() else { break };
+        match consumer.readiness(&job) {
             Readiness::Ready => {}
             Readiness::Never => {
-                desk.end(job, Reply::Dependency);
+                consumer.end(job, Reply::Dependency);
                 busy = true;
                 continue;
             }
             Readiness::Waits(event, listening) => {
-                desk.restless = listening != Listening::Standing;
-                desk.hold(job, HeldBy::Event(event));
+                consumer.restless = listening != Listening::Standing;
+                consumer.hold(job, HeldBy::Event(event));
                 break;
             }
         }
         let ticket = job.ticket(&mut engine.state.stamp);
-        match carry_out(engine, desk, (index << TICKET_BITS) | ticket, &job) {
-            Step::Replied(reply) => desk.end(job, reply),
+        match carry_out(engine, consumer, (index << TICKET_BITS) | ticket, &job) {
+            Step::Replied(reply) => consumer.end(job, reply),
             // No report is wanted, and the engine has copied what it needs.
-            Step::Taken if !job.report => desk.end(job, Reply::Done(0)),
+            Step::Taken if !job.report => consumer.end(job, Reply::Done(0)),
             Step::Taken => {
                 let part = match *job.entry.command() {
                     Command::Recv { .. } => Part::Receive,
                     _ => Part::Whole,
                 };
-                desk.launch(ticket, job, part);
+                consumer.launch(ticket, job, part);
             }
             Step::Relayed => {
                 let first_half = Job { entry: job.entry.clone(), report: job.report };
-                desk.launch(ticket, first_half, Part::Relay);
-                desk.hold(job, HeldBy::Engine);
+                consumer.launch(ticket, first_half, Part::Relay);
+                consumer.hold(job, HeldBy::Engine);
                 busy = true;
                 break;
             }
-            Step::Watch if desk.watch.is_none() => desk.watch = Some(job),
+            Step::Watch if consumer.watch.is_none() => consumer.watch = Some(job),
             Step::Later { moved } => {
-                desk.hold(job, HeldBy::Engine);
+                consumer.hold(job, HeldBy::Engine);
                 busy |= moved;
                 break;
             }
             Step::Full => {
-                desk.restless = true;
-                desk.hold(job, HeldBy::Room);
+                consumer.restless = true;
+                consumer.hold(job, HeldBy::Room);
                 break;
             }
             Step::Watch => {
-                desk.hold(job, HeldBy::Engine);
+                consumer.hold(job, HeldBy::Engine);
                 break;
             }
         }
         busy = true;
     }
-    desk.note_progress();
+    consumer.note_progress();
     busy
 }
 
 /// Handles the completion of a command in the engine.
-fn landed(desk: &mut Desk<'_>, ticket: u64, reply: Reply) {
-    let Some((job, part)) = desk.land(ticket) else { return };
+fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
+    let Some((job, part)) = consumer.land(ticket) else { return };
     if part != Part::Relay {
-        return desk.end(job, reply);
+        return consumer.end(job, reply);
     }
     // The first half of a copy between peers; the command itself is held.
-    match (reply, desk.held.take()) {
+    match (reply, consumer.held.take()) {
         (Reply::Done(_), Some(held)) => {
             // SAFETY: this is its worker, and no other reference to its work is alive.
             unsafe { held.entry.work() }.relay = Relay::Read;
-            desk.held = Some(held);
+            consumer.held = Some(held);
         }
-        (reply, Some(held)) => desk.end(held, reply),
+        (reply, Some(held)) => consumer.end(held, reply),
         (_, None) => {}
     }
 }
@@ -280,11 +288,11 @@ enum Step {
 
 fn carry_out<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
-    desk: &mut Desk<'_>,
+    consumer: &mut CommandConsumer<'_>,
     tag: u64,
     job: &Job<'_>,
 ) -> Step {
-    let context = desk.context;
+    let context = consumer.context;
     let notice = if job.report { Notice::Report(tag) } else { Notice::Silent };
     // SAFETY: this is its worker, and `carry_out` alone refers to its work.
     let work = unsafe { job.entry.work() };
@@ -331,7 +339,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
         },
         Command::Discard(message) => engine.discard(message).map(|()| Issued::Done { value: 0 }),
         Command::Cancel { slot } => {
-            let ticket = desk.flying_ticket(slot).ok_or(OpError::StaleToken);
+            let ticket = consumer.flying_ticket(slot).ok_or(OpError::StaleToken);
             match ticket.and_then(|ticket| engine.cancel_word((tag & !TICKET_MASK) | ticket)) {
                 Ok(done) => return Step::Replied(Reply::Cancelled(done)),
                 Err(error) => Err(error),
@@ -366,7 +374,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
             relayed = true;
             engine.get(context, via, len, from, Notice::Report(tag))
         }
-        Command::Marker if desk.flying == 0 && desk.watch.is_none() => Ok(Issued::Done { value: 0 }),
+        Command::Marker if consumer.flying == 0 && consumer.watch.is_none() => Ok(Issued::Done { value: 0 }),
         Command::Marker => return Step::Later { moved: false },
     };
     match issued {

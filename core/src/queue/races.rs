@@ -93,7 +93,7 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             let mut pool = scene.pool(pool);
             let to_worker = ring::split(submissions.0, submissions.1).unwrap();
             let from_worker = ring::split(completions.0, completions.1).unwrap();
-            let [mut queue, mut desk] = Side::both(lane, to_worker, from_worker);
+            let [mut queue, mut consumer] = Side::both(lane, to_worker, from_worker);
             let listeners = &queue.lane.listeners;
             let mut events = Vec::new();
             for _ in 0..2 {
@@ -104,12 +104,12 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
             }
             let worker = thread::spawn(move || {
                 // One is done and sent home, the other stays in the ring.
-                if let Some(posted) = desk.pop() {
+                if let Some(posted) = consumer.pop() {
                     // SAFETY: just popped.
                     let entry = unsafe { posted.open() };
                     // SAFETY: this is its worker.
                     unsafe { entry.finish(Reply::Done(0)) };
-                    desk.push(Posted::new(entry, true));
+                    consumer.push(Posted::new(entry, true));
                 }
             });
             drop(queue);
@@ -133,15 +133,15 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             // SAFETY: freed below, once both ends are gone.
             let (channels, host, stop): &'static _ = unsafe { &*shared };
             let channel = channels.queue(0);
-            let (mut queue, desk) =
+            let (mut queue, consumer) =
                 Queue::new(ContextId(0), host, channel, scene.memory(), Policy::EFFICIENT).unwrap();
             let worker = thread::spawn(move || {
                 let config = Config { window: 8, ..Config::DEFAULT };
                 let mut tables = Box::new(Tables::<1, 1, 8, 1, 1>::new());
                 let mut engine =
                     Box::new(Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap());
-                let mut desks = [desk];
-                let mut worker = Worker::new(&mut engine, &mut desks, Policy::EFFICIENT);
+                let mut consumers = [consumer];
+                let mut worker = Worker::new(&mut engine, &mut consumers, Policy::EFFICIENT);
                 // It never turns, so a command is never done.
                 assert!(!worker.may_stop(stop));
             });

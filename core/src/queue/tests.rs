@@ -27,9 +27,9 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
     for round in 0..10_000u64 {
         let channels = <Channels>::new();
         let mut room = Box::new(Room::<8>::new());
-        let (mut queue, desk) =
+        let (mut queue, consumer) =
             Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
-        let mut desks = [desk];
+        let mut consumers = [consumer];
         let events: Vec<_> = (0..random.within(0..9))
             .map(|at| {
                 let at = region.at(at as u64 % 2 * 8);
@@ -41,16 +41,16 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
                 event
             })
             .collect();
-        let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+        let mut worker = Worker::new(&mut engine, &mut consumers, Policy::BALANCED);
         if random.within(0..2) == 0 {
             worker.turn(&host);
         }
         let kept: Vec<_> = events.iter().filter(|_| random.within(0..2) == 0).cloned().collect();
         if random.within(0..2) == 0 {
             drop(queue);
-            drop(desks);
+            drop(consumers);
         } else {
-            drop(desks);
+            drop(consumers);
             drop(queue);
         }
         drop(events);
@@ -72,13 +72,13 @@ fn a_busy_queue_holds_up_no_other_by_more_than_a_batch() {
     let config = Config { batch: BATCH as u32, ..Config::DEFAULT };
     let mut engine = Engine::new(config, [Loopback::<16>::new()], tables.memory()).unwrap();
     let (host, channels) = (SpinHost::new(1), Channels::<2>::new());
-    let (mut rooms, mut queues, mut desks) = ([Room::<64>::new(), Room::new()], Vec::new(), Vec::new());
+    let (mut rooms, mut queues, mut consumers) = ([Room::<64>::new(), Room::new()], Vec::new(), Vec::new());
     for (id, room) in rooms.iter_mut().enumerate() {
         let channel = channels.queue(id);
         let made = Queue::new(ContextId(0), &host, channel, room.memory(), Policy::BALANCED);
-        let (queue, desk) = made.unwrap();
+        let (queue, consumer) = made.unwrap();
         queues.push(queue);
-        desks.push(desk);
+        consumers.push(consumer);
     }
     let submit = |queue: &mut Queue<'_, _>, count| {
         for _ in 0..count {
@@ -87,7 +87,7 @@ fn a_busy_queue_holds_up_no_other_by_more_than_a_batch() {
         }
     };
     submit(&mut queues[0], 64);
-    let mut worker = Worker::new(&mut engine, &mut desks, Policy::BALANCED);
+    let mut worker = Worker::new(&mut engine, &mut consumers, Policy::BALANCED);
     for turn in 1..=64 / BATCH {
         submit(&mut queues[1], 1);
         worker.turn(&host);

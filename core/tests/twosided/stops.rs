@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use fishplate_core::context::{Context, Ticket};
 use fishplate_core::engine::command::{Command, Reply};
-use fishplate_core::engine::lane::Desk;
+use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, Notice, RailPolicy, Signal};
@@ -30,7 +30,7 @@ const PATIENCE: u32 = 20_000;
 struct Place<const RAILS: usize> {
     node: Node<End, RAILS>,
     context: Context<'static, SpinHost>,
-    desks: Vec<Desk<'static>>,
+    consumers: Vec<CommandConsumer<'static>>,
     channels: &'static Channels<1>,
     stopped: bool,
 }
@@ -42,8 +42,8 @@ impl<const RAILS: usize> Place<RAILS> {
             let channels = &*Box::leak(Box::new(Channels::new()));
             let memory = Box::leak(Box::new(Room::<8>::new())).memory();
             let made = Context::new(CX, host(), channels.queue(0), memory, Policy::BALANCED);
-            let (context, desk) = made.unwrap();
-            Place { node, context, desks: vec![desk], channels, stopped: false }
+            let (context, consumer) = made.unwrap();
+            Place { node, context, consumers: vec![consumer], channels, stopped: false }
         });
         places.collect::<Vec<_>>().try_into().ok().unwrap()
     }
@@ -51,13 +51,13 @@ impl<const RAILS: usize> Place<RAILS> {
     /// A turn of its worker, if that still runs.
     fn turn(&mut self) {
         if !self.stopped {
-            Worker::new(&mut self.node.engine, &mut self.desks, Policy::BALANCED).turn(host());
+            Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED).turn(host());
         }
     }
 
     /// Has its worker stop, and gives it a few turns for that.
     fn stop(&mut self) -> bool {
-        let mut worker = Worker::new(&mut self.node.engine, &mut self.desks, Policy::BALANCED);
+        let mut worker = Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED);
         self.stopped |= worker.run(host(), &self.channels.send, None, &AtomicBool::new(true), 0);
         self.stopped
     }

@@ -50,9 +50,9 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
     let host = seat.waiter.host();
     let (channels, stop) = (<Channels>::new(), AtomicBool::new(false));
     let mut room = Room::<REQUESTS>::new();
-    let (context, desk) = Context::new(CONTEXT, host, channels.queue(0), room.memory(), Policy::BALANCED)
+    let (context, consumer) = Context::new(CONTEXT, host, channels.queue(0), room.memory(), Policy::BALANCED)
         .map_err(|error| Failure::run(format!("cannot set up a context: {error}")))?;
-    let mut desks = [desk];
+    let mut consumers = [consumer];
     let deadline_ns = seat.watch.deadline_ns();
     let user = User {
         context,
@@ -68,7 +68,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
         tally: Tally::default(),
     };
     let arrivals = seat.bell.as_deref();
-    let mut worker = Worker::new(&mut seat.engine, &mut desks, Policy::BALANCED);
+    let mut worker = Worker::new(&mut seat.engine, &mut consumers, Policy::BALANCED);
     let tally = thread::scope(|scope| {
         let (send, stop) = (&channels.send, &stop);
         let running = thread::Builder::new()
