@@ -18,7 +18,7 @@ use core::mem::{ManuallyDrop, MaybeUninit};
 
 use crate::sync::event::{Channel, Listeners};
 use crate::sync::host::Host;
-use crate::sync::pool::{Parcel, Shared};
+use crate::sync::pool::{RawShared, Shared};
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, Watch, edge};
 use crate::sync::ring::{Consumer, Producer};
 
@@ -32,7 +32,7 @@ pub use held::{Held, HeldBy};
 /// A command in a ring.
 #[derive(Clone, Copy)]
 pub struct Posted<'m> {
-    pub(super) parcel: Parcel<'m, Entry<'m>>,
+    pub(super) raw: RawShared<'m, Entry<'m>>,
     /// Its result will be read.
     pub(super) report: bool,
 }
@@ -40,14 +40,14 @@ pub struct Posted<'m> {
 impl<'m> Posted<'m> {
     /// A command to submit.
     pub(crate) fn new(entry: Shared<'m, Entry<'m>>, report: bool) -> Self {
-        Posted { parcel: entry.into_parcel(), report }
+        Posted { raw: entry.into_raw(), report }
     }
 
     /// # Safety
     /// Once for each that was popped.
     pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
         // SAFETY: the caller's promise.
-        unsafe { self.parcel.open() }
+        unsafe { self.raw.open() }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::rail::Sink;
 use super::State;
 use super::protocol::FIRST_KIND;
 use super::table::in_bounds;
-use super::window::{Arrival, Cells, Parcel, Parked, Window, bitmap_words};
+use super::window::{Action, Arrival, Cells, Parked, Window, bitmap_words};
 use super::wire::{Body, GENERATION_MASK, Message, NO_TOKEN, Owner, Place, PostTag, context_of};
 
 /// The sink of one rail.
@@ -168,7 +168,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     None => core::ptr::null_mut(),
                 };
                 let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
-                let parked = Parked { at, what: Parcel::Signal { op, value } };
+                let parked = Parked { at, what: Action::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
                     // Data lands in any order, at once; only the signal waits for its turn.
                     // SAFETY: the target was checked against its region, the payload against the
@@ -208,7 +208,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     self.stats.applied += 1;
                     self.in_order(stream);
                 } else {
-                    self.park(stream, message.word, Parked { at, what: Parcel::Amo { amo, token } })?;
+                    self.park(stream, message.word, Parked { at, what: Action::Amo { amo, token } })?;
                 }
             }
             Body::Reply { token, value } => self.replied(peer.0, token, value)?,

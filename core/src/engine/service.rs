@@ -13,7 +13,7 @@ use super::protocol::Kept;
 use super::stream::{KEPT, MESSAGES, Stream, WRITES};
 use super::table::PeerState;
 use super::tag::Tag;
-use super::window::{Next, Parcel, Parked};
+use super::window::{Action, Next, Parked};
 use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
 
@@ -78,8 +78,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Next::Message(parked) => parked,
             };
             match what {
-                Parcel::Signal { op, value } => self.state.apply_signal(at, op, value)?,
-                Parcel::Amo { amo, token } => {
+                Action::Signal { op, value } => self.state.apply_signal(at, op, value)?,
+                Action::Amo { amo, token } => {
                     let word = self.state.word(at, amo.width)?;
                     // SAFETY: inside a registered region, aligned to its width;
                     // only accessed atomically.
@@ -91,14 +91,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
                         // Executed once: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
-                        window.replace(Parked { at, what: Parcel::Reply { token, value } }, &mut cells);
+                        window.replace(Parked { at, what: Action::Reply { token, value } }, &mut cells);
                         return Ok(Applied::More);
                     }
                 }
-                Parcel::Tagged { lo, hi, kept } => {
+                Action::Tagged { lo, hi, kept } => {
                     self.state.turn(stream, Tag { lo, hi }, Kept::unpack(kept))?;
                 }
-                Parcel::Reply { token, value } => {
+                Action::Reply { token, value } => {
                     if !self.post_control(stream, Body::Reply { token, value }) {
                         return Ok(Applied::More);
                     }

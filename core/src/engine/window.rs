@@ -20,12 +20,12 @@ use super::wire::Place;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parked {
     pub(crate) at: Place,
-    pub(crate) what: Parcel,
+    pub(crate) what: Action,
 }
 
 /// The action of a message when its turn comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parcel {
+pub(crate) enum Action {
     /// Change a signal word.
     Signal { op: SignalOp, value: u64 },
     /// Execute an atomic and send the old value, unless the token is
@@ -292,7 +292,7 @@ mod tests {
                 }
                 window.write(word, &mut cells)
             } else {
-                let what = Parcel::Signal { op: SignalOp::Set, value: seq };
+                let what = Action::Signal { op: SignalOp::Set, value: seq };
                 window.message(word, Parked { at: Place::default(), what }, &mut cells)
             }
         }
@@ -305,7 +305,7 @@ mod tests {
                 match window.next(&mut cells) {
                     Next::Hole => return out,
                     Next::Write => {}
-                    Next::Message(Parked { what: Parcel::Signal { value, .. }, .. }) => {
+                    Next::Message(Parked { what: Action::Signal { value, .. }, .. }) => {
                         out.push(value);
                         window.consume(&mut cells);
                     }

@@ -71,7 +71,7 @@ mod tests;
 
 pub use batch::Batch;
 pub use block::Block;
-pub(crate) use lease::Parcel;
+pub(crate) use lease::RawShared;
 pub use lease::{Lease, Shared};
 use list::EMPTY;
 pub use list::FreeList;

@@ -10,7 +10,7 @@ use super::super::State;
 use super::super::list::NONE;
 use super::super::pending::{Kind, State as Open};
 use super::super::tag::{Arrive, Tag, UnexpectedId};
-use super::super::window::{Arrival, Parcel, Parked};
+use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
 use super::head::{self, Head, Offer, trailing};
 use super::request::{Received, Sender, Stage};
@@ -266,7 +266,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
-        let what = Parcel::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
+        let what = Action::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
         match self.park(stream, word, Parked { at: Place::default(), what }) {
             Ok(true) => Ok(()),
             // A duplicate, or beyond the window: release what was kept for it.

@@ -7,7 +7,7 @@ use crate::op::Fault;
 
 use super::super::State;
 use super::super::list::NONE;
-use super::super::window::{Parcel, Parked};
+use super::super::window::{Action, Parked};
 use super::Protocol;
 use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
@@ -68,7 +68,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {
                 let (_, cells) = self.window(stream);
-                if let Some(Parked { what: Parcel::Tagged { kept, .. }, .. }) = cells.waiting(place) {
+                if let Some(Parked { what: Action::Tagged { kept, .. }, .. }) = cells.waiting(place) {
                     self.give_back(Kept::unpack(kept), false);
                 }
             }

@@ -190,10 +190,10 @@ impl<'m, T> Shared<'m, T> {
 
     /// This holder in a form that fits a ring. It is lost unless it is opened again.
     #[inline]
-    pub(crate) fn into_parcel(self) -> Parcel<'m, T> {
-        let parcel = Parcel { slot: self.slot, header: self.header, memory: PhantomData };
+    pub(crate) fn into_raw(self) -> RawShared<'m, T> {
+        let raw = RawShared { slot: self.slot, header: self.header, memory: PhantomData };
         mem::forget(self);
-        parcel
+        raw
     }
 
     /// The value alone again, if there is no other holder; otherwise the handle back.
@@ -269,26 +269,26 @@ impl<'m, T> Shared<'m, T> {
 }
 
 /// A holder on its way through a ring.
-pub(crate) struct Parcel<'m, T> {
+pub(crate) struct RawShared<'m, T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
     memory: PhantomData<(&'m (), T)>,
 }
 
-impl<T> Clone for Parcel<'_, T> {
+impl<T> Clone for RawShared<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Parcel<'_, T> {}
+impl<T> Copy for RawShared<'_, T> {}
 
 // SAFETY: as for `Shared`, which it is made from and back into.
-unsafe impl<T: Send + Sync> Send for Parcel<'_, T> {}
+unsafe impl<T: Send + Sync> Send for RawShared<'_, T> {}
 
-impl<'m, T> Parcel<'m, T> {
+impl<'m, T> RawShared<'m, T> {
     /// # Safety
-    /// Once for each that [`Shared::into_parcel`] made.
+    /// Once for each that [`Shared::into_raw`] made.
     #[inline(always)]
     pub(crate) unsafe fn open(self) -> Shared<'m, T> {
         // SAFETY: the holder that was wrapped, and that nobody else unwraps.

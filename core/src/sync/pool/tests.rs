@@ -415,12 +415,12 @@ mod heap {
         let mut memory: [_; 3] = core::array::from_fn(|_| (ring::Header::new(), [MaybeUninit::uninit(); 64]));
         thread::scope(|scope| {
             let lanes = memory.each_mut().map(|(header, slots)| {
-                let (tx, mut rx) = ring::split::<Option<Parcel<'static, Body>>>(header, slots).unwrap();
+                let (tx, mut rx) = ring::split::<Option<RawShared<'static, Body>>>(header, slots).unwrap();
                 (tx, move || {
                     loop {
                         match rx.pop() {
                             // SAFETY: just popped.
-                            Some(parcel) => break parcel.map(|parcel| unsafe { parcel.open() }),
+                            Some(raw) => break raw.map(|raw| unsafe { raw.open() }),
                             None => thread::yield_now(),
                         }
                     }
@@ -449,8 +449,8 @@ mod heap {
                 })
                 .collect();
             let mut send = |way: usize, shared: Option<Shared<'static, Body>>| {
-                let parcel = shared.map(Shared::into_parcel);
-                while lanes[way].push(parcel).is_err() {
+                let raw = shared.map(Shared::into_raw);
+                while lanes[way].push(raw).is_err() {
                     thread::yield_now();
                 }
             };
