@@ -142,7 +142,7 @@ type Rails = Loopback<64>;
 struct Site {
     own: Own<Rails, 1>,
     channels: &'static Channels<QUEUES>,
-    /// The rail's bell, which nobody rings:
+    /// The rail's wait object, which nobody rings:
     /// loopback reports in the pass that posts or in the next one.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
@@ -261,7 +261,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // The receive side's sleeper and the idle queue were left alone; so was the rail's bell.
+        // The receive side's sleeper and the idle queue were left alone; so was the rail's wait object.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
         let send = Command::Send { to: peer, tag, from: None, sync: false };

@@ -88,7 +88,8 @@ pub use host::HostDevice;
 pub use import::{Fault, ImportError, ImportId, ImportLimits, ImportStats, Imported, Imports};
 pub use publish::{Binding, DirectToken, MAX_BUFFERS, Publications, PublishError, VERSIONS_KEPT, Wanted};
 pub use rail::{
-    GpuAgreement, GpuBell, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, Refused, is_device,
+    GpuAgreement, GpuConfig, GpuLink, GpuProfile, GpuRail, GpuSetup, GpuStats, GpuWaitObject, Refused,
+    is_device,
 };
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};

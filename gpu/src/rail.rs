@@ -6,9 +6,8 @@
 //! the agreement of both ends, `memory` registers and imports, `post` accepts transfers, `queue`
 //! holds the work of the device, `bounce` moves what no device can copy across, `progress` polls
 //! and reports completions, `owned` allocates memory and gives it back, `stage` copies a few bytes
-//! synchronously, `bell` wakes the owner.
+//! synchronously, `wait_object` wakes the owner.
 
-mod bell;
 mod bounce;
 mod config;
 mod contract;
@@ -20,6 +19,7 @@ mod progress;
 mod queue;
 mod setup;
 mod stage;
+mod wait_object;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,18 +36,18 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use super::done::{Receiver, Sender};
 use super::pair::Board;
 use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
-use bell::Pace;
 use bounce::Relay;
 use memory::{Imported, Registered};
 use owned::Owned;
 use queue::{Ops, Streams};
 pub(crate) use stage::Stage;
+use wait_object::Pace;
 
-pub use bell::GpuBell;
 pub use config::GpuConfig;
 pub use link::{GpuAgreement, GpuLink, GpuProfile};
 pub use memory::is_device;
 pub use setup::GpuSetup;
+pub use wait_object::GpuWaitObject;
 
 /// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ struct GpuPeer {
 /// its buffer stays in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// Stores of a device ring no doorbell: sleep on [`bell`](GpuRail::bell), which takes naps instead.
+/// Stores of a device do not notify: sleep on [`wait_object`](GpuRail::wait_object), which takes naps instead.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -162,7 +162,7 @@ pub struct GpuRail<D: Device, H: Host> {
     unsure: bool,
     stage: Stage,
     pace: Arc<Pace>,
-    /// Peers whose devices store words, which ring no doorbell.
+    /// Peers whose devices store words, which do not notify.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
@@ -245,8 +245,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// The eventcount that the owner sleeps on. It may outlive the rail.
-    pub fn bell(&self) -> GpuBell {
-        GpuBell { bell: self.inner.bell(), pace: Arc::clone(&self.pace) }
+    pub fn wait_object(&self) -> GpuWaitObject {
+        GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
     }
 
     /// The machine under the rail.

@@ -297,9 +297,9 @@ fn cpu() -> Duration {
 fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
     for (way, config) in ways() {
         let [mut near, far] = pair(&config);
-        let bell = near.engine.rail(RailId(0)).unwrap().bell();
+        let wait_object = near.engine.rail(RailId(0)).unwrap().wait_object();
         let host = LinuxHost::shared();
-        let mut waiter = Waiter::new(&host, &bell, Policy::BALANCED);
+        let mut waiter = Waiter::new(&host, &wait_object, Policy::BALANCED);
         let (at, from) = (near.host.local.at(0), near.peer);
         let (began, deadline) = (cpu(), host.now_ns() + 2_000_000_000);
         let waited = near.engine.wait_signal(at, Cmp::Ne, 0, Some(from), &mut waiter, deadline);
@@ -315,9 +315,9 @@ fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
 fn row_12_one_operation_is_waited_for_with_a_deadline_that_says_what_is_missing() {
     for (way, config) in ways() {
         let [mut near, mut far] = pair(&config);
-        let bell = near.engine.rail(RailId(0)).unwrap().bell();
+        let wait_object = near.engine.rail(RailId(0)).unwrap().wait_object();
         let host = LinuxHost::shared();
-        let mut waiter = Waiter::new(&host, &bell, Policy::BALANCED);
+        let mut waiter = Waiter::new(&host, &wait_object, Policy::BALANCED);
         let (source, target) = (near.device.local.at(0), far.device.remote.unwrap().at(0));
         let issued = near.engine.put(CX, source, 100_000, target, Notice::Report(7)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{way}: done at once") };

@@ -91,11 +91,11 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
 /// Polls, and sleeps in between, until `enough`.
 fn until(rail: &mut TestGpuRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
-    let (bell, end) = (rail.bell(), soon());
+    let (wait_object, end) = (rail.wait_object(), soon());
     while !enough(seen) {
         assert!(Instant::now() < end, "nothing more came: {seen:?}");
         if rail.poll(32, seen) == 0 {
-            bell.park(&host, 100_000_000, || rail.poll(32, seen) > 0);
+            wait_object.park(&host, 100_000_000, || rail.poll(32, seen) > 0);
             rail.check_peers(seen);
         }
     }

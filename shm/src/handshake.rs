@@ -10,7 +10,7 @@
 //! | Offer | *the other's nonce*, descriptors | own nonce; seals, sizes; the lane's header |
 //! | Ready | the other's nonce again | own nonce, from the Hello's process |
 //!
-//! Descriptors are those of the lane, the doorbell and, from the first end, the common segment.
+//! Descriptors are those of the lane, the event page and, from the first end, the common segment.
 //! [`identity`](crate::identity) says how the Hello's process is proven.
 //!
 //! The listening end creates its lane and the common segment only after the other's Offer, so a
@@ -36,8 +36,8 @@ use static_assertions::assert_impl_all;
 
 use crate::config::{ShmConfig, Users};
 use crate::control::{Control, Line};
-use crate::doorbell::Doorbell;
 use crate::error::{HandshakeError, SegmentError};
+use crate::event_page::EventPage;
 use crate::identity::Credentials;
 use crate::lane::Pair;
 use crate::meeting::meet;
@@ -60,12 +60,12 @@ pub enum Role {
     Second,
 }
 
-/// The sizes and the doorbell of this process, for handshakes. From
+/// The sizes and the event page of this process, for handshakes. From
 /// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread while the rail is in use.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) config: Arc<ShmConfig>,
-    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) event_page: Arc<EventPage>,
 }
 
 /// A peer that has been met and not yet attached to a rail. Dropping it hangs up.
@@ -75,7 +75,7 @@ pub struct Link {
     pub(crate) peer: Credentials,
     peer_id: u64,
     pub(crate) pair: Pair,
-    pub(crate) doorbell: Doorbell,
+    pub(crate) event_page: EventPage,
     pub(crate) common: Option<Mapping>,
     /// Identifies the pair: both ends compute the same value. Two pairs collide with a probability
     /// of 2^-32.

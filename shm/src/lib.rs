@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `error` | what can go wrong at setup |
 //! | `segment` | anonymous memory of fixed size, checked before it is mapped |
-//! | `doorbell` | the word on which a process sleeps |
+//! | `event_page` | the word on which a process sleeps |
 //! | `lane` | records from one producer to one consumer, one line transfer for a short one |
 //! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors |
 //! | `foreign` | descriptors that peers have sent, closed without waiting |
@@ -71,9 +71,9 @@
 mod cma;
 mod config;
 mod control;
-mod doorbell;
 mod due;
 mod error;
+mod event_page;
 pub mod extension;
 mod fetch;
 mod foreign;
@@ -98,8 +98,8 @@ mod testing;
 mod watch;
 
 pub use config::{ShmConfig, Users};
-pub use doorbell::Bell;
 pub use error::{HandshakeError, SegmentError};
+pub use event_page::WaitObject;
 pub use foreign::{close_aside, has_aside, set_closer};
 pub use handshake::{Link, Listener, Profile, Role, connect};
 pub use packet::MAX_BLOB;

@@ -52,7 +52,7 @@ pub(crate) enum Kind {
     Withdraw,
     /// I leave in good order.
     Bye,
-    /// Look into your lane: you sleep where your doorbell does not wake you.
+    /// Look into your lane: you sleep where your event page does not wake you.
     Ring,
     /// Another package's: one of [`EXTENSIONS`].
     Extension(u16),

@@ -10,8 +10,8 @@ use fishplate_core::rail::{RailKey, Sink};
 use fishplate_core::sync::host::{Host, notifier_fence};
 
 use crate::control::Control;
-use crate::doorbell::Doorbell;
 use crate::error::SegmentError;
+use crate::event_page::EventPage;
 use crate::fetch::Fetches;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
@@ -28,7 +28,7 @@ pub(crate) struct Remote {
     pub(crate) pid: i32,
     pub(crate) pair_id: u32,
     pub(crate) common: Option<Mapping>,
-    doorbell: Doorbell,
+    event_page: EventPage,
     light: bool,
     /// Its process ID is trusted until then: see [`lives`](Remote::lives).
     known_until: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Sizes {
 impl Attached {
     /// Attaches a link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
-        let Link { control, peer, pair, doorbell, common, pair_id, light, cma, .. } = link;
+        let Link { control, peer, pair, event_page, common, pair_id, light, cma, .. } = link;
         // SAFETY: the new value keeps the pair beside the cursors;
         // the link is taken apart here, so only once.
         let ends = unsafe { pair.open(start) };
@@ -103,7 +103,7 @@ impl Attached {
             pid: peer.pid,
             pair_id,
             common,
-            doorbell,
+            event_page,
             light,
             known_until: 0,
         };
@@ -343,11 +343,11 @@ impl Attached {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
             // The notifier's half of the race with a sleeper that does not run `membarrier`, or
-            // cannot reach us with it: what was published comes before the look at its doorbell.
+            // cannot reach us with it: what was published comes before the look at its event page.
             // Its partner is the sleeper's own fence.
             notifier_fence();
         }
-        remote.doorbell.event().notify_with(host, || remote.control.ring());
+        remote.event_page.event().notify_with(host, || remote.control.ring());
     }
 
     /// Records an import. `map` maps the memory.

@@ -16,9 +16,9 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use crate::cma::Way;
 use crate::config::ShmConfig;
 use crate::control::{Control, Line};
-use crate::doorbell::{Bell, Doorbell};
 use crate::due::Due;
 use crate::error::HandshakeError;
+use crate::event_page::{EventPage, WaitObject};
 use crate::handshake::{Link, Profile};
 use crate::lane::{self, CELL, PAYLOAD, cells_for};
 use crate::peer::{self, Attached, Sizes};
@@ -80,7 +80,7 @@ const MAX_ENDED: usize = 64;
 pub struct ShmRail<H: Host> {
     host: H,
     config: Arc<ShmConfig>,
-    doorbell: Arc<Doorbell>,
+    event_page: Arc<EventPage>,
     caps: Caps,
     peers: Box<Places>,
     /// Peers that are attached, in no order.
@@ -97,7 +97,7 @@ pub struct ShmRail<H: Host> {
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
-    /// What the owner sleeps on, if not on the doorbell.
+    /// What the owner sleeps on, if not on the event page.
     set: Option<Arc<OwnedFd>>,
 }
 
@@ -108,7 +108,7 @@ impl<H: Host> ShmRail<H> {
     /// Creates a rail without peers.
     pub fn new(host: H, config: ShmConfig) -> Result<Self, AttachError> {
         config.check()?;
-        let doorbell = Arc::new(Doorbell::create()?);
+        let event_page = Arc::new(EventPage::create()?);
         let peers = usize::from(config.max_peers);
         let caps = Caps {
             max_message: config.max_message,
@@ -122,7 +122,7 @@ impl<H: Host> ShmRail<H> {
         };
         Ok(ShmRail {
             host,
-            doorbell,
+            event_page,
             caps,
             peers: (0..peers).map(|_| None).collect(),
             active: Vec::with_capacity(peers),
@@ -140,16 +140,16 @@ impl<H: Host> ShmRail<H> {
 
     /// The profile of this rail for handshakes. Clones may go to other threads.
     pub fn profile(&self) -> Profile {
-        Profile { config: Arc::clone(&self.config), doorbell: Arc::clone(&self.doorbell) }
+        Profile { config: Arc::clone(&self.config), event_page: Arc::clone(&self.event_page) }
     }
 
     /// The eventcount that peers notify and the owner sleeps on. It outlives the rail.
-    pub fn bell(&self) -> Bell {
-        Bell::new(Arc::clone(&self.doorbell))
+    pub fn wait_object(&self) -> WaitObject {
+        WaitObject::new(Arc::clone(&self.event_page))
     }
 
     /// Adds the sockets of the peers that are attached from now on to an `epoll(7)` set. A thread
-    /// that announces on the [bell](Self::bell) that it sleeps elsewhere is woken by that set, and
+    /// that announces on the [wait object](Self::wait_object) that it sleeps elsewhere is woken by that set, and
     /// calls [`check_peers`](Rail::check_peers) after each sleep, which reads the sockets.
     pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
         self.set = Some(set);
@@ -328,7 +328,7 @@ fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Notifies a peer: at once if that takes only a load of its doorbell, otherwise at the end of the
+/// Notifies a peer: at once if that takes only a load of its event page, otherwise at the end of the
 /// pass, with one fence for all posts.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
@@ -535,7 +535,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             count += self.report_ended(budget, sink);
         }
         if self.roster.has_cold() {
-            let asleep = self.doorbell.event().is_announced();
+            let asleep = self.event_page.event().is_announced();
             self.roster.look(&mut self.peers, asleep);
         }
         let n = self.roster.hot.len();

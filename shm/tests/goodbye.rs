@@ -102,8 +102,8 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
         }
     }
     let host = LinuxHost::shared();
-    let bell = engine.rail(RailId(0)).unwrap().bell();
-    let mut waiter = Waiter::new(&host, &*bell, Policy::LOW_LATENCY);
+    let wait_object = engine.rail(RailId(0)).unwrap().wait_object();
+    let mut waiter = Waiter::new(&host, &*wait_object, Policy::LOW_LATENCY);
     let deadline = host.now_ns() + Duration::from_secs(10).as_nanos() as u64;
     let shut = engine.shutdown(&mut waiter, deadline);
     sent -= unmatched(&mut engine);
@@ -189,8 +189,8 @@ fn a_process_that_makes_no_progress_is_named_by_the_deadline_and_holds_up_nothin
     engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let host = LinuxHost::shared();
-    let bell = engine.rail(RailId(0)).unwrap().bell();
-    let mut waiter = Waiter::new(&host, &*bell, Policy::LOW_LATENCY);
+    let wait_object = engine.rail(RailId(0)).unwrap().wait_object();
+    let mut waiter = Waiter::new(&host, &*wait_object, Policy::LOW_LATENCY);
     let late = engine.shutdown(&mut waiter, host.now_ns() + 50_000_000);
     assert_eq!(late, Err(Unfinished { peer, peers: 1, missing: Missing::Answer }));
     drop(child);

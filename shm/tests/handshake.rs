@@ -135,7 +135,7 @@ fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
     }
 }
 
-fn doorbell() -> OwnedFd {
+fn event_page() -> OwnedFd {
     memory(4096, &[], SEALS)
 }
 
@@ -170,7 +170,7 @@ fn a_correct_raw_peer_is_met() {
     let _alone = alone();
     let link = against(|raw| {
         raw.greet();
-        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.theirs), &[]);
         assert_eq!(raw.recv(), packet(READY, &raw.ours));
     });
@@ -199,7 +199,7 @@ fn hanging_up_at_any_step_is_seen() {
     });
     refused(gone, move |raw| {
         raw.greet();
-        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.recv();
         bye(raw);
     });
@@ -214,7 +214,7 @@ fn silence_at_any_step_ends_at_the_deadline() {
     refused(late, |raw| raw.greet());
     refused(late, |raw| {
         raw.greet();
-        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.offer(&[&raw.lane(|_| ()), &event_page()]);
     });
 }
 
@@ -247,7 +247,7 @@ fn garbage_at_any_step_is_refused() {
     }
     refused(bad, |raw| {
         raw.greet();
-        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&[1; 100], &[]);
     });
 }
@@ -287,19 +287,19 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
     let _alone = alone();
     refused(HandshakeError::Nonce, |raw| {
         raw.greet();
-        let (lane, bell) = (raw.lane(|_| ()), doorbell());
-        raw.send(&packet(OFFER, &[5; 16]), &[lane.as_raw_fd(), bell.as_raw_fd()]);
+        let (lane, wait_object) = (raw.lane(|_| ()), event_page());
+        raw.send(&packet(OFFER, &[5; 16]), &[lane.as_raw_fd(), wait_object.as_raw_fd()]);
     });
     refused(HandshakeError::Nonce, |raw| {
         raw.greet();
-        raw.offer(&[&raw.lane(|_| ()), &doorbell()]);
+        raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.ours), &[]);
     });
     // Of an earlier run of ours, of an earlier run of theirs, and not finished.
     for byte in [16, 32, 0, 8] {
         refused(HandshakeError::Segment(SegmentError::Foreign), move |raw| {
             raw.greet();
-            raw.offer(&[&raw.lane(|head| head[byte] ^= 1), &doorbell()]);
+            raw.offer(&[&raw.lane(|head| head[byte] ^= 1), &event_page()]);
         });
     }
 }
@@ -319,23 +319,23 @@ fn b10_b20_wrong_descriptors_are_refused_and_closed() {
     });
     refused(bad, |raw| {
         raw.greet();
-        let bell = doorbell();
-        raw.offer(&[&raw.lane(|_| ()), &bell, &bell, &bell, &bell, &bell]);
+        let wait_object = event_page();
+        raw.offer(&[&raw.lane(|_| ()), &wait_object, &wait_object, &wait_object, &wait_object, &wait_object]);
     });
     refused(bad, |raw| {
         let hello = raw.hello();
-        let bell = doorbell();
-        raw.send(&hello, &[bell.as_raw_fd(); 100]);
+        let wait_object = event_page();
+        raw.send(&hello, &[wait_object.as_raw_fd(); 100]);
     });
     // Longer than any packet: what came with it closes all the same.
     refused(bad, |raw| {
-        let bell = doorbell();
-        raw.send(&[0xee; 70_000], &[bell.as_raw_fd(); 3]);
+        let wait_object = event_page();
+        raw.send(&[0xee; 70_000], &[wait_object.as_raw_fd(); 3]);
     });
     let segment = HandshakeError::Segment;
     refused(segment(SegmentError::Unsealed), |raw| {
         raw.greet();
-        raw.offer(&[&memory(LANE, &[], libc::F_SEAL_GROW), &doorbell()]);
+        raw.offer(&[&memory(LANE, &[], libc::F_SEAL_GROW), &event_page()]);
     });
     refused(segment(SegmentError::Unsealed), |raw| {
         raw.greet();
@@ -343,12 +343,12 @@ fn b10_b20_wrong_descriptors_are_refused_and_closed() {
     });
     refused(segment(SegmentError::Size { actual: 4096, expected: LANE as u64 }), |raw| {
         raw.greet();
-        raw.offer(&[&doorbell(), &doorbell()]);
+        raw.offer(&[&event_page(), &event_page()]);
     });
     refused(segment(SegmentError::Unsealed), |raw| {
         raw.greet();
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        raw.offer(&[&file.into(), &doorbell()]);
+        raw.offer(&[&file.into(), &event_page()]);
     });
 }
 
@@ -514,11 +514,11 @@ fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
     let victim = this_thread();
     refused(HandshakeError::System(libc::EMFILE), move |raw| {
         raw.greet();
-        let (lane, bell) = (raw.lane(|_| ()), doorbell());
+        let (lane, wait_object) = (raw.lane(|_| ()), event_page());
         // It has let go of what it needed to send its Offer.
         until_asleep(victim);
         let _exhausted = Exhausted::new();
-        raw.offer(&[&lane, &bell]);
+        raw.offer(&[&lane, &wait_object]);
         assert_eq!(raw.recv(), [], "hung up");
     });
 

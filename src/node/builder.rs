@@ -21,7 +21,7 @@ use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::rail::DeviceMemory;
 
 use super::address::{Address, RailAddress, hash, socket};
-use super::home::{Home, NodeBell, Sizes};
+use super::home::{Home, NodeWaitObject, Sizes};
 use super::rail::NodeRail;
 use super::sleep::Sleep;
 use super::{Node, OpenError, RailInfo};
@@ -138,7 +138,7 @@ impl fmt::Display for NoSuchGpu {
 impl std::error::Error for NoSuchGpu {}
 
 /// The wait policies of a node, early in a wait and later, with these [longest
-/// sleeps](NodeBell::longest).
+/// sleeps](NodeWaitObject::longest).
 pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {
@@ -279,8 +279,8 @@ impl Builder {
         self
     }
 
-    /// Opens a node without a worker, boxed because it is large. Its peers ring the bell.
-    pub(super) fn open_here(self) -> Result<(Box<Node>, NodeBell), OpenError> {
+    /// Opens a node without a worker, boxed because it is large. Its peers notify the wait object.
+    pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
         let mut opened = self.fabric_rails()?;
@@ -327,26 +327,26 @@ impl Builder {
         };
         let network = !opened.is_empty();
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
-        let (local, profile, agrees, bell) = match self.gpu {
+        let (local, profile, agrees, wait_object) = match self.gpu {
             None => {
                 let mut rail = ShmRail::new(machine, shm)?;
-                let bell = match waits.filter(|_| network) {
-                    None => NodeBell::Local(rail.bell()),
+                let wait_object = match waits.filter(|_| network) {
+                    None => NodeWaitObject::Local(rail.wait_object()),
                     Some(waits) => {
                         let sleep = Sleep::new(waits).map_err(|errno| AttachError::System(errno.raw()))?;
                         rail.watch_peers(sleep.set());
-                        NodeBell::Network(rail.bell(), Arc::new(sleep))
+                        NodeWaitObject::Network(rail.wait_object(), Arc::new(sleep))
                     }
                 };
                 let profile = rail.profile();
-                (NodeRail::Local(rail), profile, None, bell)
+                (NodeRail::Local(rail), profile, None, wait_object)
             }
             Some(gpu) => {
                 let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
                 let config = GpuConfig { max_regions, ..GpuConfig::default() };
                 let rail = Box::new(GpuRail::new(device, machine, shm, config)?);
-                let (agrees, bell) = (rail.profile(), NodeBell::Gpu(rail.bell()));
-                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), bell)
+                let (agrees, wait_object) = (rail.profile(), NodeWaitObject::Gpu(rail.wait_object()));
+                (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), wait_object)
             }
         };
         let listener = Listener::bind(socket(own.door)).map_err(OpenError::Listen)?;
@@ -357,9 +357,15 @@ impl Builder {
             drop(rails.push(rail));
         }
         let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
-        let home = Home::new(sizes, rails, host, bell.clone(), parks(self.policy, bell.longest(network)))?;
+        let home = Home::new(
+            sizes,
+            rails,
+            host,
+            wait_object.clone(),
+            parks(self.policy, wait_object.longest(network)),
+        )?;
         crate::close_in_background();
-        Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), bell))
+        Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), wait_object))
     }
 
     /// Opens the requested libfabric rails.

@@ -11,8 +11,8 @@ use fishplate_core::rail::Rails;
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
 use fishplate_core::sync::spin::Policy;
-use fishplate_gpu::GpuBell;
-use fishplate_shm::Bell;
+use fishplate_gpu::GpuWaitObject;
+use fishplate_shm::WaitObject;
 use fishplate_sys::LinuxHost;
 
 use super::rail::NodeRail;
@@ -24,22 +24,24 @@ use crate::storage::{Limits, MatchStorage, Storage};
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 
 /// How a node waits.
-pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeBell>;
+pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
-/// What a node sleeps on: the bell of its first rail, or a set of descriptors.
+/// What a node sleeps on: the wait object of its first rail, or a set of descriptors.
 #[derive(Clone)]
-pub(super) enum NodeBell {
-    Local(Bell),
-    Gpu(GpuBell),
-    Network(Bell, Arc<Sleep>),
+pub(super) enum NodeWaitObject {
+    Local(WaitObject),
+    Gpu(GpuWaitObject),
+    Network(WaitObject, Arc<Sleep>),
 }
 
-impl NodeBell {
+impl NodeWaitObject {
     /// What peers ring, and how long the next sleep lasts at most.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         match self {
-            NodeBell::Local(bell) | NodeBell::Network(bell, _) => (bell, timeout_ns),
-            NodeBell::Gpu(bell) => bell.next_sleep(timeout_ns),
+            NodeWaitObject::Local(wait_object) | NodeWaitObject::Network(wait_object, _) => {
+                (wait_object, timeout_ns)
+            }
+            NodeWaitObject::Gpu(wait_object) => wait_object.next_sleep(timeout_ns),
         }
     }
 
@@ -52,25 +54,25 @@ impl NodeBell {
         }
     }
 
-    /// What it sleeps on if not on the bell.
+    /// What it sleeps on if not on the wait object.
     pub fn elsewhere(&self) -> Option<&Sleep> {
         match self {
-            NodeBell::Network(_, sleep) => Some(sleep),
+            NodeWaitObject::Network(_, sleep) => Some(sleep),
             _ => None,
         }
     }
 }
 
-impl Park for NodeBell {
+impl Park for NodeWaitObject {
     fn park<H: Host + ?Sized>(
         &self,
         host: &H,
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let (bell, timeout_ns) = self.next_sleep(timeout_ns);
-        let Some(sleep) = self.elsewhere() else { return bell.park(host, timeout_ns, work) };
-        sleep.park([bell], host, || match work() {
+        let (wait_object, timeout_ns) = self.next_sleep(timeout_ns);
+        let Some(sleep) = self.elsewhere() else { return wait_object.park(host, timeout_ns, work) };
+        sleep.park([wait_object], host, || match work() {
             true => None,
             // SAFETY: a waiter sleeps in a call that has the node.
             false => unsafe { sleep.advised(timeout_ns) },
@@ -83,7 +85,7 @@ struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
     host: LinuxHost,
-    bell: NodeBell,
+    wait_object: NodeWaitObject,
 }
 
 /// Sizes of a node.
@@ -114,7 +116,7 @@ static_assertions::assert_impl_all!(Parts: Send);
 unsafe impl Send for Home {}
 
 impl Home {
-    /// Builds the engine over `rails`. `bell` is that of the first.
+    /// Builds the engine over `rails`. `wait_object` is that of the first.
     ///
     /// # Errors
     /// As [`Engine::new`] and [`Engine::attach_matching`].
@@ -122,7 +124,7 @@ impl Home {
         sizes: Sizes,
         rails: Rails<NodeRail, RAILS_LIMIT>,
         host: LinuxHost,
-        bell: NodeBell,
+        wait_object: NodeWaitObject,
         [policy, later]: [Policy; 2],
     ) -> Result<Home, AttachError> {
         let Sizes { config, matching, limits, receives } = sizes;
@@ -131,25 +133,25 @@ impl Home {
             storage: Storage::new(&config, limits),
             matching: MatchStorage::new(&matching, streams, receives, OUTGOING),
             host,
-            bell,
+            wait_object,
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
         // SAFETY: the four fields are disjoint, and each is borrowed once, here. They stay where
         // they are and are not touched otherwise until `Parked` is dropped, which is after the
         // engine and the waiters: they are declared later here, and `Home` drops them first.
-        let (storage, memory, host, bell) = unsafe {
+        let (storage, memory, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
                 &mut *addr_of_mut!((*parts).storage),
                 (*addr_of_mut!((*parts).matching)).memory(),
                 &*addr_of!((*parts).host),
-                &*addr_of!((*parts).bell),
+                &*addr_of!((*parts).wait_object),
             )
         };
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(matching, memory)?;
-        let waiter = Waiter::new(host, bell, policy);
-        let sleeper = Waiter::new(host, bell, later).napping();
+        let waiter = Waiter::new(host, wait_object, policy);
+        let sleeper = Waiter::new(host, wait_object, later).napping();
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {

@@ -3,7 +3,7 @@
 //! worker. One wait for all of them.
 //!
 //! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. Peers of this host
-//! learn from the doorbell that it does not wake this process, and send a packet instead.
+//! learn from the event page that it does not wake this process, and send a packet instead.
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -62,11 +62,11 @@ impl Sleep {
     }
 
     /// All three phases of a sleep, as those of
-    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of `bells`
+    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of `wait_objects`
     /// ends it. `look` looks for work, and says how long to sleep if there is none.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,
-        bells: [&EventCount; N],
+        wait_objects: [&EventCount; N],
         host: &H,
         look: impl FnOnce() -> Option<u64>,
     ) -> Option<Woken> {
@@ -78,7 +78,7 @@ impl Sleep {
             }
             None => true,
         };
-        EventCount::park_elsewhere(bells, host, work, || self.sleep(timeout_ns.get()))
+        EventCount::park_elsewhere(wait_objects, host, work, || self.sleep(timeout_ns.get()))
     }
 
     /// How long a sleep of `timeout_ns` may last. `None`: poll again first, a provider says.

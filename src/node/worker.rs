@@ -8,7 +8,7 @@
 //! ask what they stand in: the front's engine refuses what names a peer, memory or an operation of
 //! the node behind, and the refusal leads to the cold half, which takes the lock.
 //!
-//! One thread at a time may sleep on the bell that peers ring. The worker sleeps on it under
+//! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it under
 //! [`Seat::taken`], and on a word that the program rings. A call that may sleep takes the seat
 //! first; the worker finds the lock held, and sleeps on that until the call returns.
 
@@ -25,7 +25,7 @@ use fishplate_core::sync::spin::{Idle, Policy, Turn, wait_until};
 use fishplate_sys::{Errno, LinuxHost, affinity};
 
 use super::builder::{Builder, Fabric, parks};
-use super::home::NodeBell;
+use super::home::NodeWaitObject;
 use super::operations::EARLY;
 use super::{Node, OpenError};
 use crate::closer::without_signals;
@@ -48,13 +48,13 @@ pub(super) struct Seat {
     /// Rung by the program for the worker.
     called: EventCount,
     /// Rung by peers.
-    bell: NodeBell,
+    wait_object: NodeWaitObject,
     taken: Mutex<()>,
 }
 
 impl Seat {
     /// For the program, which holds the lock of the node: until the guard goes, the worker does not
-    /// sleep on the bell.
+    /// sleep on the wait object.
     pub fn take(&self) -> MutexGuard<'_, ()> {
         self.call();
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,7 +63,7 @@ impl Seat {
     /// Wakes the worker.
     fn call(&self) {
         self.called.notify_with(&self.host, || {
-            if let Some(sleep) = self.bell.elsewhere() {
+            if let Some(sleep) = self.wait_object.elsewhere() {
                 sleep.ring();
             }
         });
@@ -120,7 +120,7 @@ impl Worker {
 
     fn join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Relaxed: nothing is handed over but by the lock; the bell's barriers order it before the
+        // Relaxed: nothing is handed over but by the lock; the wait object's barriers order it before the
         // look for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.seat.call();
@@ -159,14 +159,14 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
         .matching(nothing)
         .fabric(Fabric::Off)
         .open_here()?;
-    let (mut node, bell) = builder.open_here()?;
-    let policies = parks(options.policy, bell.longest(!node.address.rails.is_empty()));
+    let (mut node, wait_object) = builder.open_here()?;
+    let policies = parks(options.policy, wait_object.longest(!node.address.rails.is_empty()));
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
     // The cold half of `progress` is what goes to the node behind.
     front.meeting = true;
     let (host, called) = (LinuxHost::shared(), EventCount::new());
-    let seat = Arc::new(Seat { host, called, bell, taken: Mutex::new(()) });
+    let seat = Arc::new(Seat { host, called, wait_object, taken: Mutex::new(()) });
     node.driver = Driver::Turns(seat.clone());
     let (wanted, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let shared = Arc::new(Shared { node: Mutex::new(node), seat, wanted, stop });
@@ -268,12 +268,12 @@ impl Park for Idler<'_> {
         }
         let _taken = seat.taken.lock().unwrap_or_else(PoisonError::into_inner);
         // A program that holds the lock may be waiting for the seat.
-        let (bell, timeout_ns) = seat.bell.next_sleep(timeout_ns);
-        let bells = [&seat.called, bell];
+        let (wait_object, timeout_ns) = seat.wait_object.next_sleep(timeout_ns);
+        let wait_objects = [&seat.called, wait_object];
         let busy = || work() || self.locked_out.get();
-        let woken = match seat.bell.elsewhere() {
-            None => bells.park(host, timeout_ns, busy),
-            Some(sleep) => sleep.park(bells, host, || match busy() {
+        let woken = match seat.wait_object.elsewhere() {
+            None => wait_objects.park(host, timeout_ns, busy),
+            Some(sleep) => sleep.park(wait_objects, host, || match busy() {
                 true => None,
                 false => {
                     let _node = node.try_lock().ok()?;

@@ -39,7 +39,7 @@ pub struct GpuConfig {
     pub imports: ImportLimits,
     /// How long an import waits for its handle, and a detach for the device.
     pub timeout: Duration,
-    /// The longest nap of the owner while events may come that ring no doorbell.
+    /// The longest nap of the owner while events may come that do not notify.
     pub longest_nap: Duration,
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Link, Profile, Role, pair_id};
 use crate::cma;
 use crate::control::Control;
-use crate::doorbell::Doorbell;
 use crate::error::HandshakeError;
+use crate::event_page::EventPage;
 use crate::foreign::{Batch, Foreign};
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
@@ -181,7 +181,7 @@ struct Made {
 #[derive(Debug)]
 struct Given {
     lane: LaneMemory,
-    doorbell: Doorbell,
+    event_page: EventPage,
     common: Option<Mapping>,
     /// Whether the peer is this very process.
     home: bool,
@@ -226,7 +226,7 @@ impl Shake {
     /// Whether the handshake is for a rail with this profile.
     pub(crate) fn serves(&self, profile: &Profile) -> bool {
         Arc::ptr_eq(&self.profile.config, &profile.config)
-            && Arc::ptr_eq(&self.profile.doorbell, &profile.doorbell)
+            && Arc::ptr_eq(&self.profile.event_page, &profile.event_page)
     }
 
     /// Continues until the peer must act. Returns both offers once the handshake is complete.
@@ -280,18 +280,18 @@ impl Shake {
 
     fn hear_offer(&mut self, theirs: Hello, fds: Batch) -> Result<Stage, HandshakeError> {
         let config = Arc::clone(&self.profile.config);
-        let (lane, bell, common) = match self.ours.role {
+        let (lane, wait_object, common) = match self.ours.role {
             Role::Second if config.common_len > 0 => {
-                let [lane, bell, common] = exactly(fds)?;
-                (lane, bell, Some(common))
+                let [lane, wait_object, common] = exactly(fds)?;
+                (lane, wait_object, Some(common))
             }
             _ => {
-                let [lane, bell] = exactly(fds)?;
-                (lane, bell, None)
+                let [lane, wait_object] = exactly(fds)?;
+                (lane, wait_object, None)
             }
         };
         let lane = LaneMemory::attach(lane, config.lane_cells, theirs.nonce, self.ours.nonce)?;
-        let doorbell = Doorbell::attach(bell)?;
+        let event_page = EventPage::attach(wait_object)?;
         let common = match common {
             Some(fd) => {
                 let fd = fd.into_memory(config.common_len as u64)?;
@@ -309,7 +309,7 @@ impl Shake {
         let mut ready = Writer::new(Kind::Ready);
         ready.put(theirs.nonce);
         self.unsent.push_back((ready.finish(), false));
-        Ok(Stage::Offer(theirs, Given { lane, doorbell, common, home, shown }))
+        Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
     }
 
     /// Makes our memory, and offers it.
@@ -335,7 +335,7 @@ impl Shake {
         while let Some((packet, offers)) = self.unsent.front() {
             let mut fds = Vec::new();
             if let Some(made) = self.made.as_ref().filter(|_| *offers) {
-                fds.extend([made.lane.fd(), self.profile.doorbell.fd()]);
+                fds.extend([made.lane.fd(), self.profile.event_page.fd()]);
                 fds.extend(made.common.as_ref().map(|(fd, _)| fd.as_fd()));
             }
             match self.socket.try_send_named(packet, &fds) {
@@ -359,7 +359,7 @@ impl Shake {
             peer,
             peer_id: theirs.id,
             pair: Pair { outgoing: made.lane, incoming: given.lane },
-            doorbell: given.doorbell,
+            event_page: given.event_page,
             common,
             pair_id: pair_id(&ours.nonce, &theirs.nonce),
             light: ours.membarrier && theirs.membarrier,

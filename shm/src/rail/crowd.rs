@@ -93,13 +93,13 @@ fn peers_that_flood_keep_no_cold_one_from_being_heard() {
 fn an_owner_that_is_about_to_sleep_has_looked_at_every_peer() {
     let (mut hub, mut spokes, _alone) = crowd();
     let host = SpinHost::new(1);
-    let bell = hub.bell();
+    let wait_object = hub.wait_object();
     for (n, spoke) in spokes.iter_mut().enumerate() {
         cool(&mut hub);
         // Peers do not notify before the announcement.
         say(spoke, 1);
         let mut seen = Seen::default();
-        let armed = bell.prepare(&host).recheck(|| hub.poll(32, &mut seen) != 0);
+        let armed = wait_object.prepare(&host).recheck(|| hub.poll(32, &mut seen) != 0);
         assert!(armed.is_none() && seen.messages == [[1]], "slept through peer {n}");
     }
 }
@@ -108,8 +108,8 @@ fn an_owner_that_is_about_to_sleep_has_looked_at_every_peer() {
 fn what_comes_before_the_last_look_wakes_an_owner_that_passed_it_over() {
     let (mut hub, mut spokes, _alone) = crowd();
     let host = SpinHost::new(1);
-    let bell = hub.bell();
-    let word: &EventCount = &bell;
+    let wait_object = hub.wait_object();
+    let word: &EventCount = &wait_object;
     let mut passed_over = 0;
     for spoke in &mut spokes {
         cool(&mut hub);

@@ -275,17 +275,17 @@ fn b18_a_cursor_found_wrong_while_sending_is_reported_in_the_same_pass() {
 fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
     let mut random = Random(0xd00b);
     let [mut a, mut b] = couple(ShmConfig::default());
-    let bell = a.bell();
-    let page: *const fishplate_core::sync::event::EventCount = &*bell;
+    let wait_object = a.wait_object();
+    let page: *const fishplate_core::sync::event::EventCount = &*wait_object;
     for _ in 0..1000 {
-        // SAFETY: the page is mapped writable as long as `bell` lives; atomics on both sides.
+        // SAFETY: the page is mapped writable as long as `wait_object` lives; atomics on both sides.
         unsafe { &*page.cast::<AtomicU64>().add(random.below(512)) }.store(random.next(), Ordering::Relaxed);
         b.post_message(PEER, b"ring", Untrusted::from_slice(&[]), 0).unwrap();
         b.flush();
         b.notify(PEER);
         let host = fishplate_core::sync::host::SpinHost::new(1);
         let mut seen = Seen::default();
-        let found = bell.park(&host, 1000, || a.poll(32, &mut seen) > 0);
+        let found = wait_object.park(&host, 1000, || a.poll(32, &mut seen) > 0);
         assert_eq!((found, seen.messages.len()), (None, 1));
     }
 }

@@ -10,7 +10,7 @@ use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 
 use crate::testing::{PEER, Random, Seen, TestRail, couple};
-use crate::{Bell, ShmConfig};
+use crate::{ShmConfig, WaitObject};
 
 /// Lanes that hold more than a pass puts in:
 /// a quarter of one, of which its producer is not told, is more too.
@@ -31,10 +31,10 @@ fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
     key
 }
 
-fn asleep(bell: &Bell) -> bool {
-    let word: *const EventCount = &**bell;
+fn asleep(wait_object: &WaitObject) -> bool {
+    let word: *const EventCount = &**wait_object;
     // SAFETY: the word is at the start of the eventcount,
-    // mapped as long as the bell lives; it is an atomic.
+    // mapped as long as the wait object lives; it is an atomic.
     unsafe { &*word.cast::<AtomicU32>() }.load(Ordering::Relaxed) != 0
 }
 
@@ -45,13 +45,13 @@ fn runs_to_its_end(
     done: impl Fn(&[Seen; 2]) -> bool,
 ) {
     let host = SpinHost::new(1);
-    let bell = sleeper.bell();
+    let wait_object = sleeper.wait_object();
     while !done(seen) {
-        let Some(_armed) = bell.prepare(&host).recheck(|| sleeper.poll(32, &mut seen[0]) > 0) else {
+        let Some(_armed) = wait_object.prepare(&host).recheck(|| sleeper.poll(32, &mut seen[0]) > 0) else {
             continue;
         };
         while other.poll(32, &mut seen[1]) > 0 {}
-        assert!(done(seen) || !asleep(&bell), "asleep with something still to send, and room for it");
+        assert!(done(seen) || !asleep(&wait_object), "asleep with something still to send, and room for it");
     }
 }
 
@@ -134,16 +134,20 @@ fn a_sleeper_is_rung_at_once_or_where_that_takes_a_fence_by_the_next_flush() {
     let host = SpinHost::new(1);
     for membarrier in [false, true] {
         let [mut a, b] = couple(ShmConfig { membarrier, ..ShmConfig::default() });
-        let bell = b.bell();
+        let wait_object = b.wait_object();
         for message in [true, false] {
-            let _announced = bell.prepare(&host);
+            let _announced = wait_object.prepare(&host);
             match message {
                 true => drop(a.post_message(PEER, &[1; 8], Untrusted::from_slice(&[]), 0).unwrap()),
                 false => a.land(PEER, 1).unwrap(),
             }
-            assert_eq!(asleep(&bell), !(membarrier && message), "membarrier {membarrier}, message {message}");
+            assert_eq!(
+                asleep(&wait_object),
+                !(membarrier && message),
+                "membarrier {membarrier}, message {message}"
+            );
             a.flush();
-            assert!(!asleep(&bell), "membarrier {membarrier}, message {message}");
+            assert!(!asleep(&wait_object), "membarrier {membarrier}, message {message}");
         }
     }
 }

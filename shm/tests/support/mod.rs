@@ -210,15 +210,15 @@ impl Sink for Seen {
     }
 }
 
-/// Polls, and sleeps on the doorbell in between, until `enough`. Panics when nothing comes of it.
+/// Polls, and sleeps on the event page in between, until `enough`. Panics when nothing comes of it.
 pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
-    let bell = rail.bell();
+    let wait_object = rail.wait_object();
     let end = soon();
     while !enough(seen) {
         assert!(Instant::now() < end, "nothing more came: {seen:?}");
         if rail.poll(32, seen) == 0 {
-            bell.park(&host, 100_000_000, || rail.poll(32, seen) > 0);
+            wait_object.park(&host, 100_000_000, || rail.poll(32, seen) > 0);
             rail.check_peers(seen);
         }
     }

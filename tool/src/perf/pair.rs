@@ -102,7 +102,7 @@ impl Ground {
         let theirs = rail
             .exchange(peer.peer(), &handle, deadline)
             .map_err(|error| Failure::lost(&format!("the other process (pid {pid})"), error))?;
-        let bell = engine.rail(RailId(0)).map(Rail::bell);
+        let bell = engine.rail(RailId(0)).map(Rail::wait_object);
         let theirs = engine.import(peer, &theirs).map_err(refused)?;
         // SAFETY: page-aligned, at least ARENA_AT bytes, mapped until the peer is detached;
         // nothing else is there.

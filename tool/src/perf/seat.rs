@@ -15,7 +15,7 @@ use fishplate_core::error::{AttachError, OpError, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, Region, RegionKind, RemoteId};
 use fishplate_core::op::Cmp;
 use fishplate_core::rail::Rail;
-use fishplate_shm::{Bell, SegmentError};
+use fishplate_shm::{SegmentError, WaitObject};
 use fishplate_sys::LinuxHost;
 
 use super::watch::Watch;
@@ -64,7 +64,7 @@ pub struct Seat<'m, R: Rail, const RAILS: usize> {
     /// How this side waits when it drives the engine itself.
     pub waiter: Waiter<'m, LinuxHost>,
     /// What a worker sleeps on, where the rail rings something.
-    pub bell: Option<Bell>,
+    pub bell: Option<WaitObject>,
     /// The other side.
     pub peer: PeerId,
     /// The arena here, which the other side writes to.

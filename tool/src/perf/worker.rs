@@ -2,7 +2,7 @@
 //! that measures goes through a [`Context`].
 //!
 //! Both block, until the leg's deadline at the latest: they spin, then park, as
-//! [`Policy::BALANCED`] says, and are woken by each other or by the rail's bell. Without a bell the
+//! [`Policy::BALANCED`] says, and are woken by each other or by the rail's wait object. Without one the
 //! worker does not sleep. The thread is started, and all memory taken, before the first iteration.
 //! One loop serves all parts: two processes play a side each, and loopback plays both in turn.
 

@@ -1,5 +1,5 @@
 //! The eventcount that the owner of a rail with a device sleeps on. A word that a device stores, or
-//! a copy that completes, rings no doorbell. While either may come, the owner sleeps in naps, each
+//! a copy that completes, does not notify. While either may come, the owner sleeps in naps, each
 //! twice as long as the last, up to a limit. Any event makes the next nap short again. So long
 //! waits cost little, and no fixed sleep delays the discovery of an event.
 
@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
-use fishplate_shm::Bell;
+use fishplate_shm::WaitObject;
 
 /// The first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// What the rail tells its bell. Only the sleeping thread writes it; atomic, because the bell may
+/// What the rail tells its wait object. Only the sleeping thread writes it; atomic, because the wait object may
 /// outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Possible events that ring no doorbell: copies in flight, and peers whose devices store
+    /// Possible events that do not notify: copies in flight, and peers whose devices store
     /// words.
     silent: AtomicU32,
     nap: AtomicU64,
@@ -59,27 +59,27 @@ impl Pace {
 /// The eventcount that the owner of a [`GpuRail`](crate::GpuRail) sleeps on. A handle: it may
 /// outlive the rail, and clones share it.
 #[derive(Clone, Debug)]
-pub struct GpuBell {
-    pub(super) bell: Bell,
+pub struct GpuWaitObject {
+    pub(super) wait_object: WaitObject,
     pub(super) pace: Arc<Pace>,
 }
 
-impl GpuBell {
+impl GpuWaitObject {
     /// The eventcount and the longest next sleep, for owners that also sleep on something else.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
-        (&self.bell, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
+        (&self.wait_object, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
     }
 }
 
-impl Park for GpuBell {
+impl Park for GpuWaitObject {
     fn park<H: Host + ?Sized>(
         &self,
         host: &H,
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let (bell, timeout_ns) = self.next_sleep(timeout_ns);
-        bell.park(host, timeout_ns, work)
+        let (wait_object, timeout_ns) = self.next_sleep(timeout_ns);
+        wait_object.park(host, timeout_ns, work)
     }
 }
 

@@ -21,29 +21,29 @@ const LEN: usize = PAGE;
 const_assert!(size_of::<EventCount>() <= LEN);
 const_assert!(align_of::<EventCount>() <= PAGE);
 
-/// The doorbell of this process, or of a peer.
+/// The event page of this process, or of a peer.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
+pub(crate) struct EventPage {
     fd: OwnedFd,
     page: Mapping,
 }
 
-assert_impl_all!(Doorbell: Send, Sync);
+assert_impl_all!(EventPage: Send, Sync);
 
-impl Doorbell {
-    /// Creates a doorbell.
+impl EventPage {
+    /// Creates an event page.
     pub(crate) fn create() -> Result<Self, SegmentError> {
         let fd = segment::create(LEN)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;
         segment::seal(fd.as_fd())?;
-        Ok(Doorbell { fd, page })
+        Ok(EventPage { fd, page })
     }
 
-    /// Maps a peer's doorbell.
+    /// Maps a peer's event page.
     pub(crate) fn attach(fd: Foreign) -> Result<Self, SegmentError> {
         let fd = fd.into_memory(LEN as u64)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;
-        Ok(Doorbell { fd, page })
+        Ok(EventPage { fd, page })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -62,23 +62,23 @@ impl Doorbell {
 /// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it
 /// outlives the rail, and clones are the same eventcount.
 #[derive(Clone, Debug)]
-pub struct Bell {
-    doorbell: Arc<Doorbell>,
+pub struct WaitObject {
+    event_page: Arc<EventPage>,
 }
 
-assert_impl_all!(Bell: Send, Sync);
+assert_impl_all!(WaitObject: Send, Sync);
 
-impl Bell {
-    pub(crate) fn new(doorbell: Arc<Doorbell>) -> Self {
-        Bell { doorbell }
+impl WaitObject {
+    pub(crate) fn new(event_page: Arc<EventPage>) -> Self {
+        WaitObject { event_page }
     }
 }
 
-impl Deref for Bell {
+impl Deref for WaitObject {
     type Target = EventCount;
 
     #[inline(always)]
     fn deref(&self) -> &EventCount {
-        self.doorbell.event()
+        self.event_page.event()
     }
 }
