@@ -251,7 +251,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[inline(always)]
-    unsafe fn post_fetch(
+    unsafe fn post_rendezvous_read(
         &mut self,
         peer: Peer,
         local: Local,
@@ -259,7 +259,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: the caller's promise.
-        unsafe { self.rail.post_fetch(peer, local, remote, cx) }
+        unsafe { self.rail.post_rendezvous_read(peer, local, remote, cx) }
     }
 
     #[inline(always)]

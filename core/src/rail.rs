@@ -298,7 +298,7 @@ pub unsafe trait Rail {
     /// # Safety
     /// As for [`post_read`](Rail::post_read).
     #[inline(always)]
-    unsafe fn post_fetch(
+    unsafe fn post_rendezvous_read(
         &mut self,
         peer: Peer,
         local: Local,

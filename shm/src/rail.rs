@@ -484,7 +484,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
-    unsafe fn post_fetch(
+    unsafe fn post_rendezvous_read(
         &mut self,
         peer: Peer,
         local: Local,

@@ -204,7 +204,7 @@ unsafe impl Rail for NodeRail {
     }
 
     #[inline(always)]
-    unsafe fn post_fetch(
+    unsafe fn post_rendezvous_read(
         &mut self,
         peer: Peer,
         local: Local,
@@ -212,7 +212,7 @@ unsafe impl Rail for NodeRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: passed on.
-        moves!(self, local, remote, rail => unsafe { rail.post_fetch(peer, local, remote, cx) })
+        moves!(self, local, remote, rail => unsafe { rail.post_rendezvous_read(peer, local, remote, cx) })
     }
 
     #[inline(always)]

@@ -99,8 +99,14 @@ unsafe impl Rail for Recorder {
     unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
         self.note("post_read", Err(PostError::BadKey))
     }
-    unsafe fn post_fetch(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
-        self.note("post_fetch", Ok(Posted::Done))
+    unsafe fn post_rendezvous_read(
+        &mut self,
+        _: Peer,
+        _: Local,
+        _: Remote,
+        _: u64,
+    ) -> Result<Posted, PostError> {
+        self.note("post_rendezvous_read", Ok(Posted::Done))
     }
     fn post_message(&mut self, _: Peer, _: &[u8], _: Untrusted<'_>, _: u64) -> Result<Posted, PostError> {
         self.note("post_message", Err(PostError::Again))
@@ -193,7 +199,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
         told.push(format!("{:?}", rail.post_write(peer, local, remote, None, 1)));
         told.push(format!("{:?}", rail.post_write_checked(peer, local, remote, 2, 1)));
         told.push(format!("{:?}", rail.post_read(peer, local, remote, 1)));
-        told.push(format!("{:?}", rail.post_fetch(peer, local, remote, 1)));
+        told.push(format!("{:?}", rail.post_rendezvous_read(peer, local, remote, 1)));
         told.push(format!("{:?}", rail.post_atomic(peer, amo, remote, None, 1)));
         told.push(format!("{:?}", rail.copy_to(peer, local, remote)));
         told.push(format!("{:?}", rail.copy_from(peer, local, remote)));

@@ -164,7 +164,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let result = unsafe {
                 match (write, fetch) {
                     (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
-                    (_, true) => self.rails[rail].post_fetch(Peer(peer), local, remote, cx),
+                    (_, true) => self.rails[rail].post_rendezvous_read(Peer(peer), local, remote, cx),
                     _ => self.rails[rail].post_read(Peer(peer), local, remote, cx),
                 }
             };

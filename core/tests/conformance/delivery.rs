@@ -91,7 +91,7 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
                     accept(&mut link, &mut seen, |rail| unsafe {
                         match n % 8 {
                             3 => rail.post_read(to, local, remote, n),
-                            _ => rail.post_fetch(to, local, remote, n),
+                            _ => rail.post_rendezvous_read(to, local, remote, n),
                         }
                     })
                 }
@@ -123,7 +123,7 @@ pub fn c2_a_read_or_fetch_brings_what_was_there<F: Fixture>() {
             let posted = accept(&mut link, &mut seen, |rail| unsafe {
                 match n < ranges.len() {
                     true => rail.post_read(to, local, remote, n as u64),
-                    false => rail.post_fetch(to, local, remote, n as u64),
+                    false => rail.post_rendezvous_read(to, local, remote, n as u64),
                 }
             });
             if posted == Posted::Pending {

@@ -137,7 +137,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
-    unsafe fn post_fetch(
+    unsafe fn post_rendezvous_read(
         &mut self,
         peer: Peer,
         local: Local,
@@ -146,7 +146,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
             // SAFETY: handed on to our caller.
-            return unsafe { self.inner.post_fetch(peer, local, remote, cx) };
+            return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
         // SAFETY: handed on to our caller.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }

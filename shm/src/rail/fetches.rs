@@ -74,7 +74,7 @@ impl<'c> Ends<'c> {
         let mut back = vec![0; len];
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
         // SAFETY: `back` stays until the end has been reported.
-        let posted = unsafe { self.rails[0].post_fetch(PEER, into, self.remote(), 7) }.unwrap();
+        let posted = unsafe { self.rails[0].post_rendezvous_read(PEER, into, self.remote(), 7) }.unwrap();
         if posted == Posted::Pending {
             let look = self.clock.look.swap(0, Ordering::Relaxed);
             self.clock.now.fetch_add(lane, Ordering::Relaxed);
@@ -162,7 +162,10 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     let mut back = vec![0; LEN];
     let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
     // SAFETY: `back` stays until the end has been reported.
-    assert_eq!(unsafe { ends.rails[0].post_fetch(PEER, into, ends.remote(), 7) }, Ok(Posted::Pending));
+    assert_eq!(
+        unsafe { ends.rails[0].post_rendezvous_read(PEER, into, ends.remote(), 7) },
+        Ok(Posted::Pending)
+    );
     ends.rails[1].deregister(ends.key).unwrap();
     assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
     // SAFETY: as in `Ends::new`.

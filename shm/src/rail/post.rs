@@ -145,7 +145,7 @@ impl<H: Host> ShmRail<H> {
     /// Reads a payload by the way that was recently faster. See [`Fetches`](crate::fetch::Fetches).
     ///
     /// # Safety
-    /// As for `Rail::post_fetch`.
+    /// As for `Rail::post_rendezvous_read`.
     #[inline(never)]
     pub(super) unsafe fn fetch(
         &mut self,
