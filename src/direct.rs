@@ -44,14 +44,14 @@ unsafe impl DeviceMemory for StandIn {
         Ok(())
     }
 
-    unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: the stand-in's memory is host memory, and our caller promises that the range is
         // valid.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
     }
 
-    unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: as above.
         unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -100,14 +100,14 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
         })
     }
 
-    unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.device.place(at(to), from) }
+        unsafe { self.device.write_device(at(to), from) }
     }
 
-    unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.device.fetch(at(from), into) }
+        unsafe { self.device.read_device(at(from), into) }
     }
 
     fn is_copying(&mut self) -> bool {

@@ -315,15 +315,15 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: the caller's promise.
-        unsafe { self.rail.place(to, from) }
+        unsafe { self.rail.write_device(to, from) }
     }
 
     #[cold]
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: the caller's promise.
-        unsafe { self.rail.fetch(from, into) }
+        unsafe { self.rail.read_device(from, into) }
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@
 //! 5. **Messages are copied** before the post returns; the caller's bytes are free at once.
 //! 6. **Bounded.** `poll` reports at most `budget` events. No method blocks, allocates or waits for
 //!    a peer, except `register`, `import`, `detach` and `check_peers`, which are slow paths, and
-//!    `place` and `fetch`, which may wait for a device.
+//!    `write_device` and `read_device`, which may wait for a device.
 //! 7. **Not trusted.** The target checks each access against the memory registered on this rail
 //!    before it writes anything. A peer that breaks the protocol is reported by [`Sink::peer_down`]
 //!    and ignored from then on.
@@ -204,8 +204,8 @@ pub unsafe trait Rail {
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
     /// Whether a post may still read or write any of these bytes: a pending one, or one that
-    /// completed as [`CompleteError::Unknown`]; or a device, for a [`place`](Rail::place) or
-    /// [`fetch`](Rail::fetch) that failed, until the device says that it has ended. False positives
+    /// completed as [`CompleteError::Unknown`]; or a device, for a [`write_device`](Rail::write_device) or
+    /// [`read_device`](Rail::read_device) that failed, until the device says that it has ended. False positives
     /// are allowed. Slow path: may scan all posts, and ask a driver.
     fn touches(&mut self, memory: Local) -> bool;
 
@@ -378,7 +378,7 @@ pub unsafe trait Rail {
     /// # Safety
     /// `to` is registered with this rail, and writable by its owner.
     #[cold]
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         let len = to.len.min(from.len());
         // SAFETY: a rail without its own copy serves processor memory only;
         // both ranges hold `len` bytes.
@@ -386,14 +386,14 @@ pub unsafe trait Rail {
         Ok(())
     }
 
-    /// Reads from such memory: the reverse of [`place`](Rail::place).
+    /// Reads from such memory: the reverse of [`write_device`](Rail::write_device).
     ///
     /// # Safety
     /// `from` is registered with this rail, and readable by its owner.
     #[cold]
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let len = from.len.min(into.len());
-        // SAFETY: as in `place`.
+        // SAFETY: as in `write_device`.
         unsafe { copy_bytes(from.ptr.as_ptr(), into.as_mut_ptr(), len) };
         Ok(())
     }

@@ -51,34 +51,34 @@ impl<D: Device> GpuDirect<D> {
     ///
     /// # Safety
     /// `to` and as many bytes behind it as there are in `from` are memory of the device.
-    pub unsafe fn place(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
+    pub unsafe fn write_device(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
             // SAFETY: the processor may write as many bytes there.
             Some(view) => unsafe { copy_to_window(from.as_ptr(), view.as_ptr(), from.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
                 // SAFETY: handed on to our caller.
-                unsafe { self.stage.place(&mut self.device, to, from, deadline)? };
+                unsafe { self.stage.write_device(&mut self.device, to, from, deadline)? };
             }
         }
         Ok(())
     }
 
-    /// As [`place`](Self::place), the other way.
+    /// As [`write_device`](Self::write_device), the other way.
     ///
     /// # Errors
     /// As there.
     ///
     /// # Safety
     /// As there.
-    pub unsafe fn fetch(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
+    pub unsafe fn read_device(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
             // SAFETY: the processor may read as many bytes there.
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
                 // SAFETY: handed on to our caller.
-                unsafe { self.stage.fetch(&mut self.device, from, into, deadline)? };
+                unsafe { self.stage.read_device(&mut self.device, from, into, deadline)? };
             }
         }
         Ok(())

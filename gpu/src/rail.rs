@@ -113,7 +113,7 @@ struct GpuPeer {
 /// They call the driver only to queue copies and words, and to query them. While peers with devices
 /// are attached, a poll is something else once in a millisecond at most: it answers those who take
 /// memory back, which is closed, and frees what others have closed. Registering,
-/// importing, attaching, detaching, [`place`](Rail::place), [`fetch`](Rail::fetch) and
+/// importing, attaching, detaching, [`write_device`](Rail::write_device), [`read_device`](Rail::read_device) and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | local memory | memory of the peer | moved by |

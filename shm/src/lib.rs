@@ -14,7 +14,7 @@
 //! | `identity` | which process is at the other end of a socket |
 //! | `control` | the socket after the handshake |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail |
-//! | `fetch` | which way payloads come out of private memory: measured |
+//! | `payload` | how payloads leave private memory: by kernel copy or lane, as measured |
 //! | `rail` | [`ShmRail`] |
 //! | [`extension`] | what packages use that stand on this one, with packets of their own |
 //!
@@ -75,7 +75,6 @@ mod due;
 mod error;
 mod event_page;
 pub mod extension;
-mod fetch;
 mod foreign;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -84,6 +83,7 @@ mod identity;
 mod lane;
 pub mod meeting;
 mod packet;
+mod payload;
 mod peer;
 mod rail;
 mod record;

@@ -12,9 +12,9 @@ use fishplate_core::sync::host::{Host, notifier_fence};
 use crate::control::Control;
 use crate::error::SegmentError;
 use crate::event_page::EventPage;
-use crate::fetch::Fetches;
 use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
+use crate::payload::PayloadPaths;
 use crate::record::{GAP_MAX, GAP_SHIFT, LANDED, MESSAGE};
 use crate::regions::{Key, Kind, Regions};
 use crate::segment::{Mapping, errno};
@@ -70,7 +70,7 @@ pub(crate) struct Attached {
     pub(crate) staged: Staged,
     /// Whether the kernel copies to and from its private memory.
     pub(crate) cma: bool,
-    pub(crate) fetches: Fetches,
+    pub(crate) payloads: PayloadPaths,
     pub(crate) remote: Option<Remote>,
     down: Option<PeerError>,
     /// Whether `peer_down` has been reported.
@@ -139,7 +139,7 @@ impl Attached {
             max_imports: sizes.max_regions.into(),
             staged: Staged::new(sizes.chunk),
             cma,
-            fetches: Fetches::new(),
+            payloads: PayloadPaths::new(),
             remote,
             down: None,
             told: false,
@@ -224,7 +224,7 @@ impl Attached {
                 _ => match self.staged.take(&self.input, header, peer, regions, sink) {
                     Ok((cells, ended)) => {
                         if let Some(len) = ended {
-                            self.fetches.came(len, || host.now_ns());
+                            self.payloads.came(len, || host.now_ns());
                         }
                         cells
                     }

@@ -492,7 +492,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.fetch(peer, local, remote, cx) }
+        unsafe { self.read_payload(peer, local, remote, cx) }
     }
 
     #[inline(always)]
@@ -639,10 +639,10 @@ pub use setup::ShmSetup;
 #[cfg(test)]
 mod crowd;
 #[cfg(test)]
-mod fetches;
-#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod passes;
+#[cfg(test)]
+mod payloads;
 #[cfg(test)]
 mod tests;

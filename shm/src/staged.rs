@@ -43,9 +43,9 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether it reads a message's payload, whose completion [`Fetches`](crate::fetch::Fetches)
+    /// Whether it reads a message's payload, whose completion [`PayloadPaths`](crate::payload::PayloadPaths)
     /// records.
-    pub(crate) fetch: bool,
+    pub(crate) payload: bool,
     /// Bytes sent, or received, so far.
     pub(crate) done: usize,
 }
@@ -53,11 +53,11 @@ pub(crate) struct Posted {
 impl Posted {
     pub(crate) fn new(way: Way, local: Local, remote: Remote, data: Option<u32>, cx: u64) -> Self {
         let (Local { ptr, len, .. }, Remote { key, offset }) = (local, remote);
-        Posted { way, cx, ptr, len, key: key.key, offset, data, fetch: false, done: 0 }
+        Posted { way, cx, ptr, len, key: key.key, offset, data, payload: false, done: 0 }
     }
 
-    fn fetched(&self) -> Option<usize> {
-        self.fetch.then_some(self.len)
+    fn payload_len(&self) -> Option<usize> {
+        self.payload.then_some(self.len)
     }
 }
 
@@ -336,7 +336,7 @@ impl Staged {
                 if op.done < op.len {
                     return Ok((cells, None));
                 }
-                let (cx, ended) = (op.cx, op.fetched());
+                let (cx, ended) = (op.cx, op.payload_len());
                 self.posted[id] = None;
                 sink.done(cx, Ok(()));
                 Ok((cells, ended))
@@ -350,7 +350,7 @@ impl Staged {
                 if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
                     return Err(Violation::Reply);
                 }
-                let (cx, ended) = (op.cx, op.fetched());
+                let (cx, ended) = (op.cx, op.payload_len());
                 self.posted[id] = None;
                 let result = if value == 0 { Ok(()) } else { Err(CompleteError::Failed(value as i32)) };
                 sink.done(cx, result);

@@ -171,7 +171,7 @@ fn long_payloads_are_read_wherever_they_lie() {
             engine.send(CX, *peer, Tag::ZERO, Payload::Region(region.at(0), len), Notice::Silent).unwrap();
             finish(&mut ends, 1, request, "a long message");
             let stats = ends[1].engine.matching_stats();
-            assert_eq!((stats.fetched, stats.pulled), want, "{len} bytes");
+            assert_eq!((stats.read, stats.pulled), want, "{len} bytes");
         }
     }
 }

@@ -267,15 +267,15 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: passed on.
-        each!(self, rail => unsafe { rail.place(to, from) })
+        each!(self, rail => unsafe { rail.write_device(to, from) })
     }
 
     #[cold]
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: passed on.
-        each!(self, rail => unsafe { rail.fetch(from, into) })
+        each!(self, rail => unsafe { rail.read_device(from, into) })
     }
 
     #[inline(always)]

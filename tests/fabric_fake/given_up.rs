@@ -43,13 +43,13 @@ unsafe impl DeviceMemory for Slow {
         self.0.flush()
     }
 
-    unsafe fn place(&mut self, _: NonNull<u8>, _: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, _: NonNull<u8>, _: Untrusted<'_>) -> Result<(), PostError> {
         Err(PostError::Provider(libc::ETIMEDOUT))
     }
 
-    unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.0.fetch(from, into) }
+        unsafe { self.0.read_device(from, into) }
     }
 
     fn is_copying(&mut self) -> bool {
@@ -77,7 +77,7 @@ fn memory_stays_in_use_until_a_copy_into_it_that_was_given_up_has_ended() {
             });
     assert!(!rail.touches(used.1));
     // SAFETY: registered, and the device's.
-    let placed = unsafe { rail.place(used.1, Untrusted::from_slice(&[1; 8])) };
+    let placed = unsafe { rail.write_device(used.1, Untrusted::from_slice(&[1; 8])) };
     assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
     // Which memory of the device it is, the rail does not know.
     assert_eq!([used, freed, host].map(|(_, local)| rail.touches(local)), [true, true, false]);

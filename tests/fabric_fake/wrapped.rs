@@ -138,10 +138,10 @@ unsafe impl Rail for Recorder {
     unsafe fn copy_from(&mut self, _: Peer, _: Local, _: Remote) -> Option<Result<(), PostError>> {
         self.note("copy_from", Some(Ok(())))
     }
-    unsafe fn place(&mut self, _: Local, _: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, _: Local, _: Untrusted<'_>) -> Result<(), PostError> {
         self.note("place", Err(PostError::Again))
     }
-    unsafe fn fetch(&mut self, _: Local, _: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, _: Local, _: &mut [u8]) -> Result<(), PostError> {
         self.note("fetch", Err(PostError::Again))
     }
     fn notify(&mut self, _: Peer) {
@@ -203,8 +203,8 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
         told.push(format!("{:?}", rail.post_atomic(peer, amo, remote, None, 1)));
         told.push(format!("{:?}", rail.copy_to(peer, local, remote)));
         told.push(format!("{:?}", rail.copy_from(peer, local, remote)));
-        told.push(format!("{:?}", rail.place(local, Untrusted::from_slice(&[1]))));
-        told.push(format!("{:?}", rail.fetch(local, &mut [0; 8])));
+        told.push(format!("{:?}", rail.write_device(local, Untrusted::from_slice(&[1]))));
+        told.push(format!("{:?}", rail.read_device(local, &mut [0; 8])));
     }
     told.push(format!("{:?}", rail.post_message(peer, &[1], Untrusted::from_slice(&[2]), 1)));
     told.push(format!("{:?}", rail.poll(9, &mut words)));

@@ -354,13 +354,15 @@ mod cuda {
 
         fn write(&self, at: u64, bytes: &[u8]) {
             // SAFETY: `device_of` has found it.
-            unsafe { self.handles.lock().unwrap().direct.place(DevicePtr(at), Untrusted::from_slice(bytes)) }
-                .unwrap();
+            unsafe {
+                self.handles.lock().unwrap().direct.write_device(DevicePtr(at), Untrusted::from_slice(bytes))
+            }
+            .unwrap();
         }
 
         fn read(&self, at: u64, into: &mut [u8]) {
             // SAFETY: as above.
-            unsafe { self.handles.lock().unwrap().direct.fetch(DevicePtr(at), into) }.unwrap();
+            unsafe { self.handles.lock().unwrap().direct.read_device(DevicePtr(at), into) }.unwrap();
         }
     }
 }

@@ -193,7 +193,7 @@ pub struct ProtocolStats {
     /// Of these, how many because the receiver had no room left.
     pub credits_exhausted: u64,
     /// Payloads read from the sender's memory, copied from a mapping, or sent by it in chunks.
-    pub fetched: u64,
+    pub read: u64,
     /// Of these, how many came in chunks.
     pub pulled: u64,
     /// Payloads kept until their receive.

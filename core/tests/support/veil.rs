@@ -172,23 +172,23 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.poll(budget, sink)
     }
 
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         if self.full > 0 {
             self.full -= 1;
             return Err(PostError::Again);
         }
         self.placed += 1;
         // SAFETY: passed on.
-        unsafe { self.inner.place(clear(to), from) }
+        unsafe { self.inner.write_device(clear(to), from) }
     }
 
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         if self.full > 0 {
             self.full -= 1;
             return Err(PostError::Again);
         }
         self.fetched += 1;
         // SAFETY: passed on.
-        unsafe { self.inner.fetch(clear(from), into) }
+        unsafe { self.inner.read_device(clear(from), into) }
     }
 }

@@ -155,13 +155,13 @@ fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
         peers.push(peer);
     }
     let regions: Vec<_> = (0..5).map(|_| own.engine.register(region(LONG)).unwrap()).collect();
-    let imported = own.engine.matching_stats().fetched;
+    let imported = own.engine.matching_stats().read;
     for _ in 0..2 {
         for &from in &regions {
             read_by_all(&mut own, &peers, from);
         }
     }
-    assert_eq!(own.engine.matching_stats().fetched - imported, 40);
+    assert_eq!(own.engine.matching_stats().read - imported, 40);
     assert_eq!(own.engine.matching_stats().pulled, 0, "all were read, each by an import of its own");
     let remotes: Vec<_> = (0..15).map(|_| import(&mut own.engine, peers[0], regions[0])).collect();
     let mut handle = [0; 512];

@@ -284,12 +284,12 @@ fn the_size_from_which_payloads_stay_at_the_sender_can_be_changed_at_any_time() 
     for (value, fetched) in [(7, 1), (8, 0), (0, 1), (u32::MAX, 0)] {
         bench.mq.setopt(Opt::RndvHfiSz, value);
         assert_eq!(bench.mq.getopt(Opt::RndvShmSz), value.min(most));
-        let before = bench.mq.engine_mut().matching_stats().fetched;
+        let before = bench.mq.engine_mut().matching_stats().read;
         let recv = bench.mq.irecv(1, ALL, bench.to(8), 1).unwrap();
         let send = bench.mq.isend(bench.me, 0, 1, bench.from(8), 2).unwrap();
         assert_eq!(bench.wait(recv).nbytes, 8);
         bench.wait(send);
-        assert_eq!(bench.mq.engine_mut().matching_stats().fetched - before, fetched, "at {value}");
+        assert_eq!(bench.mq.engine_mut().matching_stats().read - before, fetched, "at {value}");
     }
     bench.mq.setopt(Opt::MaxSysbufMbytes, 3);
     assert_eq!(bench.mq.getopt(Opt::MaxSysbufMbytes), 3);

@@ -216,15 +216,15 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     #[cold]
-    unsafe fn place(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.place_bytes(to, from) }
+        unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
-    unsafe fn fetch(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         // SAFETY: handed on to our caller.
-        unsafe { self.fetch_bytes(from, into) }
+        unsafe { self.read_device_bytes(from, into) }
     }
 
     #[inline]

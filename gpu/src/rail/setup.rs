@@ -69,7 +69,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     pub fn write(&mut self, at: DevicePtr, bytes: &[u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, bytes.len()).ok_or(PostError::BadKey)?;
         // SAFETY: the range is registered; the bytes are not the device's.
-        unsafe { self.0.place_bytes(local, Untrusted::from_slice(bytes)) }
+        unsafe { self.0.write_device_bytes(local, Untrusted::from_slice(bytes)) }
     }
 
     /// Copies bytes out of registered device memory, and waits for the copy.
@@ -79,7 +79,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     pub fn read(&mut self, at: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, into.len()).ok_or(PostError::BadKey)?;
         // SAFETY: as above.
-        unsafe { self.0.fetch_bytes(local, into) }
+        unsafe { self.0.read_device_bytes(local, into) }
     }
 
     /// See [`GpuRail::free`].

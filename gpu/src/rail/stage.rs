@@ -1,5 +1,5 @@
 //! Synchronous copies of a few bytes between host and device memory, for
-//! [`place`](fishplate_core::rail::Rail::place) and [`fetch`](fishplate_core::rail::Rail::fetch).
+//! [`write_device`](fishplate_core::rail::Rail::write_device) and [`read_device`](fishplate_core::rail::Rail::read_device).
 //! Slow path: waits for the device until a deadline.
 
 use std::ptr::NonNull;
@@ -132,7 +132,7 @@ impl Stage {
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
-    pub(crate) unsafe fn place<D: Device>(
+    pub(crate) unsafe fn write_device<D: Device>(
         &mut self,
         device: &mut D,
         to: DevicePtr,
@@ -158,7 +158,7 @@ impl Stage {
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
-    pub(crate) unsafe fn fetch<D: Device>(
+    pub(crate) unsafe fn read_device<D: Device>(
         &mut self,
         device: &mut D,
         from: DevicePtr,
@@ -169,7 +169,7 @@ impl Stage {
         while done < into.len() {
             let piece = (into.len() - done).min(LEN);
             let (bytes, at) = self.free(device)?;
-            // SAFETY: as in `place`.
+            // SAFETY: as in `write_device`.
             unsafe {
                 self.copy(device, at, from.at(done as u64), piece as u64, deadline)?;
                 copy_bytes(bytes.as_ptr(), into.as_mut_ptr().add(done), piece);
@@ -182,8 +182,12 @@ impl Stage {
 
 impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Safety
-    /// As for `Rail::place`.
-    pub(super) unsafe fn place_bytes(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    /// As for `Rail::write_device`.
+    pub(super) unsafe fn write_device_bytes(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError> {
         let len = to.len.min(from.len());
         let addr = to.ptr.as_ptr() as u64;
         let local = self.local_of(to.desc).map(|slot| self.locals[slot as usize]);
@@ -198,12 +202,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         let deadline = Instant::now() + self.config.timeout;
         // SAFETY: `len` bytes from there are inside the registered memory.
-        unsafe { self.stage.place(self.sharing.driver(), target, from, deadline) }
+        unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
     /// # Safety
-    /// As for `Rail::fetch`.
-    pub(super) unsafe fn fetch_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    /// As for `Rail::read_device`.
+    pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let len = from.len.min(into.len());
         let addr = from.ptr.as_ptr() as u64;
         let local = self.local_of(from.desc).map(|slot| self.locals[slot as usize]);
@@ -216,7 +220,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: as in `place_bytes`.
-        unsafe { self.stage.fetch(self.sharing.driver(), source, &mut into[..len], deadline) }
+        // SAFETY: as in `write_device_bytes`.
+        unsafe { self.stage.read_device(self.sharing.driver(), source, &mut into[..len], deadline) }
     }
 }

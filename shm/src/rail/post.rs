@@ -11,7 +11,7 @@ use fishplate_core::sync::host::Host;
 
 use super::{MAX_ENDED, MAX_RMA, ShmRail, find, tell};
 use crate::cma::{self, CmaError, Way};
-use crate::fetch::By;
+use crate::payload::By;
 use crate::peer::Attached;
 use crate::record::{self, LANDED};
 use crate::roster::Places;
@@ -142,12 +142,12 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload by the way that was recently faster. See [`Fetches`](crate::fetch::Fetches).
+    /// Reads a payload by the way that was recently faster. See [`PayloadPaths`](crate::payload::PayloadPaths).
     ///
     /// # Safety
     /// As for `Rail::post_rendezvous_read`.
     #[inline(never)]
-    pub(super) unsafe fn fetch(
+    pub(super) unsafe fn read_payload(
         &mut self,
         peer: Peer,
         local: Local,
@@ -160,7 +160,7 @@ impl<H: Host> ShmRail<H> {
             // SAFETY: handed on.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
-        let (by, measured) = attached.fetches.choose(len, || host.now_ns());
+        let (by, measured) = attached.payloads.choose(len, || host.now_ns());
         let began = measured.then(|| host.now_ns());
         match by {
             By::Kernel => {
@@ -169,15 +169,15 @@ impl<H: Host> ShmRail<H> {
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
                 // Pending: the kernel stopped permitting copies, or the memory is not mapped there.
                 if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
-                    attached.fetches.copied(len, took);
+                    attached.payloads.copied(len, took);
                 }
                 Ok(posted)
             }
             By::Lane => {
                 let op = staged::Posted::new(Way::Get, local, remote, None, cx);
-                let posted = self.stage(peer, staged::Posted { fetch: true, ..op })?;
+                let posted = self.stage(peer, staged::Posted { payload: true, ..op })?;
                 if let Some(attached) = self.attached(peer) {
-                    attached.fetches.asked(len, began);
+                    attached.payloads.asked(len, began);
                 }
                 Ok(posted)
             }

@@ -331,7 +331,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
                 (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
-                protocol.requests.push_due(index, Stage::Fetch(false));
+                protocol.requests.push_due(index, Stage::Read(false));
             }
         }
     }

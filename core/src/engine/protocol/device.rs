@@ -69,7 +69,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Err(why) => why,
             Ok(remote) => {
                 if !self.start_read(index, want, remote, Stage::ReadingDevice) {
-                    self.later(index, Stage::FetchDevice);
+                    self.later(index, Stage::ReadDevice);
                 }
                 return;
             }
@@ -79,14 +79,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if want > protocol.outgoing.size() as u64 {
             return match unreached {
                 // The message overtook the announcement of its memory.
-                AttachError::Unheard => self.later(index, Stage::FetchDevice),
+                AttachError::Unheard => self.later(index, Stage::ReadDevice),
                 _ => self.state.unreadable(index, Fault::Receiver),
             };
         }
         let slot = &protocol.requests.slots[index as usize];
         let (stream, token) = (slot.stream, slot.token);
         let Some(block) = protocol.outgoing.take(stream, source, want as u32, NO_TOKEN) else {
-            return self.later(index, Stage::FetchDevice);
+            return self.later(index, Stage::ReadDevice);
         };
         let name = protocol.requests.name(index).0;
         let asked = self.post_answer(stream, head::PULL, 0, [token, name], Some(want), None);
@@ -95,11 +95,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             protocol.outgoing.free(block);
             return match self.sender_lost(index) {
                 Some(fault) => self.state.fail_receive(index, Received::Failed(fault)),
-                None => self.later(index, Stage::FetchDevice),
+                None => self.later(index, Stage::ReadDevice),
             };
         }
-        (protocol.stats.fetched, protocol.stats.pulled) =
-            (protocol.stats.fetched + 1, protocol.stats.pulled + 1);
+        (protocol.stats.read, protocol.stats.pulled) = (protocol.stats.read + 1, protocol.stats.pulled + 1);
         let slot = &mut protocol.requests.slots[index as usize];
         (slot.stage, slot.left, slot.token) = (Stage::ChunksDevice, want, block as u64);
         let header = core::mem::replace(&mut slot.header, NONE);
@@ -120,7 +119,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let placed = match core::ptr::NonNull::new(slot.ptr) {
             // SAFETY: the posted receive had its buffer checked against its region;
             // `len` was checked against the buffer.
-            Some(ptr) => unsafe { self.rails[0].place(Local { ptr, len, desc }, from) },
+            Some(ptr) => unsafe { self.rails[0].write_device(Local { ptr, len, desc }, from) },
             None => Err(PostError::BadKey),
         };
         if placed == Err(PostError::Again) {
@@ -156,7 +155,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
         // SAFETY: the source of a send stays until it ends;
         // `sent` plus the piece stays within its length.
-        match unsafe { self.rails[0].fetch(Local { ptr, len: piece.len(), desc }, piece) } {
+        match unsafe { self.rails[0].read_device(Local { ptr, len: piece.len(), desc }, piece) } {
             Ok(()) => {}
             Err(PostError::Again) => return false,
             Err(_) => {
@@ -225,7 +224,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
                 (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
-                protocol.requests.push_due(index, Stage::FetchDevice);
+                protocol.requests.push_due(index, Stage::ReadDevice);
             }
         }
     }

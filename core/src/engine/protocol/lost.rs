@@ -37,7 +37,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     protocol.outgoing.free(slot.token as u32);
                     self.fail_receive(index, failed);
                 }
-                Stage::Fetch(_) | Stage::FetchDevice => {
+                Stage::Read(_) | Stage::ReadDevice => {
                     protocol.requests.remove_due(index);
                     self.fail_receive(index, failed);
                 }

@@ -93,8 +93,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let Some(protocol) = &mut self.state.protocol else { return };
             let Some((index, stage)) = protocol.requests.pop_due() else { break };
             match stage {
-                Stage::Fetch(by_message) => self.bring(index, by_message),
-                Stage::FetchDevice => self.bring_device(index),
+                Stage::Read(by_message) => self.bring(index, by_message),
+                Stage::ReadDevice => self.bring_device(index),
                 Stage::Place => self.place(index, false),
                 Stage::PlaceOurs => self.place(index, true),
                 _ => self.tell(index),
@@ -144,12 +144,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Read::Copied => {
                     if let Some(protocol) = &mut self.state.protocol {
                         protocol.requests.slots[index as usize].delivered = want;
-                        protocol.stats.fetched += 1;
+                        protocol.stats.read += 1;
                     }
                     return self.tell(index);
                 }
                 Read::Started => return,
-                Read::Later => return self.later(index, Stage::Fetch(false)),
+                Read::Later => return self.later(index, Stage::Read(false)),
                 Read::Unable => {}
             }
         }
@@ -160,12 +160,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.post_answer(stream, head::PULL, 0, [token, name], Some(want), None).is_none() {
             return match self.sender_lost(index) {
                 Some(fault) => self.state.fail_receive(index, Received::Failed(fault)),
-                None => self.later(index, Stage::Fetch(true)),
+                None => self.later(index, Stage::Read(true)),
             };
         }
         let Some(protocol) = &mut self.state.protocol else { return };
-        (protocol.stats.fetched, protocol.stats.pulled) =
-            (protocol.stats.fetched + 1, protocol.stats.pulled + 1);
+        (protocol.stats.read, protocol.stats.pulled) = (protocol.stats.read + 1, protocol.stats.pulled + 1);
         let slot = &mut protocol.requests.slots[index as usize];
         (slot.stage, slot.left) = (Stage::Chunks, want);
         // The sender counts the header as free once it has sent everything, so free it here first.
@@ -381,7 +380,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match outcome {
             Outcome::Done => {
                 slot.delivered = slot.fit(slot.len).0;
-                protocol.stats.fetched += 1;
+                protocol.stats.read += 1;
                 protocol.requests.push_due(index, Stage::Tell);
             }
             Outcome::Failed(fault) => match self.lost(source) {
@@ -392,7 +391,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         if protocol.requests.slots[index as usize].stage == Stage::ReadingDevice {
                             return self.unreadable(index, fault);
                         }
-                        protocol.requests.push_due(index, Stage::Fetch(true));
+                        protocol.requests.push_due(index, Stage::Read(true));
                     }
                 }
             },

@@ -108,15 +108,15 @@ pub(crate) enum Stage {
     /// In the matcher.
     Posted,
     /// Matched; its payload must be read. `true`: pulled in chunks, because reading failed.
-    Fetch(bool),
+    Read(bool),
     /// An operation of ours reads it.
     Reading,
     /// The sender sends it in chunks.
     Chunks,
     /// The payload has arrived or is lost; a Fin is due.
     Tell,
-    /// As `Fetch(false)`, into a device's memory.
-    FetchDevice,
+    /// As `Read(false)`, into a device's memory.
+    ReadDevice,
     /// As `Reading`, into a device's memory.
     ReadingDevice,
     /// As `Chunks`, into a block of ours, which then goes to a device's memory.

@@ -194,22 +194,22 @@ fn host_memory_that_is_pinned_goes_to_a_device_and_back_at_one_copy() {
 }
 
 #[test]
-fn placed_and_fetched_bytes_go_through_pinned_memory() {
+fn device_bytes_pass_through_pinned_memory() {
     for behaviour in [Behaviour::LATE, Behaviour { host_view: true, ..Behaviour::LATE }] {
         let mut pair = Pair::new(behaviour, small(), 5);
         let rail = &mut pair.rails[0];
         let at = memory(rail, 300_000);
         let sent = bytes(3, 200_000);
         // SAFETY: registered, and there.
-        unsafe { rail.place(at.local(70, 200_000), Untrusted::from_slice(&sent)) }.unwrap();
+        unsafe { rail.write_device(at.local(70, 200_000), Untrusted::from_slice(&sent)) }.unwrap();
         assert!(peek(rail, &at, 70, 200_000) == sent);
         let mut got = vec![0; 200_000];
         // SAFETY: as above.
-        unsafe { rail.fetch(at.local(70, 200_000), &mut got) }.unwrap();
+        unsafe { rail.read_device(at.local(70, 200_000), &mut got) }.unwrap();
         assert!(got == sent);
         let outside = at.local(299_999, 2);
         // SAFETY: as above, and refused.
-        assert_eq!(unsafe { rail.fetch(outside, &mut got) }, Err(PostError::BadKey));
+        assert_eq!(unsafe { rail.read_device(outside, &mut got) }, Err(PostError::BadKey));
         pair.check();
     }
 }

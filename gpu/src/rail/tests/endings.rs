@@ -146,7 +146,7 @@ fn memory_that_the_processor_gave_up_to_fill_stays_until_the_device_has_finished
     let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 7);
     let local = pair.memory[0].local(0, 64);
     // SAFETY: registered.
-    let placed = unsafe { pair.rails[0].place(local, Untrusted::from_slice(&[1; 64])) };
+    let placed = unsafe { pair.rails[0].write_device(local, Untrusted::from_slice(&[1; 64])) };
     assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
     assert!(pair.rails[0].touches(local));
     pair.driver.behave(|behaviour| behaviour.late = 0);

@@ -68,7 +68,7 @@ impl Drop for Dmabuf {
 ///
 /// # Safety
 /// - A [`Dmabuf`] refers to the requested memory.
-/// - After [`place`](Self::place) or [`fetch`](Self::fetch) returns, with or without an error, the
+/// - After [`write_device`](Self::write_device) or [`read_device`](Self::read_device) returns, with or without an error, the
 ///   device does not access the host buffer.
 /// - After [`flush`](Self::flush) succeeds, the device sees all that NICs had written before the
 ///   call.
@@ -95,11 +95,11 @@ pub unsafe trait DeviceMemory: Send {
     /// Copies bytes into device memory, and waits for the copy. Slow path.
     ///
     /// # Errors
-    /// As of [`Rail::place`](fishplate_core::rail::Rail::place).
+    /// As of [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are memory of this device.
-    unsafe fn place(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError>;
+    unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError>;
 
     /// Copies bytes out of device memory, and waits for the copy. Slow path.
     ///
@@ -108,7 +108,7 @@ pub unsafe trait DeviceMemory: Send {
     ///
     /// # Safety
     /// As there.
-    unsafe fn fetch(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError>;
+    unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError>;
 
     /// Whether a copy whose call returned an error may still be running on the device. Registered
     /// device memory stays in use until it is not. Asks the driver; slow path.
@@ -216,16 +216,20 @@ impl FabricRail {
     }
 
     /// # Safety
-    /// As for [`Rail::place`](fishplate_core::rail::Rail::place).
+    /// As for [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
     #[cold]
-    pub(super) unsafe fn place_bytes(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
+    pub(super) unsafe fn write_device_bytes(
+        &mut self,
+        to: Local,
+        from: Untrusted<'_>,
+    ) -> Result<(), PostError> {
         let (ptr, len) = (to.ptr.as_ptr(), to.len.min(from.len()));
         let of_device = self.is_of_device(ptr, len);
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         match &mut self.device {
             Some(reached) if of_device => {
                 // SAFETY: `len` registered bytes of the device.
-                let placed = unsafe { reached.device.place(to.ptr, from) };
+                let placed = unsafe { reached.device.write_device(to.ptr, from) };
                 reached.ended(placed)
             }
             _ => {
@@ -237,15 +241,15 @@ impl FabricRail {
     }
 
     /// # Safety
-    /// As for [`Rail::fetch`](fishplate_core::rail::Rail::fetch).
+    /// As for [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
     #[cold]
-    pub(super) unsafe fn fetch_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
+    pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let (ptr, len) = (from.ptr.as_ptr(), from.len.min(into.len()));
         let of_device = self.is_of_device(ptr, len);
         match &mut self.device {
             Some(reached) if of_device => {
                 // SAFETY: `len` registered bytes of the device.
-                let fetched = unsafe { reached.device.fetch(from.ptr, &mut into[..len]) };
+                let fetched = unsafe { reached.device.read_device(from.ptr, &mut into[..len]) };
                 reached.ended(fetched)
             }
             _ => {

@@ -87,11 +87,11 @@ struct Class {
 
 /// The measurements of one peer.
 #[derive(Debug)]
-pub(crate) struct Fetches {
+pub(crate) struct PayloadPaths {
     classes: [Class; CLASSES],
 }
 
-impl Fetches {
+impl PayloadPaths {
     /// No measurements; the first payload of each class tries the lane.
     pub(crate) const fn new() -> Self {
         let class = Class {
@@ -104,7 +104,7 @@ impl Fetches {
             open: 0,
             sample: None,
         };
-        Fetches { classes: [class; CLASSES] }
+        PayloadPaths { classes: [class; CLASSES] }
     }
 
     /// Chooses the way of the next payload of `len` bytes, and whether to measure it.

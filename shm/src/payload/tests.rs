@@ -5,7 +5,7 @@ const LEN: usize = 64 << 10;
 
 /// A peer whose payloads take so long by either way, in nanoseconds, and a clock.
 struct Link {
-    fetches: Fetches,
+    payloads: PayloadPaths,
     now: u64,
     takes: [u64; 2],
     went: [u64; 2],
@@ -14,19 +14,19 @@ struct Link {
 
 impl Link {
     fn new(kernel: u64, lane: u64) -> Link {
-        Link { fetches: Fetches::new(), now: 1, takes: [kernel, lane], went: [0; 2], open: 0 }
+        Link { payloads: PayloadPaths::new(), now: 1, takes: [kernel, lane], went: [0; 2], open: 0 }
     }
 
     fn begin(&mut self, len: usize) -> By {
         let now = self.now;
-        let (by, measured) = self.fetches.choose(len, || now);
+        let (by, measured) = self.payloads.choose(len, || now);
         self.went[by as usize] += 1;
         match by {
             By::Kernel => {
                 self.now += self.takes[0];
-                self.fetches.copied(len, measured.then_some(self.takes[0]));
+                self.payloads.copied(len, measured.then_some(self.takes[0]));
             }
-            By::Lane => self.fetches.asked(len, measured.then_some(now)),
+            By::Lane => self.payloads.asked(len, measured.then_some(now)),
         }
         by
     }
@@ -34,7 +34,7 @@ impl Link {
     fn end(&mut self, len: usize) {
         self.now += self.takes[1];
         let now = self.now;
-        self.fetches.came(len, || now);
+        self.payloads.came(len, || now);
     }
 
     /// Payloads one after the other. Returns how many went each way.
@@ -141,9 +141,9 @@ fn lengths_are_known_apart() {
     assert!(link.one_by_one(256 << 10, 500)[1] < 20);
     for (len, class) in [(0, 0), (16383, 0), (16384, 1), (32768, 2), (1 << 20, 7), (2 << 20, 8), (1 << 40, 8)]
     {
-        let mut fetches = Fetches::new();
-        let place = std::ptr::from_ref(fetches.class(len)) as usize;
-        assert_eq!(place, std::ptr::from_ref(&fetches.classes[class]) as usize, "{len}");
+        let mut payloads = PayloadPaths::new();
+        let place = std::ptr::from_ref(payloads.class(len)) as usize;
+        assert_eq!(place, std::ptr::from_ref(&payloads.classes[class]) as usize, "{len}");
     }
 }
 
@@ -153,7 +153,7 @@ fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
     for known in [0, 200] {
         let mut link = Link::new(8_000, 3_000);
         link.one_by_one(LEN, known);
-        (link.fetches.classes[3].by, link.fetches.classes[3].left) = (By::Kernel, 0);
+        (link.payloads.classes[3].by, link.payloads.classes[3].left) = (By::Kernel, 0);
         link.went = [0; 2];
         for _ in 0..100 {
             link.begin(LEN);

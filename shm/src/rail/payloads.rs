@@ -70,7 +70,7 @@ impl<'c> Ends<'c> {
     }
 
     /// Reads, and looks at what came. Whatever goes through the lane takes so long.
-    fn fetch(&mut self, len: usize, lane: u64) -> Posted {
+    fn read(&mut self, len: usize, lane: u64) -> Posted {
         let mut back = vec![0; len];
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
         // SAFETY: `back` stays until the end has been reported.
@@ -114,9 +114,9 @@ fn payloads_come_the_way_that_was_quicker() {
     // one of them for the liveness check: 20 us.
     for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
         for _ in 0..600 {
-            ends.fetch(LEN, lane);
+            ends.read(LEN, lane);
         }
-        let ways: Vec<_> = (0..600).map(|_| ends.fetch(LEN, lane)).collect();
+        let ways: Vec<_> = (0..600).map(|_| ends.read(LEN, lane)).collect();
         let other = ways.iter().filter(|way| **way != want).count();
         assert!(other < 40, "the lane takes {lane} ns: {other} of 600 the other way");
     }
@@ -130,9 +130,9 @@ fn from_a_length_on_the_kernel_copies_and_reads_of_others_never_wait_for_the_pee
         return;
     }
     for _ in 0..100 {
-        assert_eq!(ends.fetch(30_000, 0), Posted::Done);
+        assert_eq!(ends.read(30_000, 0), Posted::Done);
     }
-    assert_eq!(ends.fetch(29_999, 0), Posted::Pending, "the first tries the lane");
+    assert_eq!(ends.read(29_999, 0), Posted::Pending, "the first tries the lane");
     let mut back = vec![0; LEN];
     for len in [8, 29_999, LEN] {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
@@ -147,7 +147,7 @@ fn where_the_kernel_does_not_copy_all_come_through_the_lane() {
     let clock = clock(1000);
     let mut ends = Ends::new(&clock, ShmConfig { force_staging: true, ..ShmConfig::default() });
     for _ in 0..100 {
-        assert_eq!(ends.fetch(LEN, 0), Posted::Pending);
+        assert_eq!(ends.read(LEN, 0), Posted::Pending);
     }
     assert_eq!(clock.now.load(Ordering::Relaxed), 0, "nothing is to be measured");
 }
@@ -176,7 +176,7 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     let ways: Vec<_> = (0..600)
         .map(|_| {
             clock.now.fetch_add(1_000_000, Ordering::Relaxed);
-            ends.fetch(LEN, 300)
+            ends.read(LEN, 300)
         })
         .collect();
     let kernel = ways.iter().filter(|way| **way == Posted::Done).count();
