@@ -40,7 +40,7 @@ mod stream;
 mod tests;
 mod world;
 
-pub use behaviour::{Behaviour, Call, Calls, Counts, Kind, Violation};
+pub use behaviour::{Behaviour, Call, Calls, Counts, MemoryKind, Violation};
 pub use device::FakeDevice;
 pub use physical::FakePhysical;
 pub use stream::StreamId;

@@ -16,7 +16,7 @@ use fishplate_core::mem::Peer;
 use fishplate_shm::extension::Line;
 use fishplate_shm::{Link, ShmConfig};
 
-use super::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
+use super::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, MemoryKind};
 use super::share::board;
 use super::*;
 use crate::testing::{Random, met, soon};

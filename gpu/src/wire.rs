@@ -35,7 +35,7 @@ use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-enum Kind {
+enum MessageKind {
     /// An allocation of device memory, with its handle.
     Export = *EXTENSIONS.start(),
     /// The handle of an allocation is wanted.
@@ -55,11 +55,11 @@ enum Kind {
 }
 
 /// The kinds that there are.
-pub(crate) const KINDS: RangeInclusive<u16> = Kind::Export as u16..=Kind::RevokeAck as u16;
+pub(crate) const KINDS: RangeInclusive<u16> = MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
 
-impl Kind {
+impl MessageKind {
     fn from_wire(value: u16) -> Option<Self> {
-        use Kind::{Export, Fetch, Publish, Query, Refuse, Revoke, RevokeAck, Unpublish};
+        use MessageKind::{Export, Fetch, Publish, Query, Refuse, Revoke, RevokeAck, Unpublish};
         let kinds = [Export, Fetch, Refuse, Publish, Query, Unpublish, Revoke, RevokeAck];
         kinds.into_iter().find(|kind| *kind as u16 == value)
     }
@@ -164,8 +164,8 @@ pub(crate) fn read(
     fds: &mut dyn Iterator<Item = Foreign>,
     home: bool,
 ) -> Result<Said, HandshakeError> {
-    let said = match Kind::from_wire(kind).ok_or(HandshakeError::BadPacket)? {
-        Kind::Export => {
+    let said = match MessageKind::from_wire(kind).ok_or(HandshakeError::BadPacket)? {
+        MessageKind::Export => {
             let alloc = alloc(&mut body)?;
             let (_, size) = extent(0, word(&mut body)?)?;
             let uuid = body.take()?;
@@ -185,8 +185,8 @@ pub(crate) fn read(
             };
             Said::Export(Offer { alloc, size, uuid, handle })
         }
-        Kind::Fetch => Said::Fetch(alloc(&mut body)?),
-        Kind::Refuse => {
+        MessageKind::Fetch => Said::Fetch(alloc(&mut body)?),
+        MessageKind::Refuse => {
             let what = word(&mut body)?;
             let [a, b] = [word(&mut body)?, word(&mut body)?];
             Said::Refuse(match (what, AllocId::from_key(a), b) {
@@ -195,7 +195,7 @@ pub(crate) fn read(
                 _ => return Err(HandshakeError::BadPacket),
             })
         }
-        Kind::Publish => {
+        MessageKind::Publish => {
             let [buffer, version] = [word(&mut body)?, word(&mut body)?];
             let alloc = alloc(&mut body)?;
             let (offset, len) = extent(word(&mut body)?, word(&mut body)?)?;
@@ -204,7 +204,7 @@ pub(crate) fn read(
             }
             Said::Publish(buffer, Binding { version, alloc, offset, len })
         }
-        Kind::Query => {
+        MessageKind::Query => {
             let buffer = word(&mut body)?;
             let wanted = Wanted::from_wire(word(&mut body)?);
             let on = match word(&mut body)? {
@@ -214,15 +214,15 @@ pub(crate) fn read(
             };
             Said::Query { buffer, wanted, on }
         }
-        Kind::Unpublish => Said::Unpublish(word(&mut body)?),
-        Kind::Revoke => Said::Revoke { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
-        Kind::RevokeAck => Said::RevokeAck { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
+        MessageKind::Unpublish => Said::Unpublish(word(&mut body)?),
+        MessageKind::Revoke => Said::Revoke { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
+        MessageKind::RevokeAck => Said::RevokeAck { sequence: word(&mut body)?, alloc: alloc(&mut body)? },
     };
     body.end()?;
     Ok(said)
 }
 
-fn packet(kind: Kind, words: &[u64]) -> Vec<u8> {
+fn packet(kind: MessageKind, words: &[u64]) -> Vec<u8> {
     let mut packet = Writer::extension(kind as u16);
     for word in words {
         packet.put(word.to_ne_bytes());
@@ -232,7 +232,7 @@ fn packet(kind: Kind, words: &[u64]) -> Vec<u8> {
 
 /// An `Export`. The descriptors of a handle that has some go with it.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
-    let mut packet = Writer::extension(Kind::Export as u16);
+    let mut packet = Writer::extension(MessageKind::Export as u16);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);
     match handle {
         Some(Handle::Legacy(bytes)) => packet.put(LEGACY.to_ne_bytes()).put(*bytes),
@@ -247,12 +247,12 @@ pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Han
 }
 
 pub(crate) fn fetch(alloc: AllocId) -> Vec<u8> {
-    packet(Kind::Fetch, &[alloc.key()])
+    packet(MessageKind::Fetch, &[alloc.key()])
 }
 
 pub(crate) fn refuse(ask: Ask) -> Vec<u8> {
     packet(
-        Kind::Refuse,
+        MessageKind::Refuse,
         &match ask {
             Ask::Alloc(alloc) => [1, alloc.key(), 0],
             Ask::Buffer(buffer, wanted) => [2, buffer, wanted.to_wire()],
@@ -262,21 +262,21 @@ pub(crate) fn refuse(ask: Ask) -> Vec<u8> {
 
 pub(crate) fn publish(buffer: u64, binding: &Binding) -> Vec<u8> {
     let Binding { version, alloc, offset, len } = *binding;
-    packet(Kind::Publish, &[buffer, version, alloc.key(), offset, len])
+    packet(MessageKind::Publish, &[buffer, version, alloc.key(), offset, len])
 }
 
 pub(crate) fn query(buffer: u64, wanted: Wanted, on: bool) -> Vec<u8> {
-    packet(Kind::Query, &[buffer, wanted.to_wire(), on.into()])
+    packet(MessageKind::Query, &[buffer, wanted.to_wire(), on.into()])
 }
 
 pub(crate) fn unpublish(buffer: u64) -> Vec<u8> {
-    packet(Kind::Unpublish, &[buffer])
+    packet(MessageKind::Unpublish, &[buffer])
 }
 
 pub(crate) fn revoke(sequence: u64, alloc: AllocId) -> Vec<u8> {
-    packet(Kind::Revoke, &[sequence, alloc.key()])
+    packet(MessageKind::Revoke, &[sequence, alloc.key()])
 }
 
 pub(crate) fn revoke_ack(sequence: u64, alloc: AllocId) -> Vec<u8> {
-    packet(Kind::RevokeAck, &[sequence, alloc.key()])
+    packet(MessageKind::RevokeAck, &[sequence, alloc.key()])
 }

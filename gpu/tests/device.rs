@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use fishplate_gpu::fake::{Behaviour, FakeDevice, FakeDriver, FakeProcess, Kind, Violation};
+use fishplate_gpu::fake::{Behaviour, FakeDevice, FakeDriver, FakeProcess, MemoryKind, Violation};
 use fishplate_gpu::{Device, DeviceError, DevicePtr, HostDevice, Unshared};
 
 mod support;
@@ -55,7 +55,12 @@ fn first<K: Kit>() -> K::Device {
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {
-        Behaviour { kind: Kind::Virtual, handles_differ: true, segment: suite::SEGMENT, ..Behaviour::LATE }
+        Behaviour {
+            kind: MemoryKind::Virtual,
+            handles_differ: true,
+            segment: suite::SEGMENT,
+            ..Behaviour::LATE
+        }
     } else {
         Behaviour { segment: suite::SEGMENT, ..Behaviour::PLAIN }
     };
@@ -64,9 +69,9 @@ fn fake(late: bool) -> FakeProcess {
 
 fn fake_unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
     let kinds = [
-        (Kind::Pool, Unshared::Pool),
-        (Kind::Managed, Unshared::Managed),
-        (Kind::VirtualUnshared, Unshared::NoHandleType),
+        (MemoryKind::Pool, Unshared::Pool),
+        (MemoryKind::Managed, Unshared::Managed),
+        (MemoryKind::VirtualUnshared, Unshared::NoHandleType),
     ];
     kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
 }
@@ -94,7 +99,7 @@ impl Kit for Fake {
     }
 
     fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
-        Some(device.alloc_as(Kind::Segments, size).unwrap())
+        Some(device.alloc_as(MemoryKind::Segments, size).unwrap())
     }
 
     fn held(device: &FakeDevice) -> u64 {
@@ -118,7 +123,7 @@ impl Kit for FakeLate {
     }
 
     fn segments(device: &mut FakeDevice, size: u64) -> Option<DevicePtr> {
-        Some(device.alloc_as(Kind::Segments, size).unwrap())
+        Some(device.alloc_as(MemoryKind::Segments, size).unwrap())
     }
 
     fn held(device: &FakeDevice) -> u64 {

@@ -18,7 +18,7 @@ use fishplate_core::error::{PeerError, Violation};
 
 use crate::error::{HandshakeError, SegmentError};
 use crate::foreign::{self, Batch, Foreign};
-use crate::packet::{Kind, MAX_BLOB, MAX_PACKET, Nonce, Reader, Writer};
+use crate::packet::{MAX_BLOB, MAX_PACKET, Nonce, PacketKind, Reader, Writer};
 use crate::segment::{self, Access, Mapping, Segment};
 use crate::socket::{Packet, Socket};
 use crate::watch::Watch;
@@ -103,7 +103,7 @@ impl Control {
     /// Wakes a peer that sleeps on its sockets. If there is no room, there is something to read.
     #[cold]
     pub(crate) fn ring(&self) {
-        let _ = self.socket.try_send(&Writer::new(Kind::Ring).finish(), &[]);
+        let _ = self.socket.try_send(&Writer::new(PacketKind::Ring).finish(), &[]);
     }
 
     /// Whether notices wait to be sent.
@@ -136,7 +136,7 @@ impl Control {
         if blob.len() > MAX_BLOB {
             return Err(HandshakeError::TooLong { len: blob.len(), max: MAX_BLOB });
         }
-        let mut packet = Writer::new(Kind::Blob);
+        let mut packet = Writer::new(PacketKind::Blob);
         packet.extend(blob);
         self.notices.push_back(Notice::Packet(packet.finish(), None));
         self.send_notices();
@@ -257,7 +257,7 @@ impl Control {
             // This process has no free descriptors: not the peer's fault, so the link continues.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
-                PeerError::Protocol(Violation::Kind)
+                PeerError::Protocol(Violation::PacketKind)
             }
             HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
             // A process that leaves in good order sends a Bye first.
@@ -280,8 +280,8 @@ impl Control {
     fn sort(&mut self, packet: &[u8], mut fds: Batch) -> Result<(), HandshakeError> {
         let (kind, mut body) = Reader::open(packet)?;
         match kind {
-            Kind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
-            Kind::Announce => {
+            PacketKind::Blob if self.blobs.len() < MAX_BLOBS => self.blobs.push_back(body.rest().to_vec()),
+            PacketKind::Announce => {
                 let number = u32::from_ne_bytes(body.take()?);
                 let len = u64::from_ne_bytes(body.take()?);
                 body.end()?;
@@ -297,7 +297,7 @@ impl Control {
                     self.segments.push(new);
                 }
             }
-            Kind::Withdraw => {
+            PacketKind::Withdraw => {
                 let number = u32::from_ne_bytes(body.take()?);
                 body.end()?;
                 if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
@@ -305,13 +305,15 @@ impl Control {
                 }
                 self.drop_withdrawn();
             }
-            Kind::Bye => {
+            PacketKind::Bye => {
                 body.end()?;
                 self.end_as(PeerError::Closed);
             }
-            Kind::Ring => body.end()?,
-            Kind::Extension(kind) => self.extensions.take(kind, body, &mut fds)?,
-            Kind::Blob | Kind::Hello | Kind::Offer | Kind::Ready => return Err(HandshakeError::BadPacket),
+            PacketKind::Ring => body.end()?,
+            PacketKind::Extension(kind) => self.extensions.take(kind, body, &mut fds)?,
+            PacketKind::Blob | PacketKind::Hello | PacketKind::Offer | PacketKind::Ready => {
+                return Err(HandshakeError::BadPacket);
+            }
         }
         if fds.next().is_some() { Err(HandshakeError::BadPacket) } else { Ok(()) }
     }
@@ -401,12 +403,12 @@ impl Notice {
     fn packet(&self) -> (Cow<'_, [u8]>, Vec<BorrowedFd<'_>>) {
         match self {
             Notice::Announce(segment) => {
-                let mut packet = Writer::new(Kind::Announce);
+                let mut packet = Writer::new(PacketKind::Announce);
                 packet.put(segment.number().to_ne_bytes()).put((segment.len() as u64).to_ne_bytes());
                 (packet.finish().into(), vec![segment.fd()])
             }
             Notice::Withdraw(number) => {
-                let mut packet = Writer::new(Kind::Withdraw);
+                let mut packet = Writer::new(PacketKind::Withdraw);
                 packet.put(number.to_ne_bytes());
                 (packet.finish().into(), Vec::new())
             }
@@ -421,7 +423,7 @@ impl Drop for Control {
     /// Sends a Bye, so that the peer can tell leaving from dying.
     fn drop(&mut self) {
         // If this fails, the peer sees the socket close.
-        let _ = self.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]);
+        let _ = self.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]);
     }
 }
 

@@ -5,7 +5,7 @@
 use fishplate_core::engine::fuzzing::{Target, number, put};
 
 use crate::handshake::hello_again;
-use crate::packet::{Kind, Reader, Writer};
+use crate::packet::{PacketKind, Reader, Writer};
 use crate::regions::{self, Key};
 
 /// The parsers of this package.
@@ -16,7 +16,14 @@ pub const TARGETS: &[Target] = &[
 ];
 
 fn sample_packet(seed: u64, into: &mut [u8]) -> usize {
-    let kinds = [Kind::Hello, Kind::Offer, Kind::Ready, Kind::Blob, Kind::Announce, Kind::Bye];
+    let kinds = [
+        PacketKind::Hello,
+        PacketKind::Offer,
+        PacketKind::Ready,
+        PacketKind::Blob,
+        PacketKind::Announce,
+        PacketKind::Bye,
+    ];
     let mut packet = Writer::new(kinds[number(seed, 1) as usize % kinds.len()]);
     for n in 0..number(seed, 2) % 9 {
         packet.put(number(seed, 3 + n).to_ne_bytes());
@@ -33,7 +40,7 @@ fn read_packet(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
-    let mut packet = Writer::new(Kind::Hello);
+    let mut packet = Writer::new(PacketKind::Hello);
     packet.put([1 + (a & 1) as u8, (a >> 1) as u8 & 1]).put((a as u16).to_ne_bytes());
     packet.put((b as u32).to_ne_bytes()).put((c as u32).to_ne_bytes());
     for n in 4..10 {
@@ -43,16 +50,16 @@ fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
 }
 
 fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    let (Kind::Hello, body) = Reader::open(input).ok()? else { return None };
+    let (PacketKind::Hello, body) = Reader::open(input).ok()? else { return None };
     Some(put(again, &hello_again(body).ok()?))
 }
 
 fn sample_key(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
     let kind = match a % 3 {
-        0 => regions::Kind::Private,
-        1 => regions::Kind::Shared(b as u32),
-        _ => regions::Kind::Common(b as u32),
+        0 => regions::PacketKind::Private,
+        1 => regions::PacketKind::Shared(b as u32),
+        _ => regions::PacketKind::Common(b as u32),
     };
     let key = Key { kind, generation: (a >> 8) as u16 & 0xfff, slot: (a >> 24) as u16 };
     put(into, &key.encode().to_le_bytes())

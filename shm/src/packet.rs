@@ -37,7 +37,7 @@ pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PacketKind {
     /// Who I am, and my sizes and nonce.
     Hello,
     /// Your nonce back, and my descriptors.
@@ -61,33 +61,33 @@ pub(crate) enum Kind {
 /// Kinds of packets that other packages may give a meaning to.
 pub const EXTENSIONS: RangeInclusive<u16> = 0x100..=u16::MAX;
 
-impl Kind {
+impl PacketKind {
     fn from_wire(value: u16) -> Option<Self> {
         Some(match value {
-            1 => Kind::Hello,
-            2 => Kind::Offer,
-            3 => Kind::Ready,
-            4 => Kind::Blob,
-            5 => Kind::Announce,
-            6 => Kind::Withdraw,
-            7 => Kind::Bye,
-            8 => Kind::Ring,
-            other if EXTENSIONS.contains(&other) => Kind::Extension(other),
+            1 => PacketKind::Hello,
+            2 => PacketKind::Offer,
+            3 => PacketKind::Ready,
+            4 => PacketKind::Blob,
+            5 => PacketKind::Announce,
+            6 => PacketKind::Withdraw,
+            7 => PacketKind::Bye,
+            8 => PacketKind::Ring,
+            other if EXTENSIONS.contains(&other) => PacketKind::Extension(other),
             _ => return None,
         })
     }
 
     fn to_wire(self) -> u16 {
         match self {
-            Kind::Hello => 1,
-            Kind::Offer => 2,
-            Kind::Ready => 3,
-            Kind::Blob => 4,
-            Kind::Announce => 5,
-            Kind::Withdraw => 6,
-            Kind::Bye => 7,
-            Kind::Ring => 8,
-            Kind::Extension(kind) => kind,
+            PacketKind::Hello => 1,
+            PacketKind::Offer => 2,
+            PacketKind::Ready => 3,
+            PacketKind::Blob => 4,
+            PacketKind::Announce => 5,
+            PacketKind::Withdraw => 6,
+            PacketKind::Bye => 7,
+            PacketKind::Ring => 8,
+            PacketKind::Extension(kind) => kind,
         }
     }
 }
@@ -99,7 +99,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: PacketKind) -> Self {
         let mut writer = Writer { bytes: Vec::with_capacity(128) };
         writer
             .put(MAGIC.to_ne_bytes())
@@ -111,7 +111,7 @@ impl Writer {
 
     /// Begins a packet of an extension.
     pub fn extension(kind: u16) -> Self {
-        Self::new(Kind::Extension(kind))
+        Self::new(PacketKind::Extension(kind))
     }
 
     /// Appends a field.
@@ -141,7 +141,7 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Checks the head; what is left to read is the body.
-    pub(crate) fn open(packet: &'a [u8]) -> Result<(Kind, Self), HandshakeError> {
+    pub(crate) fn open(packet: &'a [u8]) -> Result<(PacketKind, Self), HandshakeError> {
         let mut head = Reader { rest: packet };
         if u64::from_ne_bytes(head.take()?) != MAGIC {
             return Err(HandshakeError::BadPacket);
@@ -150,7 +150,8 @@ impl<'a> Reader<'a> {
         if theirs != VERSION {
             return Err(HandshakeError::Version { theirs, ours: VERSION });
         }
-        let kind = Kind::from_wire(u16::from_ne_bytes(head.take()?)).ok_or(HandshakeError::BadPacket)?;
+        let kind =
+            PacketKind::from_wire(u16::from_ne_bytes(head.take()?)).ok_or(HandshakeError::BadPacket)?;
         if u32::from_ne_bytes(head.take()?) as usize != packet.len() {
             return Err(HandshakeError::BadPacket);
         }
@@ -163,7 +164,7 @@ impl<'a> Reader<'a> {
     /// Not a packet of this protocol, or not of an extension.
     pub fn extension(packet: &'a [u8]) -> Result<(u16, Self), HandshakeError> {
         match Self::open(packet)? {
-            (Kind::Extension(kind), body) => Ok((kind, body)),
+            (PacketKind::Extension(kind), body) => Ok((kind, body)),
             _ => Err(HandshakeError::BadPacket),
         }
     }

@@ -16,7 +16,7 @@ use crate::handshake::Link;
 use crate::lane::{self, Consumer, LaneMemory, PAYLOAD, Pair, Producer, Refused, cells_for};
 use crate::payload::PayloadPaths;
 use crate::record::{GAP_MAX, GAP_SHIFT, LANDED, MESSAGE};
-use crate::regions::{Key, Kind, Regions};
+use crate::regions::{Key, KeyKind, Regions};
 use crate::segment::{Mapping, errno};
 use crate::staged::{Staged, blame, within};
 
@@ -355,7 +355,7 @@ impl Attached {
         &mut self,
         key: RailKey,
         len: u64,
-        map: impl FnOnce(Option<&mut Remote>, Kind) -> Result<Option<NonNull<u8>>, AttachError>,
+        map: impl FnOnce(Option<&mut Remote>, KeyKind) -> Result<Option<NonNull<u8>>, AttachError>,
     ) -> Result<Option<NonNull<u8>>, AttachError> {
         let RailKey { key, base } = key;
         let parts = Key::decode(key).ok_or(AttachError::BadHandle)?;
@@ -409,7 +409,7 @@ impl Attached {
             }
         }
         *place = None;
-        if let (Some(remote), Some(Key { kind: Kind::Shared(number), .. })) =
+        if let (Some(remote), Some(Key { kind: KeyKind::Shared(number), .. })) =
             (&mut self.remote, Key::decode(key))
         {
             remote.control.release(number);

@@ -23,7 +23,7 @@ use crate::handshake::{Link, Profile};
 use crate::lane::{self, CELL, PAYLOAD, cells_for};
 use crate::peer::{self, Attached, Sizes};
 use crate::record::{self, GAP_MAX, GAP_SHIFT, MESSAGE, STAGED};
-use crate::regions::{Kind, Owner, Regions};
+use crate::regions::{KeyKind, Owner, Regions};
 use crate::roster::{Places, Roster};
 use crate::segment::Segment;
 use crate::staged;
@@ -293,9 +293,9 @@ impl<H: Host> ShmRail<H> {
                 Some(_) => Err(AttachError::BadRange),
                 None => Err(AttachError::UnknownRegion),
             },
-            (Some(_), Kind::Private) => Ok(None),
-            (Some(remote), Kind::Shared(number)) => Ok(Some(map(&mut remote.control, number)?)),
-            (Some(remote), Kind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
+            (Some(_), KeyKind::Private) => Ok(None),
+            (Some(remote), KeyKind::Shared(number)) => Ok(Some(map(&mut remote.control, number)?)),
+            (Some(remote), KeyKind::Common(pair)) => Ok(Some(remote.in_common(pair, key.base, len)?)),
         })
     }
 

@@ -20,7 +20,7 @@ use crate::segment::Segment;
 
 /// The kind of memory of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyKind {
     Private,
     /// In this segment of its owner.
     Shared(u32),
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 /// A decoded key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    pub(crate) kind: Kind,
+    pub(crate) kind: KeyKind,
     pub(crate) generation: u16,
     pub(crate) slot: u16,
 }
@@ -42,9 +42,9 @@ const GENERATIONS: u16 = 1 << 12;
 impl Key {
     pub(crate) fn encode(self) -> u64 {
         let (kind, low) = match self.kind {
-            Kind::Private => (1, 0),
-            Kind::Shared(segment) => (2, segment),
-            Kind::Common(pair) => (3, pair),
+            KeyKind::Private => (1, 0),
+            KeyKind::Shared(segment) => (2, segment),
+            KeyKind::Common(pair) => (3, pair),
         };
         kind << 60 | u64::from(self.generation) << 48 | u64::from(self.slot) << 32 | u64::from(low)
     }
@@ -53,9 +53,9 @@ impl Key {
     pub(crate) fn decode(key: u64) -> Option<Self> {
         let low = key as u32;
         let kind = match key >> 60 {
-            1 if low == 0 => Kind::Private,
-            2 => Kind::Shared(low),
-            3 => Kind::Common(low),
+            1 if low == 0 => KeyKind::Private,
+            2 => KeyKind::Shared(low),
+            3 => KeyKind::Common(low),
             _ => return None,
         };
         Some(Key { kind, generation: (key >> 48) as u16 % GENERATIONS, slot: (key >> 32) as u16 })
@@ -108,9 +108,9 @@ impl Regions {
         let slot = free.ok_or(AttachError::Full)?;
         self.next = (slot + 1) % n;
         let kind = match &owner {
-            Owner::User => Kind::Private,
-            Owner::Segment(segment) => Kind::Shared(segment.number()),
-            Owner::Peer(_, pair) => Kind::Common(*pair),
+            Owner::User => KeyKind::Private,
+            Owner::Segment(segment) => KeyKind::Shared(segment.number()),
+            Owner::Peer(_, pair) => KeyKind::Common(*pair),
         };
         let entry = &mut self.slots[slot];
         entry.generation = (entry.generation + 1) % GENERATIONS;
@@ -124,9 +124,9 @@ impl Regions {
         let entry = self.slots.get(usize::from(slot))?;
         let region = entry.region.as_ref().filter(|_| entry.generation == generation)?;
         let meant = match (&region.owner, kind) {
-            (Owner::User, Kind::Private) => true,
-            (Owner::Segment(segment), Kind::Shared(number)) => segment.number() == number,
-            (Owner::Peer(owner, pair), Kind::Common(number)) => *owner == peer && *pair == number,
+            (Owner::User, KeyKind::Private) => true,
+            (Owner::Segment(segment), KeyKind::Shared(number)) => segment.number() == number,
+            (Owner::Peer(owner, pair), KeyKind::Common(number)) => *owner == peer && *pair == number,
             _ => false,
         };
         meant.then_some((region.ptr, region.len))

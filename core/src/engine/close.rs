@@ -37,7 +37,7 @@ use crate::sync::host::Host;
 use crate::sync::seq::{Seq, truncate};
 
 use super::list::NONE;
-use super::pending::{Kind, PendingSlot};
+use super::pending::{OpKind, PendingSlot};
 use super::post::Blocked;
 use super::table::PeerState;
 use super::wait::Waiter;
@@ -370,7 +370,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let s = &self.streams[stream as usize];
         let slot = |index: u32| Some((index, self.pending.slots.get(index as usize)?));
         let list = move |head| core::iter::successors(slot(head), move |(_, at)| slot(at.links.next));
-        let waits = |(_, slot): &(u32, &PendingSlot)| slot.kind == Kind::Send && slot.fetch && !slot.pulled;
+        let waits = |(_, slot): &(u32, &PendingSlot)| slot.kind == OpKind::Send && slot.fetch && !slot.pulled;
         list(s.ops.head).chain(list(s.closing.head)).filter(waits)
     }
 
@@ -391,7 +391,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             while index != NONE {
                 let slot = &mut self.pending.slots[index as usize];
                 let next = slot.links.next;
-                if slot.kind == Kind::Send && slot.fetch && !slot.pulled {
+                if slot.kind == OpKind::Send && slot.fetch && !slot.pulled {
                     slot.fail(Fault::Peer(PeerError::Closed), true);
                     slot.fetch = false;
                     self.end_if_over(index);

@@ -8,7 +8,7 @@ use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
 use super::list::{Fifo, NONE};
-use super::pending::{Kind, PendingSlot, State as Stage};
+use super::pending::{OpKind, PendingSlot, State as Stage};
 use super::table::PeerState;
 use super::{Engine, State};
 
@@ -92,7 +92,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             slot.acked = true;
             let (report, done) = (slot.report, matches!(slot.outcome, Outcome::Done));
-            let simple = done && slot.kind != Kind::Send && !slot.inner;
+            let simple = done && slot.kind != OpKind::Send && !slot.inner;
             let over = slot.posts == 0 && !slot.fetch && simple;
             s.ops.pop(&mut pending.slots);
             if over {
@@ -112,7 +112,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let waits = |index: &u32| {
             let slot = &self.pending.slots[*index as usize];
             let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
-            theirs && slot.fetch && slot.posted && slot.state == Stage::Open && slot.kind == Kind::Message
+            theirs && slot.fetch && slot.posted && slot.state == Stage::Open && slot.kind == OpKind::Message
         };
         let index = match self.pending.find(Token(token)).ok().filter(waits) {
             Some(index) => index,
@@ -187,7 +187,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         let quiescent = match error {
             CompleteError::Failed(_) => true,
-            CompleteError::PeerDown => slot.kind == Kind::Read || gone(),
+            CompleteError::PeerDown => slot.kind == OpKind::Read || gone(),
             CompleteError::Unknown(_) => false,
         };
         slot.fail(Fault::Rail(rail, error), quiescent);
@@ -208,7 +208,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return false;
         }
         let (peer, id) = (self.streams[stream as usize].peer, RailId(rail as u8));
-        let read = kind == Kind::Read;
+        let read = kind == OpKind::Read;
         let failed = self.peers[peer as usize].rails >> rail & 1 == 0;
         if read && !failed && matches!(error, CompleteError::Failed(_)) {
             // The target refuses it.
@@ -245,7 +245,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 self.lose(stream);
             }
         }
-        if kind == Kind::Send {
+        if kind == OpKind::Send {
             self.send_over(index);
         }
         if inner {
@@ -293,7 +293,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     // An acknowledged operation is done, even while a post of it is outstanding.
                     if !slot.acked || slot.fetch || !slot.numbered {
                         // A native atomic has no number, and may be in flight.
-                        let sent = slot.numbered || (slot.kind == Kind::Message && slot.posts != 0);
+                        let sent = slot.numbered || (slot.kind == OpKind::Message && slot.posts != 0);
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);

@@ -25,7 +25,7 @@ pub(crate) enum State {
 
 /// What is left to post of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OpKind {
     /// Numbered writes, then perhaps a numbered message.
     Write,
     /// Reads, which have no number.
@@ -49,7 +49,7 @@ pub struct PendingSlot {
     /// another rail (see `failover`).
     pub(crate) posts: u32,
     pub(crate) state: State,
-    pub(crate) kind: Kind,
+    pub(crate) kind: OpKind,
     /// Everything is posted.
     pub(crate) posted: bool,
     /// Every number is acknowledged, or there is none.
@@ -104,7 +104,7 @@ impl PendingSlot {
         stream: 0,
         posts: 0,
         state: State::Ended,
-        kind: Kind::Message,
+        kind: OpKind::Message,
         posted: false,
         acked: false,
         report: false,
@@ -137,7 +137,7 @@ impl PendingSlot {
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
         (self.state, self.posted, self.acked, self.numbered) = (State::Open, true, false, true);
-        (self.kind, self.fenced, self.fetch, self.inner) = (Kind::Message, false, false, false);
+        (self.kind, self.fenced, self.fetch, self.inner) = (OpKind::Message, false, false, false);
         (self.outcome, self.value) = (Outcome::Done, 0);
         (self.report, self.tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -152,7 +152,7 @@ impl PendingSlot {
     }
 
     /// Makes it an operation with nothing posted.
-    pub(crate) fn set_open(&mut self, stream: u32, kind: Kind, notice: Notice) {
+    pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
             Notice::Silent => (false, 0),
@@ -168,24 +168,24 @@ impl PendingSlot {
             return false;
         }
         match self.kind {
-            Kind::Read if self.fetch => true,
+            OpKind::Read if self.fetch => true,
             _ if self.left == 0 => false,
             // Its receiver reads the payload, or has it sent, until the send has ended.
-            Kind::Send => !self.posted || self.fetch,
-            Kind::Write | Kind::Read | Kind::Message => !self.posted,
+            OpKind::Send => !self.posted || self.fetch,
+            OpKind::Write | OpKind::Read | OpKind::Message => !self.posted,
         }
     }
 
     /// Whether something is still to be posted to this imported region.
     #[cold]
     pub(crate) fn uses_remote(&self, region: u16) -> bool {
-        let again = self.kind == Kind::Read && self.fetch;
+        let again = self.kind == OpKind::Read && self.fetch;
         let open = self.state == State::Open && (!self.posted || again) && self.remote == region;
         open && match self.kind {
-            Kind::Read if again => true,
-            Kind::Write | Kind::Read => self.left != 0,
-            Kind::Message => matches!(self.message, Some(Body::Amo { .. })),
-            Kind::Send => false,
+            OpKind::Read if again => true,
+            OpKind::Write | OpKind::Read => self.left != 0,
+            OpKind::Message => matches!(self.message, Some(Body::Amo { .. })),
+            OpKind::Send => false,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::sync::seq::{Seq, truncate};
 
 use super::failover::Sent;
 use super::list::NONE;
-use super::pending::Kind;
+use super::pending::OpKind;
 use super::stream::{KEPT, NATIVE};
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
@@ -94,18 +94,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.pending.slots[index as usize].fenced = false;
         }
         match self.state.pending.slots[index as usize].kind {
-            Kind::Write => {
+            OpKind::Write => {
                 while self.state.pending.slots[index as usize].left != 0 {
                     self.post_piece(stream, index, true, budget)?;
                 }
             }
-            Kind::Read => {
+            OpKind::Read => {
                 while self.state.pending.slots[index as usize].left != 0 {
                     self.post_piece(stream, index, false, budget)?;
                 }
             }
-            Kind::Message => {}
-            Kind::Send => return self.post_send(stream, index),
+            OpKind::Message => {}
+            OpKind::Send => return self.post_send(stream, index),
         }
         match self.state.pending.slots[index as usize].message {
             Some(body) => self.post_numbered(stream, index, body),

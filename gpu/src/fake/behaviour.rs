@@ -10,7 +10,7 @@ pub struct Behaviour {
     /// Bytes that each device has.
     pub memory: u64,
     /// What [`Device::alloc`](crate::Device::alloc) gives.
-    pub kind: Kind,
+    pub kind: MemoryKind,
     /// Whether addresses that were given back are given again, the last one first.
     pub recycle: bool,
     /// Whether handles made from different addresses of an allocation differ, as HIP's do; else
@@ -41,7 +41,7 @@ pub struct Behaviour {
     pub marks: u32,
     /// What sizes of virtual memory are multiples of: a power of two.
     pub granule: u64,
-    /// Size of the physical segments of [`Kind::Segments`]: a multiple of the granule.
+    /// Size of the physical segments of [`MemoryKind::Segments`]: a multiple of the granule.
     pub segment: u64,
     /// Steps that a call takes.
     pub cost: fn(Call) -> u64,
@@ -52,7 +52,7 @@ impl Behaviour {
     pub const PLAIN: Behaviour = Behaviour {
         devices: 2,
         memory: 1 << 34,
-        kind: Kind::Legacy,
+        kind: MemoryKind::Legacy,
         recycle: true,
         handles_differ: false,
         reopen: false,
@@ -82,7 +82,7 @@ impl Default for Behaviour {
 
 /// Kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// `cuMemAlloc`: by a handle of 64 bytes.
     Legacy,
     /// `cuMemCreate` with descriptors.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::behaviour::{Call, Kind, Violation};
+use super::behaviour::{Call, MemoryKind, Violation};
 use super::handle::Named;
 use super::memory::Memory;
 use super::space::{Keeper, Range, What};
@@ -32,8 +32,8 @@ impl FakeProcess {
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`], and what [`FakeProcess::fail`] has ordered.
-    pub fn alloc(&self, ordinal: u32, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
-        if kind == Kind::Segments {
+    pub fn alloc(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<DevicePtr, DeviceError> {
+        if kind == MemoryKind::Segments {
             return self.alloc_segments(ordinal, size);
         }
         let mut state = self.driver.state();
@@ -116,7 +116,7 @@ impl FakeProcess {
         let process = &state.processes[self.place];
         let (base, range) = process.space.find(ptr, 0)?;
         let memory = match &range.what {
-            What::Own { kind: Kind::Legacy, memory, .. } => memory,
+            What::Own { kind: MemoryKind::Legacy, memory, .. } => memory,
             what => return Err(unshared(what)),
         };
         let named = Named {
@@ -139,7 +139,7 @@ impl FakeProcess {
         state.begin(self.place, ordinal, Call::Export)?;
         let (_, range) = state.processes[self.place].space.find(base, 0)?;
         match &range.what {
-            What::Own { kind: Kind::Virtual, memory, .. } => {
+            What::Own { kind: MemoryKind::Virtual, memory, .. } => {
                 memory.fd().try_clone().map_err(|_| DeviceError::Exhausted)
             }
             what => Err(unshared(what)),
@@ -315,14 +315,14 @@ impl State {
         &mut self,
         place: usize,
         device: u32,
-        kind: Kind,
+        kind: MemoryKind,
         size: u64,
     ) -> Result<(Arc<Memory>, u64), DeviceError> {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
         let (size, align) = match kind {
-            Kind::Virtual | Kind::Segments | Kind::VirtualUnshared => {
+            MemoryKind::Virtual | MemoryKind::Segments | MemoryKind::VirtualUnshared => {
                 let granule = self.behaviour.granule;
                 (size.checked_next_multiple_of(granule).ok_or(DeviceError::Exhausted)?, granule)
             }
@@ -436,13 +436,13 @@ fn from_process(named: &Named) -> Result<Memory, DeviceError> {
     Ok(memory)
 }
 
-fn share(kind: Kind) -> Share {
+fn share(kind: MemoryKind) -> Share {
     match kind {
-        Kind::Legacy => Share::Legacy,
-        Kind::Virtual | Kind::Segments => Share::Descriptor,
-        Kind::VirtualUnshared => Share::Never(Unshared::NoHandleType),
-        Kind::Pool => Share::Never(Unshared::Pool),
-        Kind::Managed => Share::Never(Unshared::Managed),
+        MemoryKind::Legacy => Share::Legacy,
+        MemoryKind::Virtual | MemoryKind::Segments => Share::Descriptor,
+        MemoryKind::VirtualUnshared => Share::Never(Unshared::NoHandleType),
+        MemoryKind::Pool => Share::Never(Unshared::Pool),
+        MemoryKind::Managed => Share::Never(Unshared::Managed),
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::FakeProcess;
-use super::behaviour::{Kind, Violation};
+use super::behaviour::{MemoryKind, Violation};
 use super::stream::StreamId;
 use crate::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
 
@@ -46,7 +46,7 @@ impl FakeDevice {
     ///
     /// # Errors
     /// As [`Device::alloc`].
-    pub fn alloc_as(&mut self, kind: Kind, size: u64) -> Result<DevicePtr, DeviceError> {
+    pub fn alloc_as(&mut self, kind: MemoryKind, size: u64) -> Result<DevicePtr, DeviceError> {
         self.process.alloc(self.caps.ordinal, kind, size)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::FakeProcess;
-use super::behaviour::{Call, Kind, Violation};
+use super::behaviour::{Call, MemoryKind, Violation};
 use super::calls::INVALID_VALUE;
 use super::memory::Memory;
 use super::space::{Keeper, What};
@@ -16,7 +16,7 @@ use crate::{DeviceError, DevicePtr, Unshared};
 pub struct FakePhysical {
     memory: Arc<Memory>,
     /// `None` for that of another process.
-    kind: Option<Kind>,
+    kind: Option<MemoryKind>,
 }
 
 impl FakePhysical {
@@ -26,7 +26,7 @@ impl FakePhysical {
     /// [`DeviceError::NotExportable`], [`DeviceError::Exhausted`] without descriptors.
     pub fn export(&self) -> Result<OwnedFd, DeviceError> {
         match self.kind {
-            Some(Kind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
+            Some(MemoryKind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
             _ => Err(DeviceError::NotExportable(Unshared::NoHandleType)),
         }
     }
@@ -37,7 +37,7 @@ impl FakeProcess {
     ///
     /// # Errors
     /// As [`FakeProcess::alloc`].
-    pub fn create(&self, ordinal: u32, kind: Kind, size: u64) -> Result<FakePhysical, DeviceError> {
+    pub fn create(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<FakePhysical, DeviceError> {
         let mut state = self.driver.state();
         let device = state.machine_device(self.place, ordinal)?;
         let (memory, _) = state.create(self.place, device, kind, size)?;
@@ -159,7 +159,7 @@ impl FakeProcess {
         let mut at = 0;
         while at < size {
             let len = segment.min(size - at);
-            let made = self.create(ordinal, Kind::Virtual, len);
+            let made = self.create(ordinal, MemoryKind::Virtual, len);
             if let Err(error) = made.and_then(|made| self.map(ordinal, base.at(at), len, &made)) {
                 // What was taken so far was taken just now, and nothing uses it.
                 let _ = self.free(ordinal, base);

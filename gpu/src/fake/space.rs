@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::behaviour::Kind;
+use super::behaviour::MemoryKind;
 use super::memory::Memory;
 use crate::{DeviceError, DevicePtr};
 
@@ -17,7 +17,7 @@ const GAP: u64 = 512;
 #[derive(Clone, Debug)]
 pub(super) enum What {
     Own {
-        kind: Kind,
+        kind: MemoryKind,
         memory: Arc<Memory>,
         buffer: u64,
     },

@@ -22,7 +22,7 @@ fn settle(device: &mut FakeDevice, stream: u8) {
 
 #[test]
 fn an_exported_allocation_is_one_memory_in_two_processes() {
-    for kind in [Kind::Legacy, Kind::Virtual] {
+    for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         let (driver, mut a, mut b) = pair(Behaviour { kind, ..Behaviour::PLAIN });
         let own = a.alloc(100_000).unwrap();
         let size = a.allocation(own).unwrap().size;
@@ -114,9 +114,9 @@ fn what_must_not_open_does_not() {
 fn memory_that_cannot_be_exported_says_why() {
     let (_, mut a, _) = pair(Behaviour::PLAIN);
     for (kind, why) in [
-        (Kind::Pool, Unshared::Pool),
-        (Kind::Managed, Unshared::Managed),
-        (Kind::VirtualUnshared, Unshared::NoHandleType),
+        (MemoryKind::Pool, Unshared::Pool),
+        (MemoryKind::Managed, Unshared::Managed),
+        (MemoryKind::VirtualUnshared, Unshared::NoHandleType),
     ] {
         let ptr = a.alloc_as(kind, 4096).unwrap();
         let allocation = a.allocation(ptr).unwrap();

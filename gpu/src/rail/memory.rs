@@ -17,7 +17,7 @@ use fishplate_core::mem::{Peer, Region, RegionKind};
 use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 use fishplate_core::sync::host::Host;
 
-use super::queue::{Kind, Op};
+use super::queue::{Op, OpKind};
 use super::{GpuRail, Refused, Shared};
 use crate::within;
 use crate::{
@@ -265,7 +265,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         // Operations that no registration or import counts: on unpinned host memory, or to our own
         // memory.
         let uncounted = |op: &Op| match op.kind {
-            Kind::Direct => op.import.is_none(),
+            OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
         };
         self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)

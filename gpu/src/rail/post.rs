@@ -12,7 +12,7 @@ use super::Way;
 use super::bounce::{Job, JobKind};
 use super::memory::{Reach, is_device};
 use super::post_error;
-use super::queue::{Kind, Op, Owner, Place, code};
+use super::queue::{Op, OpKind, Owner, Place, code};
 use crate::done::{Status, word};
 use crate::within;
 use crate::{Device, DevicePtr, ImportId};
@@ -288,7 +288,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             cx,
             peer,
             life,
-            kind: Kind::Direct,
+            kind: OpKind::Direct,
             import,
             local,
             parts: used.into(),
@@ -353,8 +353,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let life = self.peer(peer).map_or(0, |peer| peer.life);
         let (kind, parts) = match way {
-            Way::Put => (Kind::Written, 0),
-            Way::Get => (Kind::Read { left: len, len, into: near }, 1),
+            Way::Put => (OpKind::Written, 0),
+            Way::Get => (OpKind::Read { left: len, len, into: near }, 1),
         };
         let op = Op {
             cx,

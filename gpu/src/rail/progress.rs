@@ -11,7 +11,7 @@ use fishplate_core::sync::host::Host;
 
 use super::GpuRail;
 use super::memory::Reach;
-use super::queue::{End, Kind, Owner};
+use super::queue::{End, OpKind, Owner};
 use crate::Device;
 use crate::done::Status;
 
@@ -167,7 +167,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Completes an operation if nothing of it is left.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(op) = self.ops.get_mut(index) else { return };
-        let waits = matches!(op.kind, Kind::Read { left, .. } if left > 0 && op.error.is_none());
+        let waits = matches!(op.kind, OpKind::Read { left, .. } if left > 0 && op.error.is_none());
         if op.parts > 0 || op.unposted || waits {
             return;
         }

@@ -141,7 +141,7 @@ impl Streams {
 
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum OpKind {
     /// The device copies it.
     Direct,
     /// A write through bounce slots.
@@ -174,7 +174,7 @@ pub(super) struct Op {
     pub(super) cx: u64,
     pub(super) peer: Peer,
     pub(super) life: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: OpKind,
     /// The import that keeps the peer's memory open.
     pub(super) import: Option<ImportId>,
     /// The slot of the local registration, if there is one.

@@ -19,7 +19,7 @@ use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::{Link, Role, socket_pair};
 
 use super::*;
-use crate::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, Kind};
+use crate::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, MemoryKind};
 use crate::share::board;
 use crate::testing::{Random, Seen, soon};
 

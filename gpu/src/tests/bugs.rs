@@ -39,7 +39,7 @@ fn b1_a_mapping_that_is_replaced_is_closed() {
 
 #[test]
 fn b1_a_handle_offered_again_is_not_kept_twice() {
-    let (_, mut a, mut b) = pair(Behaviour { kind: Kind::Virtual, ..Behaviour::PLAIN });
+    let (_, mut a, mut b) = pair(Behaviour { kind: MemoryKind::Virtual, ..Behaviour::PLAIN });
     let base = a.alloc(1 << 16);
     let at = a.register(base, 1 << 16).unwrap();
     let imported = import_from(&mut b, &mut a, &at).unwrap();
@@ -148,7 +148,7 @@ fn b12_what_lies_across_the_old_addresses_supersedes_all_of_them() {
 
 #[test]
 fn b13_sizes_are_checked_by_whoever_uses_them() {
-    for kind in [Kind::Legacy, Kind::Virtual] {
+    for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         let (driver, mut a, mut b) = pair(Behaviour { kind, ..Behaviour::PLAIN });
         let size = 1 << 16;
         let base = a.alloc(size);
@@ -184,7 +184,7 @@ fn b13_sizes_are_checked_by_whoever_uses_them() {
             assert_eq!((error.peer, error.alloc), (PEER, Some(alloc)));
             match error.why {
                 Fault::Size { told: said, actual } => assert_eq!((said, actual), (told, size)),
-                Fault::Device(DeviceError::BadHandle) => assert_eq!(kind, Kind::Virtual),
+                Fault::Device(DeviceError::BadHandle) => assert_eq!(kind, MemoryKind::Virtual),
                 why => panic!("{why}"),
             }
         }
@@ -275,7 +275,7 @@ fn b23_what_nobody_takes_does_not_pile_up() {
 
 #[test]
 fn b24_offsets_count_from_the_allocation_wherever_that_begins() {
-    for kind in [Kind::Legacy, Kind::Virtual] {
+    for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         for handles_differ in [false, true] {
             let (driver, mut a, mut b) = pair(Behaviour { kind, handles_differ, ..Behaviour::PLAIN });
             // Somewhere in between.
@@ -299,7 +299,7 @@ fn b24_offsets_count_from_the_allocation_wherever_that_begins() {
 
 #[test]
 fn an_open_that_fails_leaves_nothing_and_may_be_tried_again() {
-    for kind in [Kind::Legacy, Kind::Virtual] {
+    for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         let (_, mut a, mut b) = pair(Behaviour { kind, ..Behaviour::PLAIN });
         let base = a.alloc(1 << 16);
         let at = a.register(base, 1 << 16).unwrap();

@@ -156,7 +156,7 @@ fn b18_garbage_handles_are_errors_that_name_the_peer_and_the_allocation() {
     let seed = std::process::id().into();
     println!("seed {seed}");
     let mut random = Random(seed);
-    let (driver, mut a, mut b) = pair(Behaviour { kind: Kind::Virtual, ..Behaviour::PLAIN });
+    let (driver, mut a, mut b) = pair(Behaviour { kind: MemoryKind::Virtual, ..Behaviour::PLAIN });
     let base = a.alloc(1 << 16);
     let at = a.register(base, 1 << 16).unwrap();
     let (_, good) = a.sharing.exports().handle(at.alloc).unwrap();

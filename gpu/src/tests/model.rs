@@ -76,7 +76,7 @@ impl Side {
 impl Run {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let kind = [Kind::Legacy, Kind::Virtual, Kind::Segments][random.below(3)];
+        let kind = [MemoryKind::Legacy, MemoryKind::Virtual, MemoryKind::Segments][random.below(3)];
         let handles_differ = random.below(2) == 0;
         let behaviour = Behaviour { kind, handles_differ, granule: 4096, segment: 4096, ..Behaviour::LATE };
         let driver = FakeDriver::new(behaviour, seed);
@@ -87,7 +87,7 @@ impl Run {
     }
 
     fn segments(&self) -> bool {
-        self.driver.behaviour().kind == Kind::Segments
+        self.driver.behaviour().kind == MemoryKind::Segments
     }
 
     /// How often the driver opens, closes or frees memory of so many bytes.

@@ -37,7 +37,7 @@ fn row_1_one_driver_export_for_an_allocation_whatever_part_of_it_is_registered()
 
 #[test]
 fn row_2_one_handle_serves_every_peer_and_every_way_of_asking() {
-    let driver = FakeDriver::new(Behaviour { kind: Kind::Virtual, ..Behaviour::PLAIN }, 7);
+    let driver = FakeDriver::new(Behaviour { kind: MemoryKind::Virtual, ..Behaviour::PLAIN }, 7);
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     let (mut a, mut b, mut c) = (end(), end(), end());
     link(&mut a, 0, &mut b, 0);
@@ -290,7 +290,7 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
 
 #[test]
 fn row_19_every_kind_of_handle_serves() {
-    for kind in [Kind::Legacy, Kind::Virtual, Kind::Segments] {
+    for kind in [MemoryKind::Legacy, MemoryKind::Virtual, MemoryKind::Segments] {
         for handles_differ in [false, true] {
             let driver = FakeDriver::new(Behaviour { kind, handles_differ, ..Behaviour::PLAIN }, 7);
             let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -306,9 +306,9 @@ fn row_19_every_kind_of_handle_serves() {
 fn what_cannot_be_exported_says_why_and_what_to_do() {
     let (_, mut a, _b) = pair(Behaviour::PLAIN);
     for (kind, why, what) in [
-        (Kind::Pool, Unshared::Pool, "allocate with cuMemAlloc"),
-        (Kind::Managed, Unshared::Managed, "allocate with cuMemAlloc"),
-        (Kind::VirtualUnshared, Unshared::NoHandleType, "ask for POSIX descriptors"),
+        (MemoryKind::Pool, Unshared::Pool, "allocate with cuMemAlloc"),
+        (MemoryKind::Managed, Unshared::Managed, "allocate with cuMemAlloc"),
+        (MemoryKind::VirtualUnshared, Unshared::NoHandleType, "ask for POSIX descriptors"),
     ] {
         let base = a.sharing.driver().alloc_as(kind, 1 << 16).unwrap();
         let error = a.register(base, 100).unwrap_err();

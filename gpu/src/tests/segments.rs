@@ -10,7 +10,7 @@ use crate::fake::Violation;
 /// Size of a segment.
 const EACH: u64 = 1 << 16;
 
-const SEGMENTS: Behaviour = Behaviour { kind: Kind::Segments, segment: EACH, ..Behaviour::PLAIN };
+const SEGMENTS: Behaviour = Behaviour { kind: MemoryKind::Segments, segment: EACH, ..Behaviour::PLAIN };
 
 /// Reserved addresses, and memory that is mapped at some of them, as a growing pool has it.
 struct Pool {
@@ -35,7 +35,7 @@ impl Pool {
 
     /// Maps new memory, full of a word of its own.
     fn map(&mut self, of: &mut End<FakeDevice>, place: usize) {
-        let memory = of.process().create(0, Kind::Virtual, EACH).unwrap();
+        let memory = of.process().create(0, MemoryKind::Virtual, EACH).unwrap();
         of.process().map(0, self.at(place), EACH, &memory).unwrap();
         of.process().poke(self.at(place), &[self.next; EACH as usize]).unwrap();
         self.words[place] = Some(self.next);
@@ -237,7 +237,7 @@ fn an_open_that_fails_in_the_middle_leaves_nothing_open_and_nothing_reserved() {
 fn a_segment_that_cannot_be_exported_is_refused_and_no_descriptor_of_the_others_is_kept() {
     let (_, mut a, _b) = pair(SEGMENTS);
     let base = a.process().reserve(3 * EACH);
-    let kinds = [Kind::Virtual, Kind::Virtual, Kind::VirtualUnshared];
+    let kinds = [MemoryKind::Virtual, MemoryKind::Virtual, MemoryKind::VirtualUnshared];
     let memory = kinds.map(|kind| a.process().create(0, kind, EACH).unwrap());
     for (place, memory) in memory.iter().enumerate() {
         a.process().map(0, base.at(place as u64 * EACH), EACH, memory).unwrap();
@@ -261,7 +261,7 @@ fn what_lies_side_by_side_in_two_reservations_is_two_memories() {
     a.process().release(base, 2 * EACH).unwrap();
     for at in [base, base.at(EACH)] {
         a.process().reserve_at(at, EACH).unwrap();
-        let memory = a.process().create(0, Kind::Virtual, EACH).unwrap();
+        let memory = a.process().create(0, MemoryKind::Virtual, EACH).unwrap();
         a.process().map(0, at, EACH, &memory).unwrap();
     }
     assert_eq!(a.register(base.at(8), EACH), Err(ExportError::BadRange { there: EACH - 8 }));

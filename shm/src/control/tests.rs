@@ -14,7 +14,7 @@ fn control(rail: &mut TestRail) -> &mut Control {
 }
 
 fn withdraw(number: u32) -> Vec<u8> {
-    let mut packet = Writer::new(Kind::Withdraw);
+    let mut packet = Writer::new(PacketKind::Withdraw);
     packet.put(number.to_ne_bytes());
     packet.finish()
 }
@@ -70,7 +70,7 @@ fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() 
     let (a, b) = (control(&mut a), control(&mut b));
     b.send_blob(b"never read").unwrap();
     a.send_blob(b"last words").unwrap();
-    a.socket.try_send(&Writer::new(Kind::Bye).finish(), &[]).unwrap();
+    a.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]).unwrap();
     // As the kernel closes the socket of a process that ends: nothing is read first.
     let (other, _) = crate::socket::socket_pair().unwrap();
     // SAFETY: puts another socket of ours under the number, which `a` owns as before.
@@ -237,7 +237,7 @@ fn what_no_extension_takes_ends_the_link() {
             b.line(PEER).unwrap().extension::<Heard>();
         }
         say(&mut a, kind, body, fds);
-        let violation = Some(PeerError::Protocol(Violation::Kind));
+        let violation = Some(PeerError::Protocol(Violation::PacketKind));
         assert_eq!(down(&mut b), violation, "{kind:#x} {body:?} {fds} {registered}");
     }
 }

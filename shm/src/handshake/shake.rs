@@ -13,7 +13,7 @@ use crate::foreign::{Batch, Foreign};
 use crate::identity::{Credentials, is_own};
 use crate::lane::{self, LaneMemory, Pair};
 use crate::meeting::{HalfOpen, Step};
-use crate::packet::{Kind, MAX_PACKET, Nonce, Reader, Writer};
+use crate::packet::{MAX_PACKET, Nonce, PacketKind, Reader, Writer};
 use crate::segment::{self, Access, Mapping, errno};
 use crate::socket::{Packet, Sender, Socket};
 
@@ -36,7 +36,7 @@ struct Hello {
 
 impl Hello {
     fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new(Kind::Hello);
+        let mut out = Writer::new(PacketKind::Hello);
         out.put([match self.role {
             Role::First => 1,
             Role::Second => 2,
@@ -240,16 +240,16 @@ impl Shake {
             };
             let (kind, body) = Reader::open(&self.buffer[..len])?;
             self.stage = match (std::mem::replace(&mut self.stage, Stage::Nothing), kind) {
-                (Stage::Nothing, Kind::Hello) => {
+                (Stage::Nothing, PacketKind::Hello) => {
                     let [] = exactly(fds)?;
                     let theirs = Hello::decode(body)?;
                     self.hear_hello(theirs, sender)?
                 }
-                (Stage::Hello(theirs), Kind::Offer) => {
+                (Stage::Hello(theirs), PacketKind::Offer) => {
                     echoes(body, &self.ours.nonce)?;
                     self.hear_offer(theirs, fds)?
                 }
-                (Stage::Offer(theirs, given), Kind::Ready) => {
+                (Stage::Offer(theirs, given), PacketKind::Ready) => {
                     let [] = exactly(fds)?;
                     echoes(body, &self.ours.nonce)?;
                     if sender.pid != self.peer.pid {
@@ -306,7 +306,7 @@ impl Shake {
         // the kernel permits access.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
         let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
-        let mut ready = Writer::new(Kind::Ready);
+        let mut ready = Writer::new(PacketKind::Ready);
         ready.put(theirs.nonce);
         self.unsent.push_back((ready.finish(), false));
         Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
@@ -323,7 +323,7 @@ impl Shake {
             segment::seal(fd.as_fd())?;
             common = Some((fd, mapping));
         }
-        let mut offer = Writer::new(Kind::Offer);
+        let mut offer = Writer::new(PacketKind::Offer);
         offer.put(theirs.nonce);
         self.unsent.push_back((offer.finish(), true));
         self.made = Some(Made { lane, common });

@@ -292,19 +292,19 @@ fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
 
 #[test]
 fn b18_garbage_on_the_socket_is_an_error_and_no_descriptor_is_kept() {
-    use crate::packet::{Kind, Writer};
+    use crate::packet::{PacketKind, Writer};
     use crate::{Link, Role, ShmRail, socket_pair};
     use fishplate_core::sync::host::SpinHost;
     use std::os::fd::{AsFd, AsRawFd};
 
     let announce = |number: u32, len: u64| {
-        let mut packet = Writer::new(Kind::Announce);
+        let mut packet = Writer::new(PacketKind::Announce);
         packet.put(number.to_ne_bytes()).put(len.to_ne_bytes());
         packet.finish()
     };
     let unsealed = crate::segment::create(4096).unwrap();
     let sealed = crate::Segment::create(4096).unwrap();
-    let blob = Writer::new(Kind::Blob).finish();
+    let blob = Writer::new(PacketKind::Blob).finish();
     let kind = PeerError::Protocol(Violation::Kind);
     let region = PeerError::Protocol(Violation::Region);
     /// A packet, and whether a descriptor goes with it.
@@ -312,7 +312,7 @@ fn b18_garbage_on_the_socket_is_an_error_and_no_descriptor_is_kept() {
     let cases: [(&str, Packets, bool, PeerError); 9] = [
         ("noise", vec![(vec![0xee; 100], false)], false, kind),
         ("short", vec![(vec![1], false)], false, kind),
-        ("a handshake packet", vec![(Writer::new(Kind::Ready).finish(), false)], false, kind),
+        ("a handshake packet", vec![(Writer::new(PacketKind::Ready).finish(), false)], false, kind),
         ("no descriptor", vec![(announce(1, 4096), false)], false, kind),
         ("a descriptor too many", vec![(blob.clone(), true)], false, kind),
         ("unsealed", vec![(announce(1, 4096), true)], true, region),

@@ -27,7 +27,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use fishplate_gpu::DeviceError;
-use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, Kind, StreamId};
+use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId};
 
 /// What the driver answers: its code.
 type Code = u32;
@@ -51,7 +51,7 @@ type Pin = (usize, usize, u64);
 struct Library {
     process: FakeProcess,
     /// What `cuMemAlloc` gives.
-    kind: Kind,
+    kind: MemoryKind,
     handles: Mutex<Handles>,
 }
 
@@ -101,7 +101,7 @@ fn start() {
                 ("reopen", _) => behaviour.reopen = true,
                 ("flush", _) => behaviour.must_flush = true,
                 ("nowords", _) => behaviour.write_word = false,
-                ("segments", _) => behaviour.kind = Kind::Segments,
+                ("segments", _) => behaviour.kind = MemoryKind::Segments,
                 ("fail", what) => faults.push(fault(what).expect("FAKE_CUDA: fail=CALL:SKIP:CODE")),
                 ("", _) => {}
                 (other, _) => panic!("FAKE_CUDA: {other}"),

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr::NonNull;
 
-use fishplate_gpu::fake::{FakePhysical, Kind};
+use fishplate_gpu::fake::{FakePhysical, MemoryKind};
 use fishplate_gpu::{DevicePtr, LEGACY_HANDLE, Share, Unshared};
 
 use crate::{
@@ -46,7 +46,7 @@ struct Access {
 ///
 /// # Safety
 /// There is a place for the result.
-unsafe fn alloc(place: *mut u64, kind: Kind, size: usize) -> Code {
+unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
     let taken = current()
         .and_then(|(library, ordinal)| library.process.alloc(ordinal, kind, size as u64).map_err(code));
     // SAFETY: our caller's promise.
@@ -55,7 +55,7 @@ unsafe fn alloc(place: *mut u64, kind: Kind, size: usize) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, size: usize) -> Code {
-    let kind = library().map_or(Kind::Legacy, |library| library.kind);
+    let kind = library().map_or(MemoryKind::Legacy, |library| library.kind);
     // SAFETY: the caller's promise.
     unsafe { alloc(place, kind, size) }
 }
@@ -63,13 +63,13 @@ unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, size: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocManaged(place: *mut u64, size: usize, _flags: c_uint) -> Code {
     // SAFETY: the caller's promise.
-    unsafe { alloc(place, Kind::Managed, size) }
+    unsafe { alloc(place, MemoryKind::Managed, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocAsync(place: *mut u64, size: usize, _stream: *mut c_void) -> Code {
     // SAFETY: the caller's promise.
-    unsafe { alloc(place, Kind::Pool, size) }
+    unsafe { alloc(place, MemoryKind::Pool, size) }
 }
 
 #[unsafe(no_mangle)]
@@ -163,7 +163,7 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
 ///
 /// # Safety
 /// It is whole, or null.
-unsafe fn asked(asked: *const Asked) -> Result<(u32, Kind), Code> {
+unsafe fn asked(asked: *const Asked) -> Result<(u32, MemoryKind), Code> {
     // SAFETY: our caller's promise.
     let asked = unsafe { asked.as_ref() }.ok_or(INVALID_VALUE)?;
     // Pinned memory, of a device.
@@ -171,8 +171,8 @@ unsafe fn asked(asked: *const Asked) -> Result<(u32, Kind), Code> {
         return Err(INVALID_VALUE);
     }
     let kind = match asked.handles {
-        0 => Kind::VirtualUnshared,
-        DESCRIPTOR => Kind::Virtual,
+        0 => MemoryKind::VirtualUnshared,
+        DESCRIPTOR => MemoryKind::Virtual,
         _ => return Err(INVALID_VALUE),
     };
     Ok((ordinal(library()?, asked.location.id)?, kind))

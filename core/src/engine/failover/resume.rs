@@ -10,7 +10,7 @@ use crate::rail::{Fence, Local, Posted, Rail, Remote};
 use crate::sync::seq::{Seq, expand, truncate};
 
 use super::super::list::NONE;
-use super::super::pending::{Kind, PendingSlot};
+use super::super::pending::{OpKind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::protocol::head;
 use super::super::wire::{Body, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
@@ -261,7 +261,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut index = self.state.streams[stream as usize].ops.head;
         while index != NONE {
             let slot = &self.state.pending.slots[index as usize];
-            more |= slot.kind == Kind::Read && slot.fetch;
+            more |= slot.kind == OpKind::Read && slot.fetch;
             index = slot.links.next;
         }
         let mut index = self.state.streams[stream as usize].closing.head;
@@ -269,7 +269,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let slot = &mut self.state.pending.slots[index as usize];
             let (this, next) = (index, slot.links.next);
             index = next;
-            if slot.kind != Kind::Read || !slot.fetch {
+            if slot.kind != OpKind::Read || !slot.fetch {
                 continue;
             }
             more = true;

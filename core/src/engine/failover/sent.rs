@@ -6,7 +6,7 @@ use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
 use super::super::list::NONE;
-use super::super::pending::Kind;
+use super::super::pending::OpKind;
 use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::{Asks, Failover};
@@ -195,7 +195,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             if !slot.posted || cursor.is_before(slot.end) {
                 break;
             }
-            if slot.fetch && slot.kind == Kind::Message {
+            if slot.fetch && slot.kind == OpKind::Message {
                 return Seq(slot.end.0.wrapping_sub(1));
             }
             index = slot.links.next;

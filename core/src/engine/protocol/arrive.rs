@@ -8,7 +8,7 @@ use crate::op::Outcome;
 
 use super::super::State;
 use super::super::list::NONE;
-use super::super::pending::{Kind, State as Open};
+use super::super::pending::{OpKind, State as Open};
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
@@ -408,7 +408,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
         let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
-        let waits = slot.kind == Kind::Send && slot.fetch && slot.posted && slot.state == Open::Open;
+        let waits = slot.kind == OpKind::Send && slot.fetch && slot.posted && slot.state == Open::Open;
         if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
     }
 

@@ -8,7 +8,7 @@ use crate::op::{Fault, Outcome};
 use crate::rail::Rail;
 
 use super::super::list::NONE;
-use super::super::pending::{Kind, PendingSlot};
+use super::super::pending::{OpKind, PendingSlot};
 use super::super::submit::Notice;
 use super::super::table::{Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};
@@ -238,7 +238,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(op) = state.pending.slots.take() else { return false };
         state.remotes[remote as usize].uses += 1;
         let generation = state.remotes[remote as usize].generation;
-        state.pending.slots[op as usize].set_open(stream, Kind::Read, Notice::Silent);
+        state.pending.slots[op as usize].set_open(stream, OpKind::Read, Notice::Silent);
         let slot = &mut state.pending.slots[op as usize];
         (slot.local, slot.local_region, slot.left) = (ptr, region, want);
         (slot.remote, slot.offset) = (remote, offset);

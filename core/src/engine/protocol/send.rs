@@ -11,7 +11,7 @@ use crate::sync::seq::truncate;
 
 use super::super::failover::Sent;
 use super::super::list::NONE;
-use super::super::pending::{Kind, PendingSlot};
+use super::super::pending::{OpKind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::stream::kept;
 use super::super::submit::{Issued, Notice};
@@ -249,7 +249,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if form != Form::Request {
             account.sent = account.sent.wrapping_add(1);
         }
-        state.pending.slots[index as usize].set_open(stream, Kind::Send, notice);
+        state.pending.slots[index as usize].set_open(stream, OpKind::Send, notice);
         let slot = &mut state.pending.slots[index as usize];
         (slot.local, slot.local_region, slot.left) = (local, region, len as u64);
         (slot.form, slot.envelope, slot.outgoing) = (form, tag, outgoing);

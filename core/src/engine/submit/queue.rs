@@ -10,7 +10,7 @@ use crate::rail::{Local, Rail, Remote};
 
 use super::super::failover::COPY;
 use super::super::list::NONE;
-use super::super::pending::{Kind, State as Stage};
+use super::super::pending::{OpKind, State as Stage};
 use super::super::stream::{KEPT, MESSAGES, NATIVE, WRITES};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
@@ -34,7 +34,7 @@ pub(super) struct Target {
 /// What an operation posts: data, a message, or data and then a message.
 #[derive(Clone, Copy)]
 struct Ask {
-    kind: Kind,
+    kind: OpKind,
     local: *mut u8,
     local_region: u16,
     remote: u16,
@@ -47,7 +47,7 @@ struct Ask {
 
 impl Ask {
     const NOTHING: Ask = Ask {
-        kind: Kind::Message,
+        kind: OpKind::Message,
         local: core::ptr::null_mut(),
         local_region: 0,
         remote: 0,
@@ -90,7 +90,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Ok(issued);
         }
         let ask = Ask {
-            kind: Kind::Write,
+            kind: OpKind::Write,
             local: source.as_ptr(),
             local_region: from.region.index() as u16,
             remote: target.region,
@@ -144,7 +144,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
         }
         let ask = Ask {
-            kind: if eager { Kind::Message } else { Kind::Write },
+            kind: if eager { OpKind::Message } else { OpKind::Write },
             message: Some(message),
             local: source.as_ptr(),
             local_region: from.region.index() as u16,
@@ -203,7 +203,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return done.map(|()| Issued::Done { value: 0 });
         }
         let ask = Ask {
-            kind: Kind::Read,
+            kind: OpKind::Read,
             local: local.as_ptr(),
             local_region: into.region.index() as u16,
             remote: target.region,
@@ -393,7 +393,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ..Ask::NOTHING
         };
         match as_write {
-            true => ask.kind = Kind::Write,
+            true => ask.kind = OpKind::Write,
             false => ask.message = Some(Body::Data { at: target.place() }),
         }
         let fenced = state.fence;
@@ -432,16 +432,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // The first operation with fenced data carries the fence; later ones are posted after it.
         let data = match kind {
             _ if left == 0 => 0,
-            Kind::Write => WRITES,
-            Kind::Message => MESSAGES,
-            Kind::Read | Kind::Send => 0,
+            OpKind::Write => WRITES,
+            OpKind::Message => MESSAGES,
+            OpKind::Read | OpKind::Send => 0,
         };
         slot.fenced = s.fence & data != 0;
         s.fence &= KEPT | (slot.fenced as u8).wrapping_sub(1);
         (slot.kind, slot.local, slot.local_region) = (kind, local, local_region);
         (slot.remote, slot.offset, slot.left) = (remote, offset, left);
         (slot.message, slot.fetch) = (message, fetch);
-        if RAILS > 1 && kind == Kind::Read {
+        if RAILS > 1 && kind == OpKind::Read {
             slot.request = left;
         }
         s.ops.push(&mut self.pending.slots, index);

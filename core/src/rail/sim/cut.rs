@@ -1,6 +1,6 @@
 //! What becomes of packets on links that are cut, and where a peer was fenced.
 
-use super::world::{Kind, NONE, Packet, World};
+use super::world::{NONE, Packet, PacketKind, World};
 use crate::error::CompleteError;
 use crate::rail::Fence;
 
@@ -21,7 +21,7 @@ impl World<'_> {
         let sent = self.take(there, |packet| packet.from == own && packet.to_node == to);
         self.end_each(sent, late);
         for (endpoint, node) in [(own, to), (there, from)] {
-            let is_read = |packet: &Packet| matches!(packet.kind, Kind::Read { .. });
+            let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
             let reads = self.take(endpoint, |packet| is_read(packet) && packet.to_node == node);
             self.end_each(reads, late);
         }
@@ -63,13 +63,13 @@ impl World<'_> {
         self.cuts.fenced[at] |= bit;
         let there = node * self.rails + own % self.rails;
         // Nothing of the node lands here any more.
-        let is_done = |packet: &Packet| matches!(packet.kind, Kind::Done(_));
+        let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
         let here = own / self.rails;
         let theirs =
             self.take(own, |packet| packet.from == there && packet.to_node == here && !is_done(packet));
         self.end_each(theirs, 0);
         // Reads of this end are over, and what it has sent takes no bytes from here.
-        let is_read = |packet: &Packet| matches!(packet.kind, Kind::Read { .. });
+        let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let reads = self.take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
         self.end_each(reads, 0);
         let late = self.cuts.late[at];
@@ -116,10 +116,10 @@ impl World<'_> {
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);
-        if let Kind::Done(_) = kind {
+        if let PacketKind::Done(_) = kind {
             return self.schedule(index, node, rail, 0);
         }
-        let (lands, read) = (late != 0, matches!(kind, Kind::Read { .. }));
+        let (lands, read) = (late != 0, matches!(kind, PacketKind::Read { .. }));
         if lands && self.random.below(2) == 0 {
             let end = if is_over { Some(NONE) } else { self.make_late(index) };
             if let Some(end) = end {
@@ -140,7 +140,7 @@ impl World<'_> {
             1 => Err(CompleteError::Unknown(-1)),
             _ => Err(CompleteError::PeerDown),
         };
-        self.packets[index as usize].kind = Kind::Done(result);
+        self.packets[index as usize].kind = PacketKind::Done(result);
         self.schedule(index, node, rail, 0);
     }
 }

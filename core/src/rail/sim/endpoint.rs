@@ -4,7 +4,7 @@ use core::ptr::{self, NonNull};
 
 use super::Sim;
 use super::links::ENDPOINTS;
-use super::world::{Kind, MESSAGE, NONE, Packet, Registered};
+use super::world::{MESSAGE, NONE, Packet, PacketKind, Registered};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
@@ -57,7 +57,7 @@ impl SimRail<'_, '_> {
     fn post(
         &mut self,
         peer: Peer,
-        kind: Kind,
+        kind: PacketKind,
         cx: u64,
         fill: impl FnOnce(&mut [u8; MESSAGE]),
     ) -> Result<Posted, PostError> {
@@ -66,7 +66,7 @@ impl SimRail<'_, '_> {
         if world.is_dead(node) || world.is_dead(self.node) {
             return Err(PostError::PeerDown);
         }
-        if let Kind::Write { remote, len, .. } | Kind::Read { remote, len, .. } = kind {
+        if let PacketKind::Write { remote, len, .. } | PacketKind::Read { remote, len, .. } = kind {
             if len > RMA {
                 return Err(PostError::TooLong { len, max: RMA });
             }
@@ -75,7 +75,7 @@ impl SimRail<'_, '_> {
             }
         }
         let own = self.node * world.rails + self.rail;
-        let broken = world.is_broken(own, node, matches!(kind, Kind::Read { .. }));
+        let broken = world.is_broken(own, node, matches!(kind, PacketKind::Read { .. }));
         if broken && world.random.below(2) == 0 {
             return Err(PostError::PeerDown);
         }
@@ -94,10 +94,10 @@ impl SimRail<'_, '_> {
             return Ok(Posted::Pending);
         }
         let (place, len) = match kind {
-            Kind::Read { len, .. } => (self.node, len),
-            Kind::Write { len, .. } => (node, len),
-            Kind::Message { len } => (node, len as usize),
-            Kind::Free | Kind::Done(_) => (node, 0),
+            PacketKind::Read { len, .. } => (self.node, len),
+            PacketKind::Write { len, .. } => (node, len),
+            PacketKind::Message { len } => (node, len as usize),
+            PacketKind::Free | PacketKind::Done(_) => (node, 0),
         };
         world.schedule(index, place, self.rail, len);
         Ok(Posted::Pending)
@@ -131,7 +131,7 @@ impl SimRail<'_, '_> {
         if packet.late {
             return world.release(index);
         }
-        packet.kind = Kind::Done(result);
+        packet.kind = PacketKind::Done(result);
         let from = packet.from;
         let (node, rail) = (from / world.rails, from % world.rails);
         world.schedule(index, node, rail, 0);
@@ -184,7 +184,7 @@ impl SimRail<'_, '_> {
                     if late || dead & (1 << origin) != 0 {
                         world.release(link);
                     } else {
-                        world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                        world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
                         world.schedule(link, origin, from % rails, 0);
                     }
                     link = next;
@@ -278,8 +278,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         let world = self.sim.world.borrow();
         let own = self.node * world.rails + self.rail;
         world.packets.iter().filter(|packet| packet.from == own).any(|packet| match packet.kind {
-            Kind::Write { from: Some(from), len, .. } => memory.overlaps(from.as_ptr(), len),
-            Kind::Read { into, len, .. } => memory.overlaps(into, len),
+            PacketKind::Write { from: Some(from), len, .. } => memory.overlaps(from.as_ptr(), len),
+            PacketKind::Read { into, len, .. } => memory.overlaps(into, len),
             _ => false,
         })
     }
@@ -306,12 +306,12 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
             while link != NONE {
                 let Packet { next, from, to_node, kind, late, .. } = world.packets[link as usize];
-                if from != own || to_node != node || late || matches!(kind, Kind::Done(_)) {
+                if from != own || to_node != node || late || matches!(kind, PacketKind::Done(_)) {
                     (last, link) = (link, next);
                     continue;
                 }
                 if world.dials[self.rail as usize].late
-                    && !matches!(kind, Kind::Read { .. })
+                    && !matches!(kind, PacketKind::Read { .. })
                     && let Some(end) = world.make_late(link)
                 {
                     world.schedule(end, self.node, self.rail, 0);
@@ -322,7 +322,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     NONE => world.heads[endpoint as usize] = next,
                     last => world.packets[last as usize].next = next,
                 }
-                world.packets[link as usize].kind = Kind::Done(Err(CompleteError::PeerDown));
+                world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
                 world.schedule(link, self.node, self.rail, 0);
                 // Unordered, it was put first; ordered, last:
                 // the walk goes on where it was, and passes over it if it comes.
@@ -351,7 +351,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     ) -> Result<Posted, PostError> {
         let Local { ptr, len, .. } = local;
         let from = (len > INJECT).then_some(ptr);
-        self.post(peer, Kind::Write { from, len, remote, data }, cx, |bytes| {
+        self.post(peer, PacketKind::Write { from, len, remote, data }, cx, |bytes| {
             if from.is_none() {
                 // SAFETY: the source is readable by this function's contract;
                 // the packet exceeds `INJECT`.
@@ -367,7 +367,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        self.post(peer, Kind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
+        self.post(peer, PacketKind::Read { into: local.ptr.as_ptr(), len: local.len, remote }, cx, |_| ())
     }
 
     fn post_message(
@@ -381,7 +381,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         if len > MESSAGE {
             return Err(PostError::TooLong { len, max: MESSAGE });
         }
-        self.post(peer, Kind::Message { len: len as u16 }, cx, |bytes| {
+        self.post(peer, PacketKind::Message { len: len as u16 }, cx, |bytes| {
             let (first, rest) = bytes.split_at_mut(head.len());
             first.copy_from_slice(head);
             body.copy_out(rest);
@@ -404,12 +404,12 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             let rails = self.sim.world.borrow().rails;
             let origin = packet.from / rails;
             match packet.kind {
-                Kind::Free => {}
-                Kind::Done(result) => {
+                PacketKind::Free => {}
+                PacketKind::Done(result) => {
                     self.free(index);
                     sink.done(packet.cx, result);
                 }
-                Kind::Read { into, len, remote } => {
+                PacketKind::Read { into, len, remote } => {
                     let (dead, source) = {
                         let world = self.sim.world.borrow();
                         (
@@ -433,7 +433,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         sink.done(packet.cx, result);
                     }
                 }
-                Kind::Write { from, len, remote, data } => {
+                PacketKind::Write { from, len, remote, data } => {
                     let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
                         let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
@@ -446,7 +446,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     }
                     self.give_back(index, target.map(drop).ok_or(CompleteError::Failed(-1)));
                 }
-                Kind::Message { len } => {
+                PacketKind::Message { len } => {
                     if let Some(peer) = self.peer_at(origin) {
                         sink.message(peer, Untrusted::from_slice(&packet.bytes[..len as usize]));
                     }

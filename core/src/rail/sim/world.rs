@@ -17,7 +17,7 @@ pub(super) const MESSAGE: usize = 256;
 pub(super) const NONE: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum PacketKind {
     Free,
     /// At the target: copy, report the word if there is one, report the end to the origin.
     /// No source: the bytes are here.
@@ -44,7 +44,7 @@ pub(super) enum Kind {
 /// Something in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
-    pub(super) kind: Kind,
+    pub(super) kind: PacketKind,
     pub(super) at: u64,
     pub(super) cx: u64,
     /// The endpoint that posted it, and the node it goes to.
@@ -59,7 +59,7 @@ pub struct Packet {
 impl Packet {
     /// Memory for one packet.
     pub const EMPTY: Packet = Packet {
-        kind: Kind::Free,
+        kind: PacketKind::Free,
         at: 0,
         cx: 0,
         from: 0,
@@ -159,24 +159,24 @@ impl World<'_> {
         }
         let packet = &mut self.packets[index as usize];
         match kind {
-            Kind::Message { .. } | Kind::Write { from: None, .. } | Kind::Read { .. } => {}
-            Kind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
+            PacketKind::Message { .. } | PacketKind::Write { from: None, .. } | PacketKind::Read { .. } => {}
+            PacketKind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
                 // SAFETY: the source is readable until the end of the post is reported, which is to
                 // come.
                 unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
-                packet.kind = Kind::Write { from: None, len, remote, data };
+                packet.kind = PacketKind::Write { from: None, len, remote, data };
             }
             _ => return None,
         }
         packet.late = true;
         self.free = self.packets[end as usize].next;
-        let kind = Kind::Done(Err(CompleteError::Unknown(-1)));
+        let kind = PacketKind::Done(Err(CompleteError::Unknown(-1)));
         self.packets[end as usize] = Packet { kind, cx, from, to_node, ..Packet::EMPTY };
         Some(end)
     }
 
     pub(super) fn release(&mut self, index: u16) {
-        self.packets[index as usize].kind = Kind::Free;
+        self.packets[index as usize].kind = PacketKind::Free;
         self.packets[index as usize].next = self.free;
         self.free = index;
     }
@@ -199,7 +199,7 @@ impl World<'_> {
                 if packet.from == own {
                     self.release(link);
                 } else if endpoint == own as usize {
-                    packet.kind = Kind::Done(Err(CompleteError::PeerDown));
+                    packet.kind = PacketKind::Done(Err(CompleteError::PeerDown));
                     packet.next = returned;
                     returned = link;
                 } else {

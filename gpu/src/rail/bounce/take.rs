@@ -7,7 +7,7 @@ use fishplate_core::sync::host::Host;
 
 use super::super::GpuRail;
 use super::super::memory::is_device;
-use super::super::queue::{Kind, Owner, Place, code};
+use super::super::queue::{OpKind, Owner, Place, code};
 use super::{Job, JobKind, Taken, errno};
 use crate::Device;
 use crate::relay::What;
@@ -83,7 +83,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 let Some(op) = self.ops.get_mut(index).filter(|op| op.peer == peer && op.life == life) else {
                     return self.blame(peer, Violation::Reply);
                 };
-                let Kind::Read { left, len, into } = &mut op.kind else {
+                let OpKind::Read { left, len, into } = &mut op.kind else {
                     return self.blame(peer, Violation::Reply);
                 };
                 let bytes = u64::from(piece.len);

@@ -6,7 +6,7 @@ use super::*;
 fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
     for seed in 1..12 {
         // Every other of them in eight physical segments side by side.
-        let kind = if seed % 2 == 0 { Kind::Segments } else { Kind::Legacy };
+        let kind = if seed % 2 == 0 { MemoryKind::Segments } else { MemoryKind::Legacy };
         let (granule, segment) = (4096, LEN as u64 / 8);
         let behaviour = Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
         let mut pair = Pair::new(behaviour, small(), seed);
@@ -36,7 +36,7 @@ fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
             }
         }
         assert_eq!(pair.rails[0].stats().relayed, 0);
-        let segments = if kind == Kind::Segments { 8 } else { 1 };
+        let segments = if kind == MemoryKind::Segments { 8 } else { 1 };
         assert_eq!(process(&pair.rails[0]).counts().opens, segments);
         pair.check();
     }

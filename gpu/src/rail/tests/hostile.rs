@@ -164,7 +164,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
     assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
     // Memory that cannot be exported, with a remedy; an address of nothing; more than there is.
-    for (kind, why) in [(Kind::Pool, Unshared::Pool), (Kind::Managed, Unshared::Managed)] {
+    for (kind, why) in [(MemoryKind::Pool, Unshared::Pool), (MemoryKind::Managed, Unshared::Managed)] {
         let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
         let told = rail.why().unwrap();

@@ -8,7 +8,7 @@ use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::Sink;
 
 use super::device::Reached;
-use super::pool::{Kind, Slot};
+use super::pool::{ContextKind, Slot};
 use super::{BATCH, Event, FabricRail, HEAD, USER, WORD};
 use crate::fabric::cq::{self, CqError, Entry};
 use crate::fabric::error::Code;
@@ -35,7 +35,7 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
     }
     let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
     // SAFETY: contexts that come back are ours and stay where they are.
-    (unsafe { (*slot).kind } == Kind::Write).then_some(slot)
+    (unsafe { (*slot).kind } == ContextKind::Write).then_some(slot)
 }
 
 impl FabricRail {
@@ -153,7 +153,7 @@ impl FabricRail {
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
             // SAFETY: a context that comes back without an arrival is ours, and stays where it is.
-            let is_read = || !slot.is_null() && unsafe { (*slot).kind } == Kind::Read;
+            let is_read = || !slot.is_null() && unsafe { (*slot).kind } == ContextKind::Read;
             is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
         };
         if self.entries.room(count).iter().any(written)
@@ -249,7 +249,7 @@ impl FabricRail {
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();
             // SAFETY: contexts that come back are ours, and stay where they are.
-            if unsafe { (*slot).kind } == Kind::Receive {
+            if unsafe { (*slot).kind } == ContextKind::Receive {
                 self.give_back(slot);
             }
         }
@@ -316,16 +316,16 @@ impl FabricRail {
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
-            Kind::Free | Kind::Receive | Kind::Orphan => return,
-            Kind::Send => self.bounces.push(extra),
+            ContextKind::Free | ContextKind::Receive | ContextKind::Orphan => return,
+            ContextKind::Send => self.bounces.push(extra),
             // SAFETY: writable for 8 bytes until the end is reported,
             // as promised when it was posted.
-            Kind::Atomic if !orphan => unsafe {
+            ContextKind::Atomic if !orphan => unsafe {
                 if !(*slot).fetch.is_null() {
                     (*slot).fetch.write((*slot).words[2]);
                 }
             },
-            Kind::WriteThenWord if !orphan => self.owe(peer, extra),
+            ContextKind::WriteThenWord if !orphan => self.owe(peer, extra),
             _ => {}
         }
         self.free(slot);
@@ -339,7 +339,7 @@ impl FabricRail {
     fn free(&mut self, slot: *mut Slot) {
         // SAFETY: as in `ended`.
         unsafe {
-            self.stats.orphans -= ((*slot).kind == Kind::Orphan) as u32;
+            self.stats.orphans -= ((*slot).kind == ContextKind::Orphan) as u32;
             self.pool.give(slot);
         }
     }
@@ -400,10 +400,10 @@ impl FabricRail {
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
-            Kind::Free => return,
+            ContextKind::Free => return,
             // A truncated or cancelled receive. The entry does not name the sender.
-            Kind::Receive => return self.give_back(slot),
-            Kind::Send => self.bounces.push(extra),
+            ContextKind::Receive => return self.give_back(slot),
+            ContextKind::Send => self.bounces.push(extra),
             _ => {}
         }
         self.free(slot);

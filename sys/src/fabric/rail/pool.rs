@@ -17,7 +17,7 @@ use crate::fabric::raw::fi_context2;
 /// The use of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum ContextKind {
     /// Nothing.
     Free,
     /// A write.
@@ -57,16 +57,16 @@ pub(super) struct Slot {
     /// The target peer.
     pub peer: u16,
     /// Its current use.
-    pub kind: Kind,
+    pub kind: ContextKind,
     /// The former use of an orphan.
-    pub was: Kind,
+    pub was: ContextKind,
 }
 
 impl Slot {
     /// Its use, and whether its completion was already reported.
     #[inline(always)]
-    pub fn used_for(&self) -> (Kind, bool) {
-        if self.kind == Kind::Orphan { (self.was, true) } else { (self.kind, false) }
+    pub fn used_for(&self) -> (ContextKind, bool) {
+        if self.kind == ContextKind::Orphan { (self.was, true) } else { (self.kind, false) }
     }
 }
 
@@ -97,8 +97,8 @@ impl Pool {
                 extra: 0,
                 next: ptr::null_mut(),
                 peer: 0,
-                kind: if index < posts { Kind::Free } else { Kind::Receive },
-                was: Kind::Free,
+                kind: if index < posts { ContextKind::Free } else { ContextKind::Receive },
+                was: ContextKind::Free,
             })
             .collect();
         let slots: NonNull<Slot> = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
@@ -129,7 +129,8 @@ impl Pool {
             let slot = self.at(index);
             // SAFETY: one of ours. Only this thread writes the fields behind the provider's part.
             let ((kind, _), [at, ..]) = unsafe { ((*slot).used_for(), (*slot).words) };
-            let of_memory = matches!(kind, Kind::Write | Kind::WriteThenWord | Kind::Read);
+            let of_memory =
+                matches!(kind, ContextKind::Write | ContextKind::WriteThenWord | ContextKind::Read);
             of_memory && at.wrapping_sub(first) < memory.len as u64
         })
     }
@@ -161,7 +162,7 @@ impl Pool {
     pub unsafe fn give(&mut self, slot: *mut Slot) {
         // SAFETY: handed on to our caller.
         unsafe {
-            (*slot).kind = Kind::Free;
+            (*slot).kind = ContextKind::Free;
             (*slot).next = self.free;
             self.free = slot;
         }
@@ -186,7 +187,7 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, Pool};
+    use super::{ContextKind, Pool};
 
     #[test]
     fn every_context_is_taken_once_and_receives_never() {
@@ -197,7 +198,7 @@ mod tests {
         for at in 3..5 {
             assert!(taken.iter().all(|slot| *slot != pool.at(at)));
             // SAFETY: the pool is alive, and nobody else has it.
-            assert_eq!(unsafe { (*pool.at(at)).kind }, Kind::Receive);
+            assert_eq!(unsafe { (*pool.at(at)).kind }, ContextKind::Receive);
         }
         // SAFETY: taken above, and known to no provider.
         unsafe { pool.give(taken[1]) };

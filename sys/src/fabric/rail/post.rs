@@ -9,7 +9,7 @@ use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::op::{Amo, AmoOp};
 use fishplate_core::rail::{Local, Posted, Remote};
 
-use super::pool::{Kind, Pool, Slot};
+use super::pool::{ContextKind, Pool, Slot};
 use super::{Event, FabricRail, HEAD, Held, MORE, USER, WORD};
 use crate::fabric::endpoint::{AtomicKind, AtomicWords, Buffer, Endpoint, Target};
 use crate::fabric::error::Code;
@@ -38,7 +38,7 @@ impl FabricRail {
 
     /// Takes a context for a post; the peer must be up.
     #[inline(always)]
-    fn begin(&mut self, peer: Peer, kind: Kind, cx: u64) -> Result<*mut Slot, PostError> {
+    fn begin(&mut self, peer: Peer, kind: ContextKind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
         // SAFETY: just taken, so nobody else has it.
         unsafe {
@@ -51,7 +51,13 @@ impl FabricRail {
 
     /// Like [`begin`](Self::begin), for a post that reads or writes user memory at `at`.
     #[inline(always)]
-    fn begin_at(&mut self, peer: Peer, kind: Kind, cx: u64, at: *mut u8) -> Result<*mut Slot, PostError> {
+    fn begin_at(
+        &mut self,
+        peer: Peer,
+        kind: ContextKind,
+        cx: u64,
+        at: *mut u8,
+    ) -> Result<*mut Slot, PostError> {
         let slot = self.begin(peer, kind, cx)?;
         // SAFETY: just taken, so nobody else has it.
         unsafe { (*slot).words[0] = at.addr() as u64 };
@@ -174,7 +180,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin_at(peer, Kind::Write, cx, from.ptr)?;
+        let slot = self.begin_at(peer, ContextKind::Write, cx, from.ptr)?;
         // SAFETY: readable until the completion, as the caller promises;
         // the context is this post's until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
@@ -219,7 +225,7 @@ impl FabricRail {
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
-        let slot = self.begin_at(peer, Kind::Write, cx, from.ptr)?;
+        let slot = self.begin_at(peer, ContextKind::Write, cx, from.ptr)?;
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
@@ -328,7 +334,7 @@ impl FabricRail {
         if self.words_follow && self.owed.len() == self.caps.depth as usize {
             return Err(PostError::Again);
         }
-        let kind = if self.words_follow { Kind::Write } else { Kind::WriteThenWord };
+        let kind = if self.words_follow { ContextKind::Write } else { ContextKind::WriteThenWord };
         let slot = self.begin_at(peer, kind, cx, from.ptr)?;
         // SAFETY: the context is this post's.
         unsafe { (*slot).extra = data };
@@ -385,7 +391,7 @@ impl FabricRail {
             return Err(PostError::Again);
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
-        let slot = self.begin_at(peer, Kind::Read, cx, into.ptr)?;
+        let slot = self.begin_at(peer, ContextKind::Read, cx, into.ptr)?;
         // SAFETY: writable and unread until the completion, as the caller promises;
         // the context is this post's until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
@@ -437,7 +443,7 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let Some(bounce) = self.bounces.pop() else { return Err(PostError::Again) };
-        let slot = match self.begin(peer, Kind::Send, cx) {
+        let slot = match self.begin(peer, ContextKind::Send, cx) {
             Ok(slot) => slot,
             Err(error) => {
                 self.bounces.push(bounce);
@@ -476,7 +482,7 @@ impl FabricRail {
         }
         let (plain, kind, op, operand) = provider_op(amo);
         let kind = if plain && fetch.is_none() { AtomicKind::Plain } else { kind };
-        let slot = self.begin(peer, Kind::Atomic, cx)?;
+        let slot = self.begin(peer, ContextKind::Atomic, cx)?;
         // SAFETY: the context is this post's until the completion, and so are the words in it.
         let result = unsafe {
             (*slot).fetch = fetch.map_or(ptr::null_mut(), NonNull::as_ptr);

@@ -14,7 +14,7 @@ use fishplate_core::mem::Peer;
 use fishplate_core::rail::Sink;
 
 use super::complete::report;
-use super::pool::Kind;
+use super::pool::ContextKind;
 use super::{Event, FabricRail};
 use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
@@ -95,10 +95,10 @@ impl FabricRail {
             let slot = self.pool.at(index);
             // SAFETY: inside the pool. What is read and written here the provider leaves alone.
             let cx = unsafe {
-                if matches!((*slot).kind, Kind::Free | Kind::Orphan) || (*slot).peer != peer.0 {
+                if matches!((*slot).kind, ContextKind::Free | ContextKind::Orphan) || (*slot).peer != peer.0 {
                     continue;
                 }
-                ((*slot).was, (*slot).kind) = ((*slot).kind, Kind::Orphan);
+                ((*slot).was, (*slot).kind) = ((*slot).kind, ContextKind::Orphan);
                 (*slot).cx
             };
             self.stats.orphans += 1;

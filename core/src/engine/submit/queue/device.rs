@@ -8,7 +8,7 @@ use crate::error::OpError;
 use crate::mem::{LocalAddr, RemoteAddr};
 use crate::rail::Rail;
 
-use super::super::super::pending::Kind;
+use super::super::super::pending::OpKind;
 use super::super::super::table::{RemoteSlot, in_bounds, locate, resolve_remote};
 use super::super::super::wire::Body;
 use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
@@ -46,7 +46,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.flush();
             return Ok(issued);
         }
-        let ask = Ask { message, ..Self::moves(Kind::Write, source, from, len, &target) };
+        let ask = Ask { message, ..Self::moves(OpKind::Write, source, from, len, &target) };
         self.enqueue(stream, ask, notice)
     }
 
@@ -63,10 +63,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (local, _) = locate(self.state.locals, into, len as u64)?;
         let target = self.target_anywhere(from, len as u64)?;
         let stream = self.stream(context, target.peer)?;
-        self.enqueue(stream, Self::moves(Kind::Read, local, into, len, &target), notice)
+        self.enqueue(stream, Self::moves(OpKind::Read, local, into, len, &target), notice)
     }
 
-    fn moves(kind: Kind, local: NonNull<u8>, addr: LocalAddr, len: usize, target: &Target) -> Ask {
+    fn moves(kind: OpKind, local: NonNull<u8>, addr: LocalAddr, len: usize, target: &Target) -> Ask {
         Ask {
             kind,
             local: local.as_ptr(),
