@@ -6,7 +6,7 @@ use fishplate::core::engine::{Config, ContextId, HANDLE_MAX, command::Reply};
 use fishplate::core::mem::{Region, RegionKind};
 use fishplate::core::op::{Amo, AmoOp, Cmp};
 use fishplate::core::sync::{event::Channels, host::Host, spin::Policy};
-use fishplate::core::{context::Context, queue::Room, rail::loopback::Loopback};
+use fishplate::core::{context::Context, queue::QueueStorage, rail::loopback::Loopback};
 use fishplate::worker::{self, Options, Wakes};
 use fishplate::{Limits, Storage, sys::LinuxHost};
 use std::{error::Error, ptr::NonNull, sync::atomic::AtomicU64, thread};
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 
     // A context is what a thread holds; a consumer is the other end of it, which the worker serves.
     let (host, channels) = (LinuxHost::private(), Channels::<THREADS>::new());
-    let mut rooms: [Room<8>; THREADS] = Default::default();
+    let mut storage: [QueueStorage<8>; THREADS] = Default::default();
     let mut pairs = vec![];
-    for (id, room) in rooms.iter_mut().enumerate() {
+    for (id, room) in storage.iter_mut().enumerate() {
         let (channel, id) = (channels.queue(id), ContextId(id as u8));
         pairs.push(Context::new(id, &host, channel, room.memory(), Policy::BALANCED)?);
     }

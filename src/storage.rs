@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::Zeroable;
@@ -75,7 +75,7 @@ impl<const RAILS: usize> Storage<RAILS> {
         config: Config,
         rails: impl Into<Rails<R, RAILS>>,
     ) -> Result<Engine<'_, R, RAILS>, AttachError> {
-        let memory = Memory {
+        let memory = EngineMemory {
             peers: &mut self.peers,
             pairings: &mut self.pairings,
             streams: &mut self.streams,

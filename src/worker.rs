@@ -1,9 +1,9 @@
 //! Runs a [`Worker`] on a thread: starts it, pins it if asked, and stops it without losing
 //! submissions.
 //!
-//! The thread owns the engine and its consumers while it runs. It spins and then parks according to the
-//! [`Policy`], and returns both when it is stopped. It belongs to a [`Scope`], so the engine and
-//! queues may borrow from the stack outside of it.
+//! The thread owns the engine and its consumers while it runs. It spins and then parks according to
+//! the [`Policy`], and returns both when it is stopped. It belongs to a [`Scope`], so the engine
+//! and queues may borrow from the stack outside of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,8 +83,8 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the consumers that it serves. Boxed: an engine contains its rails, some of which are
-/// large to move.
+/// An engine and the consumers that it serves. Boxed: an engine contains its rails, some of which
+/// are large to move.
 pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.

@@ -19,7 +19,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId};
 use fishplate_core::mem::{LocalAddr, LocalId};
-use fishplate_core::queue::{Command, Pending, Queue, Room};
+use fishplate_core::queue::{Command, Pending, Queue, QueueStorage};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::host::{Host, Woken};
@@ -157,7 +157,7 @@ fn site(host: &'static Counting, queues: usize) -> Site {
     let channels = &*leak(Channels::new());
     let (queues, consumers) = (0..queues)
         .map(|id| {
-            let memory = leak(Room::<16>::new()).memory();
+            let memory = leak(QueueStorage::<16>::new()).memory();
             Queue::new(ContextId(id as u8), host, channels.queue(id), memory, SLEEPY).unwrap()
         })
         .unzip();
@@ -261,7 +261,8 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // The receive side's sleeper and the idle queue were left alone; so was the rail's wait object.
+        // The receive side's sleeper and the idle queue were left alone; so was the rail's wait
+        // object.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
         let send = Command::Send { to: peer, tag, from: None, sync: false };

@@ -18,7 +18,7 @@ use fishplate_core::engine::{Config, ContextId, Signal};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
-use fishplate_core::queue::Room;
+use fishplate_core::queue::QueueStorage;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::{Channels, EventCount};
@@ -48,7 +48,7 @@ fn rig(contexts: u8, policy: Policy) -> Rig {
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::<4>::new()));
     let mut rig = Rig { host, send: &channels.send, contexts: vec![], consumers: vec![] };
     for id in 0..contexts {
-        let memory = leak(Room::<8>::new()).memory();
+        let memory = leak(QueueStorage::<8>::new()).memory();
         let channel = channels.queue(id.into());
         let (context, consumer) = Context::new(ContextId(id), host, channel, memory, policy).unwrap();
         rig.contexts.push(context);

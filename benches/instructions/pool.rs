@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use fishplate_benches::{REPEATS, limit};
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Engine, Tables};
-use fishplate_core::queue::{Command, Queue, Room};
+use fishplate_core::queue::{Command, Queue, QueueStorage};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::host::SpinHost;
@@ -145,7 +145,7 @@ struct Served {
 fn served() -> Served {
     let host = Box::leak(Box::new(SpinHost::new(1)));
     let channels: &Channels = Box::leak(Box::new(Channels::new()));
-    let memory = Box::leak(Box::new(Room::<64>::new())).memory();
+    let memory = Box::leak(Box::new(QueueStorage::<64>::new())).memory();
     let (queue, consumer) =
         Queue::new(ContextId(0), host, channels.queue(0), memory, Policy::BALANCED).unwrap();
     let tables = Box::leak(Box::new(Tables::<1, 1, 128, 4, 16>::new()));

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Config, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::mem::{Region, RegionKind};
 
@@ -13,8 +13,8 @@ pub fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
 }
 
 /// Tables for one peer, one region of each side, and so many operations.
-pub fn memory(config: &Config, operations: usize) -> Memory<'static, 1> {
-    Memory {
+pub fn memory(config: &Config, operations: usize) -> EngineMemory<'static, 1> {
+    EngineMemory {
         peers: leak(PeerSlot::EMPTY, 1),
         pairings: leak(Pairing::ALIKE, 1),
         streams: leak(Stream::EMPTY, 1),

@@ -1,4 +1,5 @@
-//! A context: a thread's handle to an engine that a worker drives; the other end of a [`CommandConsumer`].
+//! A context: a thread's handle to an engine that a worker drives; the other end of a
+//! [`CommandConsumer`].
 //!
 //! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
 //! is faster. A context is for threads beside the one that owns the rails.
@@ -16,7 +17,7 @@ use crate::engine::{ContextId, Signal};
 use crate::error::{AttachError, OpError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RemoteAddr};
 use crate::op::{Amo, Cmp};
-use crate::queue::{Memory, Queue};
+use crate::queue::{Queue, QueueMemory};
 use crate::sync::event::Channel;
 use crate::sync::host::Host;
 use crate::sync::pool::Id;
@@ -44,7 +45,7 @@ impl<'m, H: Host> Context<'m, H> {
         id: ContextId,
         host: &'m H,
         channel: Channel<'m>,
-        memory: Memory<'m>,
+        memory: QueueMemory<'m>,
         policy: Policy,
     ) -> Result<(Self, CommandConsumer<'m>), AttachError> {
         let (queue, consumer) = Queue::new(id, host, channel, memory, policy)?;

@@ -2,8 +2,8 @@
 //!
 //! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is
 //! driven by one thread: posting an operation, [`Engine::progress`] and the waits. Nothing here
-//! allocates, locks or starts a thread; all tables are borrowed at setup ([`Memory`]) and bounded.
-//! Only the waits block, and each takes a deadline.
+//! allocates, locks or starts a thread; all tables are borrowed at setup ([`EngineMemory`]) and
+//! bounded. Only the waits block, and each takes a deadline.
 //!
 //! # How an operation travels
 //!
@@ -17,11 +17,11 @@
 //! # Files
 //!
 //! `peers`, `joint` and `regions` set up what operations name; `epoch` tells attachments of a peer
-//! apart, `close` ends them in good order. `failover` goes on where a rail has failed.
-//! `submit` takes operations in, `post` cuts them into posts and picks rails, `receive` handles
-//! what rails report, `service` acts on what became due, `finish` ends operations, `wait` blocks;
-//! `window`, `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the
-//! lists through it. `protocol` sends and receives messages, `tag` matches them. `worker` drives an
+//! apart, `close` ends them in good order. `failover` goes on where a rail has failed. `submit`
+//! takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails
+//! report, `service` acts on what became due, `finish` ends operations, `wait` blocks; `window`,
+//! `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the lists
+//! through it. `protocol` sends and receives messages, `tag` matches them. `worker` drives an
 //! engine for other threads; `command` is what they ask of it, `lane` how it gets there.
 
 mod close;
@@ -151,7 +151,7 @@ impl Default for Config {
 ///
 /// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C,
 /// `parked` P·C·W, `bitmap` [`Config::bitmap_words`]`(P·C)`.
-pub struct Memory<'m, const RAILS: usize> {
+pub struct EngineMemory<'m, const RAILS: usize> {
     /// One per peer.
     pub peers: &'m mut [PeerSlot],
     /// The same.
@@ -268,7 +268,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     pub fn new(
         config: Config,
         rails: impl Into<Rails<R, RAILS>>,
-        memory: Memory<'m, RAILS>,
+        memory: EngineMemory<'m, RAILS>,
     ) -> Result<Self, AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let rails = rails.into();
@@ -281,7 +281,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         )?;
         check(config.batch >= 1, "batch: at least 1")?;
         check(config.stripe_chunk >= 1 && config.stripe_chunk <= 1 << 31, "stripe_chunk: 1 byte to 2 GiB")?;
-        let Memory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
+        let EngineMemory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
         let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
         check(!peers.is_empty() && peers.len() <= u16::MAX as usize, "memory.peers: 1 to 65535")?;
         check(pairings.len() >= peers.len(), "memory.pairings: as many as peers")?;

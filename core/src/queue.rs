@@ -1,4 +1,5 @@
-//! A queue of commands for an engine that another thread drives: the peer of a worker's [`CommandConsumer`].
+//! A queue of commands for an engine that another thread drives: the peer of a worker's
+//! [`CommandConsumer`].
 //!
 //! A queue is a pool of commands, a ring to the worker, a ring back, and events that hold results.
 //! One thread uses it at a time; many queues feed one worker, each over its own rings. Creating and
@@ -62,7 +63,7 @@ pub use crate::engine::lane::{Held, HeldBy, Pending};
 pub use commands::CommandError;
 
 /// The memory of a queue with at most `N` commands, a power of two, whose events are still held.
-pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
+pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     header: pool::Header,
     slots: [Slot<Entry<'m>>; N],
     submissions: (ring::Header, [MaybeUninit<Posted<'m>>; N]),
@@ -73,7 +74,7 @@ pub struct Room<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
 
 /// The memory of a queue, borrowed while the queue, its worker's end or an event exists. All slices
 /// have the same length, a power of two: the most commands at once.
-pub struct Memory<'m> {
+pub struct QueueMemory<'m> {
     /// The pool of commands: its header, and its slots.
     pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
     /// The ring to the worker.
@@ -86,10 +87,10 @@ pub struct Memory<'m> {
     pub lane: &'m mut Lane<'m>,
 }
 
-impl<'m, const N: usize> Room<'m, N> {
+impl<'m, const N: usize> QueueStorage<'m, N> {
     /// Memory for a queue.
     pub fn new() -> Self {
-        Room {
+        QueueStorage {
             header: pool::Header::new(),
             slots: core::array::from_fn(|_| Slot::new()),
             submissions: (ring::Header::new(), [const { MaybeUninit::uninit() }; N]),
@@ -100,8 +101,8 @@ impl<'m, const N: usize> Room<'m, N> {
     }
 
     /// The memory, for [`Queue::new`].
-    pub fn memory(&'m mut self) -> Memory<'m> {
-        Memory {
+    pub fn memory(&'m mut self) -> QueueMemory<'m> {
+        QueueMemory {
             pool: (&mut self.header, &mut self.slots),
             submissions: (&mut self.submissions.0, &mut self.submissions.1),
             completions: (&mut self.completions.0, &mut self.completions.1),
@@ -111,7 +112,7 @@ impl<'m, const N: usize> Room<'m, N> {
     }
 }
 
-impl<const N: usize> Default for Room<'_, N> {
+impl<const N: usize> Default for QueueStorage<'_, N> {
     fn default() -> Self {
         Self::new()
     }
@@ -169,8 +170,8 @@ impl<'m> Cmd<'m> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// A queue and the consumer that its worker serves, in the engine's context `id`. `channel` is a
-    /// share of the worker's [`Channels`](crate::sync::event::Channels) that no other queue has.
+    /// A queue and the consumer that its worker serves, in the engine's context `id`. `channel` is
+    /// a share of the worker's [`Channels`](crate::sync::event::Channels) that no other queue has.
     ///
     /// # Errors
     /// [`AttachError::Config`] unless all slices have the same length, a power of two.
@@ -178,10 +179,10 @@ impl<'m, H: Host> Queue<'m, H> {
         id: ContextId,
         host: &'m H,
         channel: Channel<'m>,
-        memory: Memory<'m>,
+        memory: QueueMemory<'m>,
         policy: Policy,
     ) -> Result<(Self, CommandConsumer<'m>), AttachError> {
-        let Memory { pool: (header, slots), submissions, completions, flights, lane } = memory;
+        let QueueMemory { pool: (header, slots), submissions, completions, flights, lane } = memory;
         let len = slots.len();
         if [submissions.1.len(), completions.1.len(), flights.len()] != [len; 3] {
             return Err(AttachError::Config("queue: all memory of the same length"));

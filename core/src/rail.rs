@@ -204,9 +204,10 @@ pub unsafe trait Rail {
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
     /// Whether a post may still read or write any of these bytes: a pending one, or one that
-    /// completed as [`CompleteError::Unknown`]; or a device, for a [`write_device`](Rail::write_device) or
-    /// [`read_device`](Rail::read_device) that failed, until the device says that it has ended. False positives
-    /// are allowed. Slow path: may scan all posts, and ask a driver.
+    /// completed as [`CompleteError::Unknown`]; or a device, for a
+    /// [`write_device`](Rail::write_device) or [`read_device`](Rail::read_device) that failed,
+    /// until the device says that it has ended. False positives are allowed. Slow path: may scan
+    /// all posts, and ask a driver.
     fn touches(&mut self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this

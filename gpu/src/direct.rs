@@ -115,7 +115,7 @@ mod tests {
                 process.fail(Call::Reached, 0, DeviceError::Driver(999));
             }
             // SAFETY: memory of the device.
-            let placed = unsafe { direct.place(at, Untrusted::from_slice(&[7; 64])) };
+            let placed = unsafe { direct.write_device(at, Untrusted::from_slice(&[7; 64])) };
             assert!(placed.is_err());
             assert!(direct.is_copying());
             driver.drain();

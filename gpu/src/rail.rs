@@ -112,9 +112,9 @@ struct GpuPeer {
 /// Posting, polling and notifying do not block, allocate, lock, or make system calls of their own.
 /// They call the driver only to queue copies and words, and to query them. While peers with devices
 /// are attached, a poll is something else once in a millisecond at most: it answers those who take
-/// memory back, which is closed, and frees what others have closed. Registering,
-/// importing, attaching, detaching, [`write_device`](Rail::write_device), [`read_device`](Rail::read_device) and
-/// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+/// memory back, which is closed, and frees what others have closed. Registering, importing,
+/// attaching, detaching, [`write_device`](Rail::write_device), [`read_device`](Rail::read_device)
+/// and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | local memory | memory of the peer | moved by |
 /// |---|---|---|
@@ -131,7 +131,8 @@ struct GpuPeer {
 /// its buffer stays in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// Stores of a device do not notify: sleep on [`wait_object`](GpuRail::wait_object), which takes naps instead.
+/// Stores of a device do not notify: sleep on [`wait_object`](GpuRail::wait_object), which takes
+/// naps instead.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,

@@ -257,7 +257,7 @@ impl Control {
             // This process has no free descriptors: not the peer's fault, so the link continues.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
-                PeerError::Protocol(Violation::PacketKind)
+                PeerError::Protocol(Violation::Kind)
             }
             HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
             // A process that leaves in good order sends a Bye first.

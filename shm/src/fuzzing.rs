@@ -57,9 +57,9 @@ fn read_hello(input: &[u8], again: &mut [u8]) -> Option<usize> {
 fn sample_key(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
     let kind = match a % 3 {
-        0 => regions::PacketKind::Private,
-        1 => regions::PacketKind::Shared(b as u32),
-        _ => regions::PacketKind::Common(b as u32),
+        0 => regions::KeyKind::Private,
+        1 => regions::KeyKind::Shared(b as u32),
+        _ => regions::KeyKind::Common(b as u32),
     };
     let key = Key { kind, generation: (a >> 8) as u16 & 0xfff, slot: (a >> 24) as u16 };
     put(into, &key.encode().to_le_bytes())

@@ -149,8 +149,9 @@ impl<H: Host> ShmRail<H> {
     }
 
     /// Adds the sockets of the peers that are attached from now on to an `epoll(7)` set. A thread
-    /// that announces on the [wait object](Self::wait_object) that it sleeps elsewhere is woken by that set, and
-    /// calls [`check_peers`](Rail::check_peers) after each sleep, which reads the sockets.
+    /// that announces on the [wait object](Self::wait_object) that it sleeps elsewhere is woken by
+    /// that set, and calls [`check_peers`](Rail::check_peers) after each sleep, which reads the
+    /// sockets.
     pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
         self.set = Some(set);
     }
@@ -328,8 +329,8 @@ fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Notifies a peer: at once if that takes only a load of its event page, otherwise at the end of the
-/// pass, with one fence for all posts.
+/// Notifies a peer: at once if that takes only a load of its event page, otherwise at the end of
+/// the pass, with one fence for all posts.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }

@@ -43,8 +43,8 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether it reads a message's payload, whose completion [`PayloadPaths`](crate::payload::PayloadPaths)
-    /// records.
+    /// Whether it reads a message's payload, whose completion
+    /// [`PayloadPaths`](crate::payload::PayloadPaths) records.
     pub(crate) payload: bool,
     /// Bytes sent, or received, so far.
     pub(crate) done: usize,

@@ -62,8 +62,8 @@ impl Sleep {
     }
 
     /// All three phases of a sleep, as those of
-    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of `wait_objects`
-    /// ends it. `look` looks for work, and says how long to sleep if there is none.
+    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of
+    /// `wait_objects` ends it. `look` looks for work, and says how long to sleep if there is none.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,
         wait_objects: [&EventCount; N],

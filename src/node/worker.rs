@@ -8,9 +8,9 @@
 //! ask what they stand in: the front's engine refuses what names a peer, memory or an operation of
 //! the node behind, and the refusal leads to the cold half, which takes the lock.
 //!
-//! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it under
-//! [`Seat::taken`], and on a word that the program rings. A call that may sleep takes the seat
-//! first; the worker finds the lock held, and sleeps on that until the call returns.
+//! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it
+//! under [`Seat::taken`], and on a word that the program rings. A call that may sleep takes the
+//! seat first; the worker finds the lock held, and sleeps on that until the call returns.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,8 +120,8 @@ impl Worker {
 
     fn join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Relaxed: nothing is handed over but by the lock; the wait object's barriers order it before the
-        // look for sleepers.
+        // Relaxed: nothing is handed over but by the lock; the wait object's barriers order it
+        // before the look for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.seat.call();
         // A panic has poisoned the lock, which says so to whoever calls.

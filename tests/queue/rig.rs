@@ -11,7 +11,7 @@ use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, ContextId, Engine};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
-use fishplate_core::queue::{Cmd, Command, Queue, Room};
+use fishplate_core::queue::{Cmd, Command, Queue, QueueStorage};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Channels;
@@ -50,7 +50,7 @@ pub fn queue_of<const N: usize>(
     channels: &'static Channels<QUEUES>,
     id: u8,
 ) -> (Hosted, CommandConsumer<'static>) {
-    let memory = leak(Room::<N>::new()).memory();
+    let memory = leak(QueueStorage::<N>::new()).memory();
     Queue::new(ContextId(id), host, channels.queue(id.into()), memory, Policy::BALANCED).unwrap()
 }
 

@@ -9,7 +9,7 @@ use fishplate_core::engine::ContextId;
 use fishplate_core::engine::command::Reply;
 use fishplate_core::engine::lane::CommandConsumer;
 use fishplate_core::engine::worker::Worker;
-use fishplate_core::queue::{Command, Queue, Room};
+use fishplate_core::queue::{Command, Queue, QueueStorage};
 use fishplate_core::sync::event::{Channels, EventCount};
 use fishplate_core::sync::spin::Policy;
 use fishplate_sys::LinuxHost;
@@ -122,7 +122,7 @@ fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everyt
     let wakes = Wakes { host: &host, send: &channels.send, arrivals: Some(&arrivals) };
     for policy in [Policy::BALANCED, Policy::EFFICIENT] {
         let Own { engine, target, .. } = scene(1, 1);
-        let mut room = Room::<16>::new();
+        let mut room = QueueStorage::<16>::new();
         let (mut queue, consumer) =
             Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
         thread::scope(|scope| {

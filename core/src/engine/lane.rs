@@ -447,7 +447,8 @@ impl<'m> CommandConsumer<'m> {
             && self.side.incoming.is_empty()
     }
 
-    /// Whether the queue is gone and everything it submitted has ended: the consumer may be dropped.
+    /// Whether the queue is gone and everything it submitted has ended: the consumer may be
+    /// dropped.
     pub fn is_over(&mut self) -> bool {
         self.is_idle() && self.flying == 0 && self.side.is_alone()
     }

@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-use super::{LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
+use super::{EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream};
 
 /// Words of bitmap per stream: enough for windows up to 512.
 const WORDS: usize = 16;
@@ -46,8 +46,8 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
     }
 
     /// Lends them to an engine.
-    pub fn memory(&mut self) -> Memory<'_, RAILS> {
-        Memory {
+    pub fn memory(&mut self) -> EngineMemory<'_, RAILS> {
+        EngineMemory {
             peers: &mut self.peers,
             pairings: &mut self.pairings,
             streams: &mut self.streams,

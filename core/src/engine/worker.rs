@@ -1,11 +1,11 @@
 //! A thread's loop that drives an engine for other threads. (In UCX, a worker is an object without
 //! a thread.)
 //!
-//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of commands in, a ring of their slots out.
-//! The worker takes a bounded number from each consumer in turn, makes one engine pass, and hands out
-//! what has ended. It allocates nothing, starts no thread (the caller's thread runs it, and may be
-//! pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues ring when they
-//! submit, and the rail's own, which peers ring when something arrives.
+//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of commands in, a ring of their
+//! slots out. The worker takes a bounded number from each consumer in turn, makes one engine pass,
+//! and hands out what has ended. It allocates nothing, starts no thread (the caller's thread runs
+//! it, and may be pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues
+//! ring when they submit, and the rail's own, which peers ring when something arrives.
 //!
 //! It may sleep while commands wait for the engine, because the rail notifies it, or for events of
 //! other workers' queues, because those workers do. A command that waits for room in the engine
@@ -36,8 +36,8 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 /// Bytes of a fill or a copy within this process that one turn does.
 const PIECE: usize = 256 << 10;
 
-/// An engine, the consumers it serves, and the idle state of its thread. Engine and consumers are borrowed:
-/// once the worker has stopped, the engine may be driven directly or by another worker.
+/// An engine, the consumers it serves, and the idle state of its thread. Engine and consumers are
+/// borrowed: once the worker has stopped, the engine may be driven directly or by another worker.
 pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
     consumers: &'e mut [CommandConsumer<'d>],
@@ -76,7 +76,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         })
     }
 
-    /// One bounded round over consumers and engine. Returns whether anything was done. Never blocks.
+    /// One bounded round over consumers and engine. Returns whether anything was done. Never
+    /// blocks.
     pub fn turn<H: Host>(&mut self, host: &H) -> bool {
         let batch = self.engine.config().batch;
         let mut busy = false;
@@ -115,7 +116,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     /// Returns whether it stopped with nothing left to do. Then
     ///
     /// - everything submitted before has ended and is applied at its peers, silent commands
-    ///   included. An unmatched receive does not delay the stop: the engine and its consumer keep it;
+    ///   included. An unmatched receive does not delay the stop: the engine and its consumer keep
+    ///   it;
     /// - everything that has arrived and been applied is acknowledged, and credits are returned, so
     ///   no peer waits for this engine.
     ///

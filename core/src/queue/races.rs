@@ -17,16 +17,16 @@ use crate::sync::testing::{model, rounds, thread};
 
 /// Everything that two ends share, in memory that is freed with the scene.
 struct Scene {
-    room: *mut Room<'static, 4>,
+    room: *mut QueueStorage<'static, 4>,
     ended: Box<AtomicUsize>,
 }
 
 impl Scene {
     fn new() -> Self {
-        Scene { room: Box::into_raw(Box::new(Room::new())), ended: Box::default() }
+        Scene { room: Box::into_raw(Box::new(QueueStorage::new())), ended: Box::default() }
     }
 
-    fn memory(&mut self) -> Memory<'static> {
+    fn memory(&mut self) -> QueueMemory<'static> {
         // SAFETY: lent once per scene, which outlives every user of it.
         unsafe { &mut *self.room }.memory()
     }
@@ -61,7 +61,7 @@ fn an_event_shows_how_its_command_ended() {
     model(|| {
         for _ in 0..rounds(1, 200) {
             let mut scene = Scene::new();
-            let Memory { pool, lane, .. } = scene.memory();
+            let QueueMemory { pool, lane, .. } = scene.memory();
             let (mut pool, listeners) = (scene.pool(pool), &lane.listeners);
             let [ours, theirs] = pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
             let event = Event(ours);
@@ -89,7 +89,7 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
     model(|| {
         for _ in 0..rounds(1, 200) {
             let mut scene = Scene::new();
-            let Memory { pool, submissions, completions, lane, .. } = scene.memory();
+            let QueueMemory { pool, submissions, completions, lane, .. } = scene.memory();
             let mut pool = scene.pool(pool);
             let to_worker = ring::split(submissions.0, submissions.1).unwrap();
             let from_worker = ring::split(completions.0, completions.1).unwrap();

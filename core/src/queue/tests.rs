@@ -26,7 +26,7 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
     let (mut done, mut abandoned) = (0, 0);
     for round in 0..10_000u64 {
         let channels = <Channels>::new();
-        let mut room = Box::new(Room::<8>::new());
+        let mut room = Box::new(QueueStorage::<8>::new());
         let (mut queue, consumer) =
             Queue::new(ContextId(0), &host, channels.queue(0), room.memory(), Policy::BALANCED).unwrap();
         let mut consumers = [consumer];
@@ -72,7 +72,8 @@ fn a_busy_queue_holds_up_no_other_by_more_than_a_batch() {
     let config = Config { batch: BATCH as u32, ..Config::DEFAULT };
     let mut engine = Engine::new(config, [Loopback::<16>::new()], tables.memory()).unwrap();
     let (host, channels) = (SpinHost::new(1), Channels::<2>::new());
-    let (mut rooms, mut queues, mut consumers) = ([Room::<64>::new(), Room::new()], Vec::new(), Vec::new());
+    let (mut rooms, mut queues, mut consumers) =
+        ([QueueStorage::<64>::new(), QueueStorage::new()], Vec::new(), Vec::new());
     for (id, room) in rooms.iter_mut().enumerate() {
         let channel = channels.queue(id);
         let made = Queue::new(ContextId(0), &host, channel, room.memory(), Policy::BALANCED);

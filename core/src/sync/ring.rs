@@ -44,7 +44,7 @@ mod races;
 mod tests;
 
 pub use consumer::{Consumer, Filled};
-pub use memory::{Memory, Private, Shared};
+pub use memory::{Private, RingMemory, Shared};
 pub use producer::{Full, Producer, Reserved};
 
 use memory::Span;

@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Config, ContextId, Engine, Joint, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot, PendingSlot,
-    RemoteSlot, Stream, handle_len,
+    Config, ContextId, Engine, EngineMemory, Joint, LocalSlot, Notice, Pairing, Parked, PeerSlot,
+    PendingSlot, RemoteSlot, Stream, handle_len,
 };
 use fishplate_core::error::{AttachError, OpError, PeerError, Violation, WaitError};
 use fishplate_core::mem::{PeerId, RailId, Region, RegionKind};
@@ -200,13 +200,16 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
 #[test]
 fn configurations_out_of_range_are_refused_by_name() {
     let ok = Config::DEFAULT;
-    let refused =
-        |config: Config, memory: Memory<'static, 1>| match Engine::new(config, [Network::new()], memory)
-            .map(|_| ())
-        {
-            Err(AttachError::Config(what)) => what,
-            other => panic!("{config:?}: {other:?}"),
-        };
+    let refused = |config: Config, memory: EngineMemory<'static, 1>| match Engine::new(
+        config,
+        [Network::new()],
+        memory,
+    )
+    .map(|_| ())
+    {
+        Err(AttachError::Config(what)) => what,
+        other => panic!("{config:?}: {other:?}"),
+    };
     let with = |config: Config| refused(config, memory(&ok, 2, 4));
     assert_eq!(with(Config { contexts: 0, ..ok }), "contexts: 1 to 256");
     assert_eq!(with(Config { contexts: 257, ..ok }), "contexts: 1 to 256");
@@ -217,7 +220,7 @@ fn configurations_out_of_range_are_refused_by_name() {
     for stripe_chunk in [0, (1 << 31) + 1] {
         assert_eq!(with(Config { stripe_chunk, ..ok }), "stripe_chunk: 1 byte to 2 GiB");
     }
-    let short = |cut: fn(&mut Memory<'static, 1>)| {
+    let short = |cut: fn(&mut EngineMemory<'static, 1>)| {
         let mut tables = memory(&ok, 2, 4);
         cut(&mut tables);
         refused(ok, tables)
@@ -304,7 +307,7 @@ fn what_an_earlier_engine_left_in_the_memory_beyond_ours_is_nobody_s_context() {
     let mut pending = [PendingSlot::EMPTY; 8];
     for config in [two, one] {
         let control = shared();
-        let memory = Memory {
+        let memory = EngineMemory {
             peers: &mut peers,
             pairings: &mut pairings,
             streams: &mut streams,

@@ -17,8 +17,8 @@ pub mod veil;
 use std::ptr::NonNull;
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, FailoverMemory, FailoverPeer, FailoverStream, Issued, LocalSlot,
-    Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, Issued,
+    LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream, Waiter,
 };
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteId};
@@ -32,12 +32,12 @@ pub const CX: ContextId = ContextId(0);
 pub const SOON: u64 = 50_000_000;
 
 /// The tables of an engine, leaked.
-pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> Memory<'static, RAILS> {
+pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> EngineMemory<'static, RAILS> {
     fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
         Box::leak(vec![value; n].into_boxed_slice())
     }
     let streams = peers * config.contexts as usize;
-    Memory {
+    EngineMemory {
         peers: leak(PeerSlot::EMPTY, peers),
         pairings: leak(Pairing::ALIKE, peers),
         streams: leak(Stream::EMPTY, streams),

@@ -10,7 +10,7 @@ use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::worker::Worker;
 use fishplate_core::engine::{Config, Notice, RailPolicy, Signal};
 use fishplate_core::op::{Amo, AmoOp, SignalOp};
-use fishplate_core::queue::Room;
+use fishplate_core::queue::QueueStorage;
 use fishplate_core::rail::sim::Dials;
 use fishplate_core::sync::event::Channels;
 use fishplate_core::sync::host::SpinHost;
@@ -40,7 +40,7 @@ impl<const RAILS: usize> Place<RAILS> {
         let nodes = tagged_fleet::<RAILS>(2, dials, config, SMALL, seed);
         let places = nodes.into_iter().map(|node| {
             let channels = &*Box::leak(Box::new(Channels::new()));
-            let memory = Box::leak(Box::new(Room::<8>::new())).memory();
+            let memory = Box::leak(Box::new(QueueStorage::<8>::new())).memory();
             let made = Context::new(CX, host(), channels.queue(0), memory, Policy::BALANCED);
             let (context, consumer) = made.unwrap();
             Place { node, context, consumers: vec![consumer], channels, stopped: false }

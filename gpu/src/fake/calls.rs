@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::behaviour::{Call, MemoryKind, Violation};
 use super::handle::Named;
-use super::memory::Memory;
+use super::memory::FakeMemory;
 use super::space::{Keeper, Range, What};
 use super::world::{State, start_time};
 use super::{FakeDevice, FakeProcess};
@@ -317,7 +317,7 @@ impl State {
         device: u32,
         kind: MemoryKind,
         size: u64,
-    ) -> Result<(Arc<Memory>, u64), DeviceError> {
+    ) -> Result<(Arc<FakeMemory>, u64), DeviceError> {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
@@ -334,7 +334,7 @@ impl State {
             return Err(DeviceError::Exhausted);
         }
         let owner = self.processes[place].owner;
-        Ok((Arc::new(Memory::create(size, id, owner, &gpu.uuid)?), align))
+        Ok((Arc::new(FakeMemory::create(size, id, owner, &gpu.uuid)?), align))
     }
 
     /// Records a queued item, in the queue before the call, that uses what is about to be freed.
@@ -361,9 +361,9 @@ impl State {
         self.processes[place].space.unmap(base).ok_or(INVALID_VALUE)
     }
 
-    pub(super) fn import(&self, place: usize, fd: BorrowedFd<'_>) -> Result<Arc<Memory>, DeviceError> {
+    pub(super) fn import(&self, place: usize, fd: BorrowedFd<'_>) -> Result<Arc<FakeMemory>, DeviceError> {
         let fd = fd.try_clone_to_owned().map_err(|_| DeviceError::BadHandle)?;
-        let memory = Memory::attach(fd)?;
+        let memory = FakeMemory::attach(fd)?;
         match memory.owner() == self.processes[place].owner {
             true => Err(DeviceError::SameProcess),
             false => Ok(Arc::new(memory)),
@@ -376,7 +376,7 @@ impl State {
         place: usize,
         ordinal: u32,
         device: u32,
-        memory: Arc<Memory>,
+        memory: Arc<FakeMemory>,
         at: Option<DevicePtr>,
     ) -> Result<DevicePtr, DeviceError> {
         let home = self.device_of(&memory.uuid()).ok_or(DeviceError::BadHandle)?;
@@ -422,13 +422,13 @@ impl State {
 }
 
 /// Memory of another real process, through its descriptor.
-fn from_process(named: &Named) -> Result<Memory, DeviceError> {
+fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     if start_time(named.owner.pid) != Some(named.owner.start) {
         return Err(DeviceError::BadHandle);
     }
     let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
-    let memory = Memory::attach(file.into())?;
+    let memory = FakeMemory::attach(file.into())?;
     // The number may have become another's.
     if memory.id() != named.id || memory.owner() != named.owner {
         return Err(DeviceError::BadHandle);

@@ -45,20 +45,20 @@ const FREED: u32 = 1;
 const ORPHAN: u32 = 2;
 
 /// The bytes of one allocation.
-pub(super) struct Memory {
+pub(super) struct FakeMemory {
     mapping: Mapping,
     fd: OwnedFd,
     size: u64,
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for FakeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("id", &self.id()).field("size", &self.size).finish()
+        f.debug_struct("FakeMemory").field("id", &self.id()).field("size", &self.size).finish()
     }
 }
 
-impl Memory {
-    pub fn create(size: u64, id: u64, owner: Owner, uuid: &Uuid) -> Result<Memory, DeviceError> {
+impl FakeMemory {
+    pub fn create(size: u64, id: u64, owner: Owner, uuid: &Uuid) -> Result<FakeMemory, DeviceError> {
         let len = usize::try_from(size).ok().and_then(|size| size.checked_next_multiple_of(PAGE));
         let len = len.and_then(|len| len.checked_add(PAGE)).ok_or(DeviceError::Exhausted)?;
         let made = extension::create(len).and_then(|fd| {
@@ -67,7 +67,7 @@ impl Memory {
             Ok((fd, mapping))
         });
         let (fd, mapping) = made.map_err(|_| DeviceError::Exhausted)?;
-        let memory = Memory { mapping, fd, size };
+        let memory = FakeMemory { mapping, fd, size };
         let header = memory.header();
         header.id.store(id, Ordering::SeqCst);
         header.size.store(size, Ordering::SeqCst);
@@ -81,14 +81,14 @@ impl Memory {
     }
 
     /// Maps what another process has made. Nothing but the fake's own memory will do.
-    pub fn attach(fd: OwnedFd) -> Result<Memory, DeviceError> {
+    pub fn attach(fd: OwnedFd) -> Result<FakeMemory, DeviceError> {
         let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
         if actual <= PAGE as u64 {
             return Err(DeviceError::BadHandle);
         }
         let len = extension::verify(fd.as_fd(), actual).map_err(|_| DeviceError::BadHandle)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::Write).map_err(|_| DeviceError::Exhausted)?;
-        let mut memory = Memory { mapping, fd, size: 0 };
+        let mut memory = FakeMemory { mapping, fd, size: 0 };
         let size = memory.header().size.load(Ordering::SeqCst);
         if memory.header().magic.load(Ordering::SeqCst) != MAGIC || size > (len - PAGE) as u64 {
             return Err(DeviceError::BadHandle);

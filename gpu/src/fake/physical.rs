@@ -7,14 +7,14 @@ use std::sync::Arc;
 use super::FakeProcess;
 use super::behaviour::{Call, MemoryKind, Violation};
 use super::calls::INVALID_VALUE;
-use super::memory::Memory;
+use super::memory::FakeMemory;
 use super::space::{Keeper, What};
 use crate::{DeviceError, DevicePtr, Unshared};
 
 /// Memory without addresses.
 #[derive(Clone, Debug)]
 pub struct FakePhysical {
-    memory: Arc<Memory>,
+    memory: Arc<FakeMemory>,
     /// `None` for that of another process.
     kind: Option<MemoryKind>,
 }

@@ -3,7 +3,7 @@
 use super::FakeProcess;
 use super::behaviour::{Call, Violation};
 use super::calls::INVALID_VALUE;
-use super::memory::Memory;
+use super::memory::FakeMemory;
 use super::space::{Place, Range};
 use super::stream::{Stream, StreamId, Verb};
 use super::world::State;
@@ -77,7 +77,7 @@ impl FakeProcess {
         for (target, source, len) in side_by_side(&targets, &sources) {
             for place in [target, source] {
                 let range = state.processes[self.place].space.range(place);
-                let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+                let orphan = range.and_then(Range::memory).is_some_and(FakeMemory::is_orphan);
                 state.processes[self.place].counts.orphans_touched += u64::from(orphan);
             }
             let pieces = 1 + state.random() % u64::from(state.behaviour.pieces.max(1));
@@ -115,7 +115,7 @@ impl FakeProcess {
             return Err(INVALID_VALUE);
         }
         let range = state.processes[self.place].space.range(at);
-        let orphan = range.and_then(Range::memory).is_some_and(Memory::is_orphan);
+        let orphan = range.and_then(Range::memory).is_some_and(FakeMemory::is_orphan);
         state.processes[self.place].counts.orphans_touched += u64::from(orphan);
         state.queue(self.place, stream, Verb::Word { at, value });
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::behaviour::MemoryKind;
-use super::memory::Memory;
+use super::memory::FakeMemory;
 use crate::{DeviceError, DevicePtr};
 
 /// Beyond what x86-64 and AArch64 let a program address, also without the top byte.
@@ -18,12 +18,12 @@ const GAP: u64 = 512;
 pub(super) enum What {
     Own {
         kind: MemoryKind,
-        memory: Arc<Memory>,
+        memory: Arc<FakeMemory>,
         buffer: u64,
     },
     /// Opened so many times.
     Opened {
-        memory: Arc<Memory>,
+        memory: Arc<FakeMemory>,
         times: u32,
         buffer: u64,
     },
@@ -56,7 +56,7 @@ impl Range {
         }
     }
 
-    pub fn memory(&self) -> Option<&Memory> {
+    pub fn memory(&self) -> Option<&FakeMemory> {
         match &self.what {
             What::Own { memory, .. } | What::Opened { memory, .. } => Some(memory),
             What::Pinned { .. } => None,

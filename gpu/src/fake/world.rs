@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Memory of a simulated process, by its number.
-    pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::Memory>> {
+    pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process = self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
         process.space.all().find_map(|(_, range)| match &range.what {
             What::Own { memory, .. } if memory.id() == id => Some(Arc::clone(memory)),

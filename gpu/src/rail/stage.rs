@@ -1,6 +1,7 @@
 //! Synchronous copies of a few bytes between host and device memory, for
-//! [`write_device`](fishplate_core::rail::Rail::write_device) and [`read_device`](fishplate_core::rail::Rail::read_device).
-//! Slow path: waits for the device until a deadline.
+//! [`write_device`](fishplate_core::rail::Rail::write_device) and
+//! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
+//! a deadline.
 
 use std::ptr::NonNull;
 use std::time::Instant;

@@ -14,8 +14,8 @@ use fishplate_shm::WaitObject;
 /// The first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// What the rail tells its wait object. Only the sleeping thread writes it; atomic, because the wait object may
-/// outlive the rail.
+/// What the rail tells its wait object. Only the sleeping thread writes it; atomic, because the
+/// wait object may outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Possible events that do not notify: copies in flight, and peers whose devices store

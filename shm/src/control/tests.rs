@@ -237,7 +237,7 @@ fn what_no_extension_takes_ends_the_link() {
             b.line(PEER).unwrap().extension::<Heard>();
         }
         say(&mut a, kind, body, fds);
-        let violation = Some(PeerError::Protocol(Violation::PacketKind));
+        let violation = Some(PeerError::Protocol(Violation::Kind));
         assert_eq!(down(&mut b), violation, "{kind:#x} {body:?} {fds} {registered}");
     }
 }

@@ -278,7 +278,8 @@ fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
     let wait_object = a.wait_object();
     let page: *const fishplate_core::sync::event::EventCount = &*wait_object;
     for _ in 0..1000 {
-        // SAFETY: the page is mapped writable as long as `wait_object` lives; atomics on both sides.
+        // SAFETY: the page is mapped writable as long as `wait_object` lives; atomics on both
+        // sides.
         unsafe { &*page.cast::<AtomicU64>().add(random.below(512)) }.store(random.next(), Ordering::Relaxed);
         b.post_message(PEER, b"ring", Untrusted::from_slice(&[]), 0).unwrap();
         b.flush();

@@ -162,10 +162,8 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     let mut back = vec![0; LEN];
     let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
     // SAFETY: `back` stays until the end has been reported.
-    assert_eq!(
-        unsafe { ends.rails[0].post_rendezvous_read(PEER, into, ends.remote(), 7) },
-        Ok(Posted::Pending)
-    );
+    let posted = unsafe { ends.rails[0].post_rendezvous_read(PEER, into, ends.remote(), 7) };
+    assert_eq!(posted, Ok(Posted::Pending));
     ends.rails[1].deregister(ends.key).unwrap();
     assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
     // SAFETY: as in `Ends::new`.

@@ -142,7 +142,8 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload by the way that was recently faster. See [`PayloadPaths`](crate::payload::PayloadPaths).
+    /// Reads a payload by the way that was recently faster. See
+    /// [`PayloadPaths`](crate::payload::PayloadPaths).
     ///
     /// # Safety
     /// As for `Rail::post_rendezvous_read`.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, LocalSlot, Memory, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
 };
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Untrusted};
@@ -86,7 +86,7 @@ pub fn engine_of<R: Rail>(
     config: Config,
     matching: MatchConfig,
 ) -> Engine<'static, R, 1> {
-    let memory = Memory {
+    let memory = EngineMemory {
         peers: leak(PeerSlot::EMPTY, peers),
         pairings: leak(Pairing::ALIKE, peers),
         streams: leak(Stream::EMPTY, peers),

@@ -114,11 +114,11 @@ unsafe impl<F: FnMut() + Send> DeviceMemory for Flushed<F> {
         Ok(())
     }
 
-    unsafe fn place(&mut self, _: NonNull<u8>, _: Untrusted<'_>) -> Result<(), PostError> {
+    unsafe fn write_device(&mut self, _: NonNull<u8>, _: Untrusted<'_>) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
-    unsafe fn fetch(&mut self, _: NonNull<u8>, _: &mut [u8]) -> Result<(), PostError> {
+    unsafe fn read_device(&mut self, _: NonNull<u8>, _: &mut [u8]) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 

@@ -10,7 +10,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, Memory, Notice, Pairing, Parked, PeerSlot,
+    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, EngineMemory, Notice, Pairing, Parked, PeerSlot,
     PendingSlot, RemoteSlot, Signal, Stream, Waiter,
 };
 use fishplate_core::mem::{Region, RegionKind};
@@ -72,7 +72,7 @@ const ROUNDS: u64 = 100;
 
 fn put_signal_over(rail: impl Rail) -> Option<()> {
     let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
-    let memory = Memory {
+    let memory = EngineMemory {
         peers: &mut [PeerSlot::EMPTY],
         pairings: &mut [Pairing::ALIKE],
         streams: &mut [Stream::EMPTY],

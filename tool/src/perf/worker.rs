@@ -2,9 +2,10 @@
 //! that measures goes through a [`Context`].
 //!
 //! Both block, until the leg's deadline at the latest: they spin, then park, as
-//! [`Policy::BALANCED`] says, and are woken by each other or by the rail's wait object. Without one the
-//! worker does not sleep. The thread is started, and all memory taken, before the first iteration.
-//! One loop serves all parts: two processes play a side each, and loopback plays both in turn.
+//! [`Policy::BALANCED`] says, and are woken by each other or by the rail's wait object. Without one
+//! the worker does not sleep. The thread is started, and all memory taken, before the first
+//! iteration. One loop serves all parts: two processes play a side each, and loopback plays both in
+//! turn.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use fishplate_core::engine::worker::Worker;
 use fishplate_core::error::{OpError, Stuck, WaitError};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
 use fishplate_core::op::{Amo, AmoOp, Cmp, SignalOp};
-use fishplate_core::queue::Room;
+use fishplate_core::queue::QueueStorage;
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::{event::Channels, spin::Policy};
 use fishplate_sys::LinuxHost;
@@ -49,7 +50,7 @@ pub fn run<R: Rail + Send, const RAILS: usize>(
 ) -> Outcome<Tally> {
     let host = seat.waiter.host();
     let (channels, stop) = (<Channels>::new(), AtomicBool::new(false));
-    let mut room = Room::<REQUESTS>::new();
+    let mut room = QueueStorage::<REQUESTS>::new();
     let (context, consumer) = Context::new(CONTEXT, host, channels.queue(0), room.memory(), Policy::BALANCED)
         .map_err(|error| Failure::run(format!("cannot set up a context: {error}")))?;
     let mut consumers = [consumer];

@@ -262,9 +262,9 @@ fn a_listener_is_seen_as_its_thread_made_it() {
     });
 }
 
-/// As the worker of a node gives the wait object up to its program: `node` is the lock of what both drive,
-/// `seat` the right to sleep on `event[1]`, which a peer rings. `work[0]` is 1 while the program
-/// holds `node`, and 2 from the end on.
+/// As the worker of a node gives the wait object up to its program: `node` is the lock of what both
+/// drive, `seat` the right to sleep on `event[1]`, which a peer rings. `work[0]` is 1 while the
+/// program holds `node`, and 2 from the end on.
 #[test]
 fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
     model(|| {

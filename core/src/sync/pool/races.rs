@@ -14,7 +14,7 @@ use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
 /// What the last one to let go frees.
-struct Memory<const N: usize> {
+struct PoolMemory<const N: usize> {
     header: Header,
     slots: [Slot<u64>; N],
     ended: Arc<AtomicUsize>,
@@ -24,11 +24,12 @@ struct Memory<const N: usize> {
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {
         // SAFETY: from `Box::into_raw`, below, and called once, when nobody uses it any more.
-        let memory = unsafe { Box::from_raw(memory.cast::<Memory<N>>()) };
+        let memory = unsafe { Box::from_raw(memory.cast::<PoolMemory<N>>()) };
         memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }
     let slots = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
-    let memory = Box::into_raw(Box::new(Memory::<N> { header: Header::new(), slots, ended: ended.clone() }));
+    let memory =
+        Box::into_raw(Box::new(PoolMemory::<N> { header: Header::new(), slots, ended: ended.clone() }));
     // SAFETY: freed by `free` alone, after the last use.
     let (header, slots) = unsafe { (&mut (*memory).header, &mut (*memory).slots) };
     Pool::new(header, slots, Some(Reclaim::new(free::<N>, memory.cast()))).unwrap()

@@ -6,13 +6,13 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::{
     AttachError, Header,
-    memory::{Memory, Private, Shared, Span},
+    memory::{Private, RingMemory, Shared, Span},
 };
 use crate::sync::primitive::{Ordering, edge};
 
 /// Takes values out. See [`split`](super::split) and [`Consumer::from_raw`].
 #[derive(Debug)]
-pub struct Consumer<'m, T, M: Memory = Private> {
+pub struct Consumer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
     /// Values ever released: the truth, of which `header.head` is the published copy.
@@ -31,7 +31,7 @@ assert_not_impl_any!(Consumer<'static, u64>: Sync, Clone);
 // SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), it
 // reads only slots that edge `filled` has handed over, and `T: Send` lets the values cross from the
 // producer's thread.
-unsafe impl<T: Send, M: Memory> Send for Consumer<'_, T, M> {}
+unsafe impl<T: Send, M: RingMemory> Send for Consumer<'_, T, M> {}
 
 impl<'m, T: Copy> Consumer<'m, T, Shared> {
     /// Attaches to the consumer's side of a ring in memory that another process may write.
@@ -64,7 +64,7 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
     }
 }
 
-impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
+impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, head: u64) -> Self {
         // `seen == head`, so the first pop loads the tail.
         Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
@@ -208,7 +208,7 @@ impl<'m, T: Copy, M: Memory> Consumer<'m, T, M> {
 /// Values lent in place by [`Consumer::filled`].
 #[derive(Debug)]
 #[must_use = "values not released stay in the ring"]
-pub struct Filled<'a, 'm, T, M: Memory = Private> {
+pub struct Filled<'a, 'm, T, M: RingMemory = Private> {
     ring: &'a mut Consumer<'m, T, M>,
     len: usize,
 }
@@ -224,7 +224,7 @@ impl<T: Copy> Filled<'_, '_, T, Private> {
     }
 }
 
-impl<T: Copy, M: Memory> Filled<'_, '_, T, M> {
+impl<T: Copy, M: RingMemory> Filled<'_, '_, T, M> {
     /// How many values are lent; at least one.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {

@@ -22,10 +22,10 @@ pub enum Private {}
 pub enum Shared {}
 
 /// How slots are copied: [`Private`] or [`Shared`].
-pub trait Memory: sealed::Copies {}
+pub trait RingMemory: sealed::Copies {}
 
-impl Memory for Private {}
-impl Memory for Shared {}
+impl RingMemory for Private {}
+impl RingMemory for Shared {}
 
 mod sealed {
     /// The two copies, kept out of the public interface.

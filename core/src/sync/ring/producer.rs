@@ -6,13 +6,13 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::{
     AttachError, Header,
-    memory::{Memory, Private, Shared, Span},
+    memory::{Private, RingMemory, Shared, Span},
 };
 use crate::sync::primitive::{Ordering, edge};
 
 /// Fills slots. See [`split`](super::split) and [`Producer::from_raw`].
 #[derive(Debug)]
-pub struct Producer<'m, T, M: Memory = Private> {
+pub struct Producer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
     /// Values ever published: the truth, of which `header.tail` is the published copy.
@@ -32,7 +32,7 @@ assert_not_impl_any!(Producer<'static, u64>: Sync, Clone);
 // SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it),
 // the slots it touches are its own until edge `filled` hands them over, and `T: Send` lets the
 // values cross to the consumer's thread.
-unsafe impl<T: Send, M: Memory> Send for Producer<'_, T, M> {}
+unsafe impl<T: Send, M: RingMemory> Send for Producer<'_, T, M> {}
 
 impl<'m, T: Copy> Producer<'m, T, Shared> {
     /// Attaches to the producer's side of a ring in memory that another process may write.
@@ -65,7 +65,7 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
     }
 }
 
-impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
+impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, tail: u64) -> Self {
         // `limit == tail`, so the first push loads the head.
         Self { header, slots, tail, limit: tail, believed: slots.capacity(), kind: PhantomData }
@@ -198,7 +198,7 @@ impl<'m, T: Copy, M: Memory> Producer<'m, T, M> {
 /// Free slots set aside by [`Producer::reserve`].
 #[derive(Debug)]
 #[must_use = "slots set aside and not published are given back"]
-pub struct Reserved<'a, 'm, T, M: Memory = Private> {
+pub struct Reserved<'a, 'm, T, M: RingMemory = Private> {
     ring: &'a mut Producer<'m, T, M>,
     len: usize,
 }
@@ -219,7 +219,7 @@ impl<T: Copy> Reserved<'_, '_, T, Private> {
     }
 }
 
-impl<T: Copy, M: Memory> Reserved<'_, '_, T, M> {
+impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     /// How many slots are set aside.
     #[expect(clippy::len_without_is_empty, reason = "an empty reservation is of no use to ask about")]
     pub fn len(&self) -> usize {

@@ -56,7 +56,7 @@ impl Drop for Mapping {
 const GUARD: u64 = 0xdead_beef_dead_beef;
 
 /// Random operations of every form on both sides, each compared with a `VecDeque`.
-fn agrees_with_a_queue<M: Memory>(
+fn agrees_with_a_queue<M: RingMemory>(
     random: &mut Random,
     (mut tx, mut rx): (Producer<'_, u64, M>, Consumer<'_, u64, M>),
 ) {

@@ -244,12 +244,12 @@ fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothin
 
 #[test]
 fn b6_b7_a_name_of_an_operation_that_is_over_names_nothing_also_when_generations_wrap() {
-    use crate::rail::queue::{MemoryKind, Op, Ops};
+    use crate::rail::queue::{Op, OpKind, Ops};
     let op = Op {
         cx: 0,
         peer: PEER,
         life: 1,
-        kind: MemoryKind::Direct,
+        kind: OpKind::Direct,
         import: None,
         local: None,
         parts: 0,

@@ -68,8 +68,8 @@ impl Drop for Dmabuf {
 ///
 /// # Safety
 /// - A [`Dmabuf`] refers to the requested memory.
-/// - After [`write_device`](Self::write_device) or [`read_device`](Self::read_device) returns, with or without an error, the
-///   device does not access the host buffer.
+/// - After [`write_device`](Self::write_device) or [`read_device`](Self::read_device) returns, with
+///   or without an error, the device does not access the host buffer.
 /// - After [`flush`](Self::flush) succeeds, the device sees all that NICs had written before the
 ///   call.
 pub unsafe trait DeviceMemory: Send {
