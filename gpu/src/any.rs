@@ -1,4 +1,4 @@
-//! A device of a kind that is chosen when a program runs, so that what is over it is compiled once.
+//! A device whose kind is chosen at run time, so that the code over it is compiled once.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -7,17 +7,17 @@ use std::ptr::NonNull;
 use super::cuda::CudaDevice;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid};
 
-/// A device of any kind.
+/// A device of any supported kind.
 #[derive(Debug)]
 pub enum AnyDevice {
-    /// Memory of the processor.
+    /// Processor memory.
     Host(HostDevice),
     /// A GPU.
     #[cfg(feature = "cuda")]
     Cuda(Box<CudaDevice>),
 }
 
-/// Calls the device that there is.
+/// Forwards a call to the device inside.
 macro_rules! each {
     ($any:expr, $device:ident => $call:expr) => {
         match $any {
@@ -28,7 +28,7 @@ macro_rules! each {
     };
 }
 
-// SAFETY: each call goes to the one device inside, which stays the same.
+// SAFETY: each call goes to the device inside, which never changes.
 unsafe impl Device for AnyDevice {
     fn caps(&self) -> DeviceCaps {
         each!(self, device => device.caps())

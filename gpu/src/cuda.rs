@@ -1,31 +1,29 @@
-//! NVIDIA GPUs through their driver's library, which is found when the program runs: without it
-//! there is [`Absent`], and no panic.
+//! NVIDIA GPUs through the driver library, which is loaded at run time. If it is missing, calls
+//! return [`Absent`] and nothing panics.
 //!
-//! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events, and may be
-//! moved between threads. Each call makes the context current in the calling thread for as long as
-//! it lasts. Memory is `cuMemAlloc` memory, which is exported by handles of 64 bytes, or virtual
-//! memory, which is exported by descriptors ([`CudaMemory`]); memory that the program has from
-//! elsewhere (a framework's allocator) is told apart by its attributes.
+//! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
+//! move between threads: each call makes the context current in the calling thread and restores the
+//! previous one. Memory is `cuMemAlloc` memory, which is exported by handles of 64 bytes, or
+//! virtual memory, which is exported by descriptors ([`CudaMemory`]). Memory from another
+//! allocator, such as a framework's, is classified by its attributes.
 //!
-//! The library is cudarc's: it looks for the file, and declares functions and structures. Functions
-//! are called through addresses that are looked up once, all of them, before the first call: cudarc
-//! would panic in the middle of a transfer for one that is missing. And they return a number:
-//! cudarc's enumeration of errors has no room for codes of drivers that are newer than it.
+//! cudarc finds the library and declares functions and structures. All functions are looked up
+//! once, before the first call, because cudarc would panic during a transfer if one were missing.
+//! They return a number, because cudarc's enumeration of errors lacks the codes of newer drivers.
 //!
-//! - A handle of this process is refused by the driver as it refuses garbage. The last
-//!   [`REMEMBERED`] handles that a device exported are told apart ([`DeviceError::SameProcess`]);
-//!   others are [`DeviceError::BadHandle`].
-//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable all the
-//!   same: [`Device::reaches`] says yes, and it is opening that tells.
-//! - Of virtual memory, attributes tell the addresses that were reserved, and
-//!   `cuMemGetAddressRange` the physical segment: there, an allocation is a segment.
-//! - Memory that was opened cannot be exported again: it says
+//! - The driver rejects a handle of this process as it rejects garbage. The last [`REMEMBERED`]
+//!   handles that a device exported are recognized ([`DeviceError::SameProcess`]); others are
+//!   [`DeviceError::BadHandle`].
+//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable anyway:
+//!   [`Device::reaches`] returns `true`, and opening its memory may fail.
+//! - For virtual memory, attributes return the reserved address range, and `cuMemGetAddressRange`
+//!   the physical segment, so an allocation is one segment.
+//! - Opened memory cannot be exported again: the error is
 //!   [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
-//! - Pool and managed memory are there for tests ([`CudaDevice::alloc_as`]).
+//! - Pool and managed memory exist for tests ([`CudaDevice::alloc_as`]).
 //!
-//! AMD's driver offers the same calls under other names (`hipIpcOpenMemHandle` and so on), and
-//! differs in what the module above says that drivers differ in: a HIP backend is one more
-//! implementation of [`Device`] beside this one.
+//! AMD's driver has the same calls under other names, such as `hipIpcOpenMemHandle`. A HIP backend
+//! would be another implementation of [`Device`] beside this one.
 
 mod driver;
 mod memory;
@@ -47,17 +45,17 @@ use driver::Driver;
 use memory::{Held, Pinned};
 use stream::Marks;
 
-/// Handles that a device exported last, by which it recognizes its own.
+/// Number of exported handles that a device remembers, to recognize its own.
 pub const REMEMBERED: usize = 64;
 
-/// What a device is opened with.
+/// Settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
     /// Streams.
     pub streams: u8,
-    /// Marks that can be outstanding at once, up to 65,536: each is an event.
+    /// Most outstanding marks, up to 65,536. Each is an event.
     pub marks: u32,
-    /// What [`Device::alloc`] takes.
+    /// The kind of memory that [`Device::alloc`] allocates.
     pub memory: CudaMemory,
 }
 
@@ -67,8 +65,8 @@ impl Default for CudaConfig {
     }
 }
 
-/// One GPU as one thread uses it. When it is dropped, everything queued on its streams ends first;
-/// memory that was taken, opened or pinned through it and not given back is given back.
+/// One GPU, used by one thread at a time. Dropping it waits for its streams, then frees, closes and
+/// unpins everything that it still holds.
 pub struct CudaDevice {
     driver: &'static Driver,
     device: sys::CUdevice,
@@ -78,7 +76,7 @@ pub struct CudaDevice {
     streams: Vec<sys::CUstream>,
     marks: Marks,
     owned: Vec<Held>,
-    /// Memory was left for good, and with it the context.
+    /// Memory was leaked on purpose, so the context stays too.
     forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
@@ -87,8 +85,8 @@ pub struct CudaDevice {
     exported: VecDeque<[u8; LEGACY_HANDLE]>,
 }
 
-// SAFETY: contexts, streams and events belong to the process. Every call makes the context current
-// in the thread that makes the call.
+// SAFETY: contexts, streams and events belong to the process, and every call makes the context
+// current in the calling thread.
 unsafe impl Send for CudaDevice {}
 
 impl fmt::Debug for CudaDevice {
@@ -97,7 +95,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// The context is current in this thread while this is there.
+/// Keeps the context current in this thread while it exists.
 struct Entered {
     driver: &'static Driver,
     pushed: bool,
@@ -118,13 +116,13 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`]: [`devices`] tells more. [`DeviceError::NoDevice`] with the number
+    /// [`DeviceError::NoDriver`]: [`devices`] says why. [`DeviceError::NoDevice`] with the number
     /// of devices that there are.
     pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = driver::get().map_err(DeviceError::from)?;
         let device = driver.device(ordinal)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: a device of the driver, and a place for the result.
+        // SAFETY: a device of the driver, and a writable result.
         driver::check(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
         let caps = DeviceCaps {
             uuid: driver.uuid(device)?,
@@ -149,7 +147,7 @@ impl CudaDevice {
             peers: driver.peers(device)?,
             exported: VecDeque::new(),
         };
-        // From here on, drop gives back what was taken.
+        // From here on, drop releases what was allocated.
         opened.make_streams()?;
         Ok(opened)
     }
@@ -158,11 +156,11 @@ impl CudaDevice {
     #[inline]
     fn enter(&self) -> Result<Entered, DeviceError> {
         let mut now = std::ptr::null_mut();
-        // SAFETY: a place for the result.
+        // SAFETY: the result is writable.
         driver::check(unsafe { (self.driver.cuCtxGetCurrent)(&raw mut now) })?;
         let pushed = now != self.context;
         if pushed {
-            // SAFETY: retained until this is dropped.
+            // SAFETY: retained until this value is dropped.
             driver::check(unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) })?;
         }
         Ok(Entered { driver: self.driver, pushed })
@@ -183,8 +181,8 @@ impl Drop for CudaDevice {
     }
 }
 
-// SAFETY: the driver's own promises: addresses are good until they are freed, closed or unpinned,
-// an event that is complete follows all work before it on its stream.
+// SAFETY: as the driver documents: addresses stay valid until they are freed, closed or unpinned,
+// and a complete event follows all earlier work of its stream.
 unsafe impl Device for CudaDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps
@@ -228,7 +226,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {
-        // A device that is not visible here may still be opened; memory of the processors is none.
+        // A device that is not visible here may still be opened, but the host stand-in may not.
         *uuid != super::host::UUID
             && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
     }
@@ -257,7 +255,7 @@ unsafe impl Device for CudaDevice {
     ) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
-        // SAFETY: the ranges are our caller's promise; the stream lives until this is dropped.
+        // SAFETY: the caller guarantees the ranges; the stream lives until this value is dropped.
         driver::check(unsafe { (self.driver.cuMemcpyAsync)(to.0, from.0, len as usize, stream) })
     }
 
@@ -265,9 +263,9 @@ unsafe impl Device for CudaDevice {
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
-        // With this flag, everything before is visible before the word is.
+        // With this flag, all earlier writes are visible before the word is.
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the word is our caller's promise; the stream lives until this is dropped.
+        // SAFETY: the caller guarantees the word; the stream lives until this value is dropped.
         driver::check(unsafe { (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags) })
     }
 
@@ -293,7 +291,7 @@ unsafe impl Device for CudaDevice {
         let target =
             sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
         let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
-        // SAFETY: two choices that the driver knows.
+        // SAFETY: two constants that the driver defines.
         driver::check(unsafe { (self.driver.cuFlushGPUDirectRDMAWrites)(target, scope) })
     }
 }

@@ -1,6 +1,6 @@
-//! Memory of a device that NICs reach: what a rail over a network needs of the device.
+//! Device memory that NICs reach: what a rail over a network needs from the device.
 //!
-//! Slow paths, but for the flush, which is one call of the driver.
+//! Slow paths, except for the flush, which is one driver call.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -19,19 +19,19 @@ pub struct GpuDirect<D: Device> {
 }
 
 impl<D: Device> GpuDirect<D> {
-    /// Takes a device, and 64 KiB of pinned memory. `timeout`: how long a copy of that much may
-    /// take.
+    /// Takes a device, and pins 64 KiB of host memory. `timeout` limits the copy of one such
+    /// buffer.
     pub fn new(mut device: D, timeout: Duration) -> Self {
         let stage = Stage::new(&mut device);
         GpuDirect { device, stage, timeout }
     }
 
-    /// What the device is and can do.
+    /// Returns the device's properties.
     pub fn caps(&self) -> DeviceCaps {
         self.device.caps()
     }
 
-    /// A descriptor of these bytes, and where they begin in it.
+    /// Returns a dmabuf descriptor of these bytes, and their offset in it.
     pub fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         self.device.dmabuf(ptr, len)
     }
@@ -44,16 +44,16 @@ impl<D: Device> GpuDirect<D> {
         self.device.flush_remote_writes()
     }
 
-    /// Copies bytes into memory of the device, and waits for that.
+    /// Copies bytes into device memory, and waits for the copy.
     ///
     /// # Errors
-    /// The copy before has not ended, there is no pinned memory, or the driver's.
+    /// The previous copy has not finished, there is no pinned memory, or the driver's error.
     ///
     /// # Safety
-    /// `to` and as many bytes behind it as there are in `from` are memory of the device.
+    /// `from.len()` bytes at `to` are device memory.
     pub unsafe fn write_device(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
-            // SAFETY: the processor may write as many bytes there.
+            // SAFETY: the processor may write `from.len()` bytes there.
             Some(view) => unsafe { copy_to_window(from.as_ptr(), view.as_ptr(), from.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
@@ -73,7 +73,7 @@ impl<D: Device> GpuDirect<D> {
     /// As there.
     pub unsafe fn read_device(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
-            // SAFETY: the processor may read as many bytes there.
+            // SAFETY: the processor may read `into.len()` bytes there.
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
@@ -84,7 +84,7 @@ impl<D: Device> GpuDirect<D> {
         Ok(())
     }
 
-    /// Whether the device may still be at a copy whose call returned an error. Asks the driver.
+    /// Whether a copy whose call returned an error may still be in progress. Asks the driver.
     pub fn is_copying(&mut self) -> bool {
         self.stage.look(&mut self.device);
         self.stage.is_unsure()
@@ -103,7 +103,7 @@ mod tests {
     use crate::fake::{Behaviour, Call, FakeDriver};
 
     #[test]
-    fn a_copy_that_was_given_up_is_told_until_it_has_ended() {
+    fn an_abandoned_copy_is_reported_until_it_finishes() {
         for known in [true, false] {
             let driver = FakeDriver::new(Behaviour { late: 1_000_000, ..Behaviour::LATE }, 5);
             let process = driver.process();
@@ -114,7 +114,7 @@ mod tests {
             if !known {
                 process.fail(Call::Reached, 0, DeviceError::Driver(999));
             }
-            // SAFETY: memory of the device.
+            // SAFETY: device memory.
             let placed = unsafe { direct.write_device(at, Untrusted::from_slice(&[7; 64])) };
             assert!(placed.is_err());
             assert!(direct.is_copying());

@@ -1,11 +1,11 @@
-//! The done channel: words by which the origin of a write tells its target that all of it has
-//! landed, without a message and, where the device can store words, without a processor. Neither
+//! The done channel: the origin of a write stores a word that tells the target that the whole write
+//! has landed. That takes no message and, where the device can store words, no processor. Neither
 //! end blocks, allocates, locks or makes a system call.
 //!
-//! Every write that announces itself takes the next *ticket* of its direction. A ticket's word lies
-//! on a line of its own, in the segment of the origin, at the ticket's number modulo the number of
-//! words. So writes that end in another order than they began are told as they end, and the failure
-//! of one says nothing about the next.
+//! Every reported write takes the next *ticket* of its direction. The ticket's word has a cache
+//! line of its own in the origin's segment, at the ticket's number modulo the number of words. So
+//! writes that complete out of order are reported as they complete, and a failed write does not
+//! affect the next.
 //!
 //! | bits of a word | what |
 //! |---|---|
@@ -13,9 +13,9 @@
 //! | 32..34 | 1: the write has landed; 2: it failed. Never 0, so fresh memory holds no word |
 //! | 0..32 | the completion word of the write |
 //!
-//! Tickets are credits: the origin takes no more than the target has consumed, in order, plus the
-//! number of words. Both count absolutely, in 64 bits, and neither believes the other: a cursor
-//! that moves back or too far is *corrupt*, a word with another ticket is none.
+//! Tickets are credits: the origin takes at most as many as the target has consumed, in order, plus
+//! the number of words. Both ends count in absolute 64-bit numbers, and neither trusts the other. A
+//! cursor that moves back or too far is *corrupt*; a word with another ticket is ignored.
 //!
 //! | edge         | release store | acquire load | carries |
 //! |--------------|---|---|---|
@@ -28,7 +28,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
 use super::primitive::{AtomicU64, edge};
 
-/// A word, alone on its line and on the one that the processor fetches with it.
+/// A word. It has its own cache line, and its own pair of lines for the adjacent-line prefetcher.
 #[repr(C, align(128))]
 pub(crate) struct Line {
     pub(crate) word: AtomicU64,
@@ -38,33 +38,33 @@ const_assert_eq!(size_of::<Line>(), 128);
 const_assert_eq!(align_of::<Line>(), 128);
 const_assert_eq!(offset_of!(Line, word), 0);
 
-/// How a write ended, as far as its target is told.
+/// The outcome of a write, as reported to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// All of it has landed.
     Landed = 1,
-    /// It failed; what is there is not what was to be.
+    /// It failed; the target memory is undefined.
     Failed = 2,
 }
 
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Words beyond the next that one poll of a receiver looks at:
-/// it finds overtakers within a few polls.
+/// Words after the next one that one poll probes, to find writes that overtook others within a few
+/// polls.
 const PROBES: u64 = 4;
 
-/// The word of a ticket.
+/// Encodes the word of a ticket.
 #[inline(always)]
 pub(crate) fn word(ticket: u64, status: Status, data: u32) -> u64 {
     ticket << SEQUENCE | (status as u64) << STATUS | u64::from(data)
 }
 
-/// The other end wrote what no correct end writes.
+/// The other end wrote something that no correct end writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
-/// The end of the origin.
+/// The origin's end.
 #[derive(Debug)]
 pub(crate) struct Sender {
     words: *const Line,
@@ -76,24 +76,24 @@ pub(crate) struct Sender {
     cursor: *const AtomicU64,
 }
 
-/// The end of the target.
+/// The target's end.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
-    /// The first ticket whose word was not seen.
+    /// The first ticket whose word has not been seen.
     base: u64,
     /// The cursor as last stored.
     told: u64,
     cursor: *const AtomicU64,
-    /// Bit i: the word at place i was seen before its turn.
+    /// Bit i: the word at index i was seen out of order.
     early: Box<[u64]>,
-    /// Where the next search for such begins, counted from `base`.
+    /// Where the next probe begins, relative to `base`.
     probe: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread;
-// there is one end of each kind, as their makers were promised.
+// SAFETY: the memory behind the pointers belongs to no thread, and `new` requires that there is one
+// end of each kind.
 unsafe impl Send for Sender {}
 // SAFETY: as above.
 unsafe impl Send for Receiver {}
@@ -102,16 +102,18 @@ assert_not_impl_any!(Sender: Sync, Clone);
 assert_not_impl_any!(Receiver: Sync, Clone);
 
 impl Sender {
-    /// Over `count` words, a power of two, all zero or of tickets before `start`.
+    /// Creates an end over `count` words, a power of two, that are zero or hold tickets before
+    /// `start`.
     ///
     /// # Safety
-    /// Words and cursor stay mapped while this is used, aligned for their types; nobody else here
-    /// stores words.
+    /// Words and cursor stay mapped while this is used, aligned for their types. No other end in
+    /// this process stores words.
     pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Sender { words, count: count.into(), next: start, freed: start, cursor }
     }
 
-    /// The ticket that [`take`](Sender::take) gives next, if the target has consumed enough.
+    /// Returns the ticket that [`take`](Sender::take) takes next, if the target has consumed
+    /// enough.
     #[inline(always)]
     pub(crate) fn reserve(&mut self) -> Result<Option<u64>, Corrupt> {
         if self.next.wrapping_sub(self.freed) >= self.count {
@@ -122,8 +124,8 @@ impl Sender {
 
     #[cold]
     fn refresh(&mut self) -> Result<(), Corrupt> {
-        // SAFETY: mapped and aligned, as `new` was promised.
-        // Acquire, edge `done.freed`: the target looks no more at the words that it has consumed.
+        // SAFETY: mapped and aligned, as `new` requires. Acquire, edge `done.freed`: the target
+        // does not read the words that it has consumed again.
         let freed = unsafe { &*self.cursor }.load(edge!("done.freed.load", Acquire));
         // A correct cursor lies between its last value and our position, modulo 2^64.
         if freed.wrapping_sub(self.freed) > self.next.wrapping_sub(self.freed) {
@@ -133,32 +135,32 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes the ticket that was reserved: its word must be stored some day.
+    /// Takes the reserved ticket. Its word must be stored eventually.
     #[inline(always)]
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Where the word of a ticket lies, in bytes from the first.
+    /// Returns the offset of a ticket's word, in bytes from the first word.
     #[inline(always)]
     pub(crate) fn offset(&self, ticket: u64) -> u64 {
         (ticket & (self.count - 1)) * size_of::<Line>() as u64
     }
 
-    /// Stores the word of a ticket that was taken.
+    /// Stores the word of a taken ticket.
     #[inline(always)]
     pub(crate) fn store(&self, ticket: u64, status: Status, data: u32) {
-        // SAFETY: the masked place lies among the words, which are mapped as `new` was promised.
+        // SAFETY: the masked index is among the words, mapped as `new` requires.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         tell(&line.word, word(ticket, status, data));
     }
 }
 
-/// Stores a word: for the sender, and for a device that is this processor.
+/// Stores a word, for the sender or for a device that is this processor.
 #[inline(always)]
 pub(crate) fn tell(word: &AtomicU64, value: u64) {
-    // Release, edge `done.word`: whoever sees the word sees the bytes, which this thread has copied
-    // or was told of by the device.
+    // Release, edge `done.word`: a thread that sees the word sees the bytes, which this thread
+    // copied or the device reported as copied.
     word.store(value, edge!("done.word.store", Release));
 }
 
@@ -172,8 +174,8 @@ impl Receiver {
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }
 
-    /// Hands over what has ended, at most `budget` of it, and returns how much that was, and
-    /// whether the origin was told of room.
+    /// Reports at most `budget` writes. Returns how many, and whether the cursor was stored for the
+    /// origin.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -210,22 +212,21 @@ impl Receiver {
                 count += 1;
             }
         }
-        // The cursor is a line that the origin reads: it is told a quarter of the words at a time.
+        // The origin reads the cursor's line, so store it only once per quarter of the words.
         let tell = self.base.wrapping_sub(self.told) >= (self.count / 4).max(1);
         if tell {
             self.told = self.base;
-            // SAFETY: mapped and aligned, as `new` was promised.
-            // Release, edge `done.freed`.
+            // SAFETY: mapped and aligned, as `new` requires. Release, edge `done.freed`.
             unsafe { &*self.cursor }.store(self.base, edge!("done.freed.store", Release));
         }
         Ok((count, tell))
     }
 
-    /// The word of a ticket, loaded once, if it is there.
+    /// Loads the word of a ticket once. Returns it if it is there.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
-        // SAFETY: the masked place lies among the words, which are mapped as `new` was promised.
-        // The peer writes them at any time; here they are only loaded, as atomics.
+        // SAFETY: the masked index is among the words, mapped as `new` requires. The peer may write
+        // them at any time; this process only loads them, as atomics.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         // Acquire, edge `done.word`.
         let word = line.word.load(edge!("done.word.load", Acquire));
@@ -240,6 +241,6 @@ impl Receiver {
     }
 }
 
-// The model checker compiles this file again, among the models, where its tests do not belong.
+// The loom models compile this file a second time, where its unit tests do not belong.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests;

@@ -1,30 +1,26 @@
-//! A GPU driver inside the process, for tests of everything that stands on
-//! [`Device`](super::Device): no GPU and no driver is needed.
+//! A GPU driver inside the process, for tests of everything over [`Device`](super::Device). It
+//! needs no GPU and no driver.
 //!
-//! A [`FakeDriver`] is one machine with its devices. Simulated processes of it ([`FakeProcess`])
-//! may live in threads of one real process, and see each other's memory through handles only, as
-//! real ones do; or the machine has one process, which is the real one
-//! ([`FakeDriver::of_this_process`]), and handles are good in other real processes of the same
-//! user. What a process uses is a [`FakeDevice`].
+//! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) are
+//! threads of one real process, and see each other's memory only through handles, as real processes
+//! do. Alternatively the machine has one process, the real one ([`FakeDriver::of_this_process`]),
+//! and its handles open in other real processes of the same user. A process uses a [`FakeDevice`].
 //!
-//! [`Behaviour`] says which driver is imitated, and how badly it behaves: addresses that come back,
-//! handles that differ, a second open that is refused, copies that end late and out of order.
-//! Everything random comes from one seed. Time is calls: each call takes a number of steps, no call
-//! sleeps, and what is queued moves when somebody calls, or by [`FakeDriver::advance`].
+//! [`Behaviour`] selects which driver is imitated and which faults it shows: reused addresses,
+//! differing handles, a rejected second open, copies that finish late and out of order. All
+//! randomness comes from one seed. Time passes by calls: each call takes a number of steps and none
+//! sleeps. Queued work advances with each call, or by [`FakeDriver::advance`].
 //!
-//! The fake is strict where a real driver would corrupt something in silence: memory that is freed
-//! while it is open or in use, copies through mappings that are closed or whose memory was freed,
-//! ranges that overlap. Freed memory is overwritten. What it found is in
-//! [`FakeDriver::violations`]; a good program leaves that empty. An address that it gives
-//! ([`DevicePtr`]) is none of the processor's: an access through it faults.
+//! The fake detects what a real driver would not: memory freed while it is open or in use, copies
+//! through closed mappings or into freed memory, overlapping ranges. Freed memory is overwritten.
+//! [`FakeDriver::violations`] lists what it found; a correct program leaves it empty. Its addresses
+//! ([`DevicePtr`]) are not processor addresses: dereferencing one faults.
 //!
-//! A lock makes all of it safe to call from several threads. It allocates freely:
-//! do not measure with it.
+//! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
 //!
-//! `behaviour` says what can be chosen and what is counted, `memory` holds bytes that processes
-//! share, `space` maps them to addresses, `handle` names them, `world` has the state of all,
-//! `calls`, `physical` and `queue` are the calls of a process, `stream` carries out what is queued,
-//! `device` puts the trait over it.
+//! `behaviour` has settings and counters, `memory` the shared bytes, `space` their addresses,
+//! `handle` their names, `world` the whole state. `calls`, `physical` and `queue` are the calls of
+//! a process, `stream` and `step` execute queued work, and `device` implements the trait.
 
 mod behaviour;
 mod calls;
@@ -51,7 +47,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{DeviceError, DevicePtr, Uuid};
 use world::{Fault, State};
 
-/// One machine with its devices. Clones are handles to the same.
+/// One machine with its devices. Clones share it.
 #[derive(Clone)]
 pub struct FakeDriver {
     state: Arc<Mutex<State>>,
@@ -64,36 +60,35 @@ impl fmt::Debug for FakeDriver {
 }
 
 impl FakeDriver {
-    /// A machine whose processes are simulated.
+    /// Creates a machine with simulated processes.
     pub fn new(behaviour: Behaviour, seed: u64) -> Self {
         FakeDriver { state: Arc::new(Mutex::new(State::new(behaviour, seed))) }
     }
 
-    /// A machine as this real process sees it. Its handles open in other real processes of the same
-    /// user that called this too: what they have in common are the devices, one after the other,
-    /// whatever the seeds.
+    /// Creates a machine for this real process. Its handles open in other real processes of the
+    /// same user that called this too. Their devices correspond by position, whatever the seeds.
     pub fn of_this_process(behaviour: Behaviour, seed: u64) -> FakeProcess {
         let driver = Self::new(behaviour, seed);
         let place = driver.state().enter_this_process();
         FakeProcess { driver, place }
     }
 
-    /// A new process, which sees every device, in the machine's order.
+    /// Starts a process that sees every device, in the machine's order.
     pub fn process(&self) -> FakeProcess {
         let devices = self.state().behaviour.devices;
         self.process_seeing(&(0..devices).collect::<Vec<_>>())
     }
 
-    /// A new process, which sees those devices of the machine alone, numbered as they are listed.
+    /// Starts a process that sees only these devices of the machine, in this order.
     ///
     /// # Panics
-    /// If the machine does not have one of them.
+    /// If the machine lacks one of them.
     pub fn process_seeing(&self, devices: &[u32]) -> FakeProcess {
         let place = self.state().enter(devices);
         FakeProcess { driver: self.clone(), place }
     }
 
-    /// Changes how the driver behaves from now on. The number of devices stays.
+    /// Changes the driver's behaviour. The number of devices stays.
     pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
         let mut state = self.state();
         let devices = state.behaviour.devices;
@@ -101,46 +96,45 @@ impl FakeDriver {
         state.behaviour.devices = devices;
     }
 
-    /// How the driver behaves now.
+    /// Returns the driver's behaviour.
     pub fn behaviour(&self) -> Behaviour {
         self.state().behaviour
     }
 
-    /// Lets time pass: `steps` steps of everything that is queued.
+    /// Advances time by `steps` steps of all queued work.
     pub fn advance(&self, steps: u64) {
         self.state().advance(steps);
     }
 
-    /// Lets time pass until nothing is queued any more.
+    /// Advances time until no work is queued.
     pub fn drain(&self) {
         self.state().drain();
     }
 
-    /// Loses a device of the machine:
-    /// every call that needs it fails from now on, and what is queued is dropped as it is.
+    /// Loses a device: every later call that needs it fails, and its queued work is dropped.
     ///
     /// # Panics
-    /// If the machine does not have it.
+    /// If the machine lacks it.
     pub fn lose(&self, device: u32) {
         self.state().lose(device);
     }
 
-    /// Takes the way between two devices of the machine away, for what is opened from now on.
+    /// Makes two devices unreachable for each other, for memory that is opened from now on.
     pub fn part(&self, a: u32, b: u32) {
         self.state().parted.push((a.min(b), a.max(b)));
     }
 
-    /// What was done that must not be.
+    /// Returns the violations so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.state().violations.clone()
     }
 
-    /// Steps that have passed.
+    /// Returns the number of steps that have passed.
     pub fn steps(&self) -> u64 {
         self.state().steps
     }
 
-    /// What all processes together did.
+    /// Returns the counters of all processes together.
     pub fn counts(&self) -> Counts {
         self.state().total()
     }
@@ -150,9 +144,8 @@ impl FakeDriver {
     }
 }
 
-/// A process of the machine. Clones are handles to the same. Its calls are in `calls`: a driver's
-/// own interface, which knows kinds of memory and any number of streams; [`FakeDevice`] is the
-/// trait over it.
+/// A process of the machine. Clones share it. Its calls, in `calls`, resemble a driver's interface,
+/// with kinds of memory and any number of streams. [`FakeDevice`] implements the trait over it.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,
@@ -160,17 +153,17 @@ pub struct FakeProcess {
 }
 
 impl FakeProcess {
-    /// The machine that it is on.
+    /// Returns its machine.
     pub fn driver(&self) -> &FakeDriver {
         &self.driver
     }
 
-    /// How many devices it sees.
+    /// Returns the number of devices that it sees.
     pub fn devices(&self) -> u32 {
         self.driver.state().processes[self.place].visible.len() as u32
     }
 
-    /// Which device that is.
+    /// Returns the identity of a device.
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`].
@@ -180,24 +173,25 @@ impl FakeProcess {
         Ok(state.devices[device as usize].uuid)
     }
 
-    /// Lets the call of that kind after `skip` more of them fail.
+    /// Makes a call of that kind fail, after `skip` more of them.
     pub fn fail(&self, call: Call, skip: u64, error: DeviceError) {
         self.driver.state().processes[self.place].faults.push(Fault { call, skip, error });
     }
 
-    /// Ends the process as a signal would. What it exported stays until it is closed, as orphans:
-    /// touching them is counted. What it opened is closed, and its queues are dropped as they are.
+    /// Kills the process, as a signal would. Memory that it exported stays until importers close
+    /// it; using it is counted as touching orphans. Memory that it opened is closed, and its queued
+    /// work is dropped.
     pub fn kill(&self) {
         self.driver.state().kill(self.place);
     }
 
-    /// What it did.
+    /// Returns its counters.
     pub fn counts(&self) -> Counts {
         self.driver.state().processes[self.place].counts
     }
 
-    /// What a device that is no GPU (a NIC) writes into memory of this process. With
-    /// [`Behaviour::must_flush`] it is not there before the next flush of this process.
+    /// Writes as a NIC would. With [`Behaviour::must_flush`] the bytes become visible at the next
+    /// flush.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].
@@ -205,7 +199,7 @@ impl FakeProcess {
         self.driver.state().remote_write(self.place, to, bytes)
     }
 
-    /// What is in memory of this process, without a call being counted: for tests to look at.
+    /// Reads memory of this process for tests, without counting a call.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].
@@ -213,7 +207,7 @@ impl FakeProcess {
         self.driver.state().peek(self.place, from, len)
     }
 
-    /// Fills memory of this process, without a call being counted: for tests to begin with.
+    /// Fills memory of this process for tests, without counting a call.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].

@@ -1,5 +1,5 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as a link reads
-//! them, behind the same head; descriptors that would come with them are of `/dev/null`.
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are decoded as a link
+//! decodes them, after the same header. `/dev/null` stands in for received descriptors.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ fn sample_packet(seed: u64, into: &mut [u8]) -> usize {
     let packet = match a / 2 % 8 {
         0 => wire::export(alloc, len, &[a as u8; 16], Some(&Handle::Legacy([b as u8; 64]))),
         1 => wire::export(alloc, len, &[a as u8; 16], None),
-        2 => wire::fetch(alloc),
+        2 => wire::request(alloc),
         3 if b & 1 == 0 => wire::refuse(Ask::Alloc(alloc)),
         3 => wire::refuse(Ask::Buffer(b, Wanted::from_wire(c))),
         4 => wire::publish(b, &Binding { version: c | 1, alloc, offset, len }),
@@ -45,7 +45,7 @@ fn read_packet(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let mut fds = std::iter::from_fn(null).take(3);
     let packet = match wire::read(kind, body, &mut fds, home).ok()? {
         Said::Export(offer) => wire::export(offer.alloc, offer.size, &offer.uuid, offer.handle.as_ref()),
-        Said::Fetch(alloc) => wire::fetch(alloc),
+        Said::Request(alloc) => wire::request(alloc),
         Said::Refuse(ask) => wire::refuse(ask),
         Said::Publish(buffer, binding) => {
             assert!(binding.offset.checked_add(binding.len).is_some_and(|end| end <= isize::MAX as u64));

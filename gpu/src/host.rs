@@ -1,11 +1,10 @@
-//! Memory of the processor as a device: what lets processes of one machine use each other's memory
-//! the way a GPU's is used, and what every test without a GPU runs on.
+//! Processor memory as a device. It lets processes of one machine share memory the way GPU memory
+//! is shared, and every test without a GPU runs on it.
 //!
-//! An allocation is an anonymous file of fixed size, mapped here; its handle is the descriptor. A
-//! place is its address. Copies are made at once by the thread that queues them, so all that was
-//! queued has ended, and every mark is reached. [`Device::copy`], [`Device::write_word`],
-//! [`Device::mark`] and [`Device::reached`] make no system call, allocate nothing and wait for
-//! nothing; everything else is slow path.
+//! An allocation is an anonymous file of fixed size, mapped here; its handle is the descriptor, and
+//! addresses are host addresses. The thread that queues a copy executes it at once, so every mark
+//! is reached. [`Device::copy`], [`Device::write_word`], [`Device::mark`] and [`Device::reached`]
+//! make no system call, do not allocate and do not wait. Everything else is slow path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,24 +20,24 @@ use super::done::tell;
 use super::export::is_used_at_home;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 
-/// Names the memory of the processors of this machine: no handle of another gets here.
+/// Identifies the processor memory of this machine. Handles of other machines never arrive here.
 pub(crate) const UUID: Uuid = *b"processor memory";
 
 /// Device and inode of a file.
 type Identity = (u64, u64);
 
-/// The files of this process's allocations, of any device: their handles are not opened here.
+/// The files that this process allocated, through any device. It does not open their handles.
 static MADE: Mutex<BTreeSet<Identity>> = Mutex::new(BTreeSet::new());
 
 fn made() -> MutexGuard<'static, BTreeSet<Identity>> {
-    // No panic between lock and unlock leaves the set half changed.
+    // No panic under the lock leaves the set inconsistent, so ignore poisoning.
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn identity(fd: BorrowedFd<'_>) -> Result<Identity, DeviceError> {
     // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is ours and of the type that the call fills.
+    // SAFETY: `stat` is ours and has the type that the call fills.
     match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
         0 => Ok((stat.st_dev, stat.st_ino)),
         _ => Err(DeviceError::Driver(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),
@@ -81,42 +80,42 @@ struct Opened {
 /// The next buffer id.
 fn buffer() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Relaxed: only the number's being unique matters.
+    // Relaxed: only uniqueness matters.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Memory of the processor, shared by descriptors.
+/// Processor memory, shared by descriptors.
 #[derive(Debug, Default)]
 pub struct HostDevice {
-    /// What was allocated here, by first byte.
+    /// Allocations by first byte.
     allocations: BTreeMap<DevicePtr, Made>,
-    /// What peers allocated and is open here, by first byte.
+    /// Opened allocations of peers, by first byte.
     opened: BTreeMap<DevicePtr, Opened>,
-    /// What is pinned: first byte and size.
+    /// Pinned ranges: first byte and size.
     pinned: BTreeMap<DevicePtr, usize>,
 }
 
-/// How many bytes there are from a place on, in the range that it lies in.
+/// Returns the bytes from an address to the end of its range.
 fn rest(ranges: Option<(&DevicePtr, usize)>, ptr: DevicePtr) -> Option<u64> {
     let (base, size) = ranges?;
     (size as u64).checked_sub(ptr.0 - base.0).filter(|rest| *rest > 0)
 }
 
 impl HostDevice {
-    /// A device without memory yet.
+    /// Creates a device without memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What is allocated and what is open, in pieces.
+    /// Returns the numbers of allocations and of opened allocations.
     pub fn held(&self) -> (usize, usize) {
         (self.allocations.len(), self.opened.len())
     }
 }
 
 impl Drop for HostDevice {
-    /// Frees what was allocated. What importers in this process still use stays mapped until the
-    /// process ends.
+    /// Frees all allocations. Memory that importers in this process still use stays mapped until
+    /// the process ends.
     fn drop(&mut self) {
         for (base, made) in std::mem::take(&mut self.allocations) {
             if is_used_at_home(base) {
@@ -126,8 +125,8 @@ impl Drop for HostDevice {
     }
 }
 
-// SAFETY: memory is a mapping of its whole file, kept in `allocations` or `opened` until it is
-// freed or closed. Copies end before `copy` returns, so every mark is reached.
+// SAFETY: memory is a mapping of its whole file, which `allocations` or `opened` keeps until it is
+// freed or closed. Copies finish before `copy` returns, so every mark is reached.
 unsafe impl Device for HostDevice {
     fn caps(&self) -> DeviceCaps {
         DeviceCaps {
@@ -184,7 +183,8 @@ unsafe impl Device for HostDevice {
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
         let Handle::Descriptor(fd) = handle else { return Err(DeviceError::BadHandle) };
-        // Sealed, of that size, and with all its pages: no access through the mapping can fault.
+        // A sealed file of that size with all its pages, so accesses through the mapping cannot
+        // fault.
         let len = extension::verify(fd.as_fd(), size)?;
         if made().contains(&identity(fd.as_fd())?) {
             return Err(DeviceError::SameProcess);
@@ -228,15 +228,16 @@ unsafe impl Device for HostDevice {
 
     #[inline]
     unsafe fn copy(&mut self, _: u8, to: DevicePtr, from: DevicePtr, len: u64) -> Result<(), DeviceError> {
-        // SAFETY: places are addresses, and both ranges are mapped here: handed on to our caller.
+        // SAFETY: addresses are host addresses, and the caller guarantees that both ranges are
+        // mapped.
         unsafe { copy_bytes(from.0 as *const u8, to.0 as *mut u8, len as usize) };
         Ok(())
     }
 
     #[inline]
     unsafe fn write_word(&mut self, _: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: mapped, a multiple of 8,
-        // and only accessed as an atomic meanwhile: our caller's promise.
+        // SAFETY: the caller guarantees that the word is mapped, aligned to 8, and accessed only as
+        // an atomic.
         let word = unsafe { AtomicU64::from_ptr(word.0 as *mut u64) };
         tell(word, value);
         Ok(())

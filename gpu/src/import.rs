@@ -180,7 +180,7 @@ impl Imports {
         }
     }
 
-    /// Ends a transfer, of which no work is queued any more. Hot.
+    /// Ends a transfer that has no queued work left. Hot.
     #[inline(always)]
     pub fn end(&mut self, id: ImportId) {
         let Some(mapping) = self.mapping_mut(id) else { return };
@@ -253,21 +253,21 @@ impl Imports {
         if self.draining.contains_key(&key) {
             return Err(Fault::Busy);
         }
-        // Also of our own process, whose addresses may be those of another kind of device.
+        // This also rejects memory of this process if it belongs to another kind of device.
         if !device.reaches(&uuid) {
             return Err(Fault::Device(DeviceError::NoPeerAccess));
         }
         let (base, opened) = match handle {
             Some(handle) => {
                 self.make_room(device, size)?;
-                // SAFETY: the peer keeps what it exports until we have acknowledged its revocation,
-                // which is after the close; one that does not can harm only what is read there. A
-                // handle that names nothing is the device's to refuse.
+                // SAFETY: the peer keeps exported memory until we acknowledge its revocation, after
+                // the close. If it does not, only the bytes read from it are wrong. The device
+                // rejects invalid handles.
                 let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
                 if let Err(why) = verify(device, base, handle, size) {
                     self.stats.closes += 1;
-                    // SAFETY: just opened, and known to nobody.
+                    // SAFETY: just opened, and not used yet.
                     self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());
                     return Err(why);
                 }

@@ -14,7 +14,7 @@
 //! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
 //! | `publish`          | [`Publications`], [`DirectToken`]: buffers by name, in versions        |
 //! | `revoke`           | revocation of memory before it is freed                                |
-//! | `wire`, `board`    | the messages over the handshake's socket                               |
+//! | `wire`, `record`    | the messages over the handshake's socket                               |
 //! | `share`            | [`Sharing`]: all of it together, over [`Links`]                        |
 //!
 //! # From a buffer to a transfer
@@ -38,7 +38,7 @@
 //!   descriptor each. The importer maps them side by side, so one offset reaches all of it.
 //! - **Buffer ids.** Addresses are reused after a free. The driver's buffer id, which never repeats
 //!   within a process, distinguishes an allocation from earlier ones at its address.
-//! - **Not at home.** A process does not open its own handles: it uses the address.
+//! - **Not in the same process.** A process does not open its own handles: it uses the address.
 //! - **Once.** A process opens an allocation at most once, through one cache that counts users.
 //! - **Closing is slow.** It may wait for all streams of the device, so never close during a
 //!   transfer.
@@ -46,7 +46,6 @@
 //!   exporter revokes it first.
 
 mod any;
-mod board;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod direct;
@@ -63,6 +62,7 @@ mod publish;
 #[cfg(all(test, fishplate_loom))]
 mod races;
 mod rail;
+mod record;
 mod relay;
 mod revoke;
 mod run;

@@ -1,24 +1,24 @@
-//! What the two ends of a link have between them for device memory, beside the lanes: a segment
-//! each, with done words and bounce buffers, and whether both use it. Slow path: one exchange over
-//! the handshake socket, in steps that do not wait.
+//! What the two ends of a link share for device memory, beside the lanes: a segment each, with done
+//! words and bounce buffers, and the agreement to use them. Slow path: one exchange over the
+//! handshake socket, in steps that do not wait.
 //!
-//! Nobody infers anything from the silence of the other. Both say what they offer, under an *epoch*
-//! drawn for this link; then both say, echoing the other's epoch, what of it they have mapped and
-//! will use. What both have said is active, at both ends, and everything else is off, at both ends:
-//! then writes are told by records through the lane. An exchange that does not come to its end ends
-//! the link.
+//! Neither end infers anything from silence. Both send an offer with an *epoch* that is random for
+//! this link. Then both echo the other's epoch, and send what they have mapped and will use. A
+//! feature is active at both ends if both sent it, otherwise at neither; without done words,
+//! records through the lane report writes. An exchange that does not finish ends the link.
 //!
-//! The segment of an end holds what it writes, and its cursor of what it reads:
+//! An end's segment holds what that end writes, including its cursor over the peer's done words:
 //!
-//! | what                           | at | written by its maker | read by the peer |
+//! | what                           | at | written by its owner | read by the peer |
 //! |--------------------------------|---|---|---|
 //! | cursor                         | 128 | done words of the peer consumed | yes |
 //! | done words                     | 4096, 128 bytes each | [`done`](super::done) | yes |
-//! | descriptors of bounce slots    | behind, 128 bytes each | [`relay`](super::relay) | yes |
-//! | acknowledgements of the peer's | behind, 128 bytes each | the same | yes |
-//! | bounce slots                   | behind, at a page | the device, or the processor | yes |
+//! | descriptors of bounce slots    | next, 128 bytes each | [`relay`](super::relay) | yes |
+//! | acknowledgements of the peer's | next, 128 bytes each | the same | yes |
+//! | bounce slots                   | next page | the device, or the processor | yes |
 //!
-//! Sizes are agreed with the epoch and private from then on; none is read from the segment.
+//! Both ends agree on the sizes under this epoch and keep them privately; they read none from the
+//! segment.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -32,20 +32,20 @@ use super::done::Line;
 use super::relay::Descriptor;
 use super::share::prepare;
 
-/// Layout of blobs and segments.
+/// Version of the messages and of the segment layout.
 const VERSION: u32 = 1;
 
-/// Where the cursor lies, in bytes.
+/// Offset of the cursor, in bytes.
 const CURSOR: usize = 128;
 
-/// What both ends must agree in.
+/// Sizes that both ends must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Done words, a power of two; 0 for none.
     pub(crate) words: u32,
     /// Bounce slots, a power of two; 0 for none.
     pub(crate) slots: u32,
-    /// Bytes of each, a multiple of the page size.
+    /// Bytes of each slot, a multiple of the page size.
     pub(crate) chunk: u32,
 }
 
@@ -67,16 +67,17 @@ impl Layout {
     }
 }
 
-/// A segment of that layout, mapped here. Pointers into it live as long as the mapping does.
+/// A mapped segment of this layout. Its pointers are valid as long as the mapping.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Board {
+pub(crate) struct PairSegment {
     ptr: NonNull<u8>,
     layout: Layout,
 }
 
-impl Board {
+impl PairSegment {
     fn at<T>(&self, offset: usize) -> *const T {
-        // SAFETY: every offset of the layout lies inside the segment, which has its length.
+        // SAFETY: every offset of the layout lies inside the segment, which has the layout's
+        // length.
         unsafe { self.ptr.as_ptr().add(offset).cast_const().cast() }
     }
 
@@ -96,7 +97,7 @@ impl Board {
         self.at(PAGE)
     }
 
-    /// Where the words lie, in bytes from the start.
+    /// Offset of the done words, in bytes.
     pub(crate) fn words_at(&self) -> u64 {
         PAGE as u64
     }
@@ -109,7 +110,7 @@ impl Board {
         self.at(self.layout.acks())
     }
 
-    /// Where a bounce slot lies, in bytes from the start.
+    /// Offset of a bounce slot, in bytes.
     pub(crate) fn bounce_at(&self, slot: u32) -> u64 {
         self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
     }
@@ -120,31 +121,32 @@ impl Board {
     }
 }
 
-/// What is between two ends, agreed.
+/// What both ends agreed to use.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) layout: Layout,
-    /// Our segment, and the peer's with its number; neither if nothing is active.
-    pub(crate) boards: Option<(Segment, Board, Board, u32)>,
-    /// Whether writes are told by done words.
+    /// Our segment, and the peer's with its number. `None` if nothing is active.
+    pub(crate) segments: Option<(Segment, PairSegment, PairSegment, u32)>,
+    /// Whether done words report writes.
     pub(crate) done: bool,
     /// Whether there are bounce slots.
     pub(crate) relay: bool,
 }
 
-// SAFETY: boards are addresses in mappings that belong to no thread; segment and link keep them.
+// SAFETY: the segments are addresses in mappings that belong to no thread; segment and link keep
+// them mapped.
 unsafe impl Send for Agreed {}
 
 impl Agreed {
-    /// Nothing is between the two but the lanes.
+    /// The ends share nothing but the lanes.
     pub(crate) const NOTHING: Agreed =
-        Agreed { layout: Layout { words: 0, slots: 0, chunk: 0 }, boards: None, done: false, relay: false };
+        Agreed { layout: Layout { words: 0, slots: 0, chunk: 0 }, segments: None, done: false, relay: false };
 }
 
 const DONE: u32 = 1;
 const RELAY: u32 = 2;
 
-/// An offer, or what became of one.
+/// An offer, or the answer to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     flags: u32,
@@ -191,21 +193,21 @@ pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// An agreement under way. What it has mapped goes with the link, if that is dropped.
+/// An agreement in progress. Mappings end with the link if this is dropped.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     layout: Layout,
     ours: Option<Segment>,
-    /// What we offer, and the epoch that the peer must echo.
+    /// Our offer, with the epoch that the peer must echo.
     offer: Offer,
     said: Option<Verdict>,
 }
 
-/// What we have said about the peer's offer.
+/// Our answer to the peer's offer.
 #[derive(Debug)]
 struct Verdict {
     usable: u32,
-    /// The peer's segment, and where it is mapped.
+    /// The number of the peer's segment, and its address here.
     number: u32,
     mapped: Option<NonNull<u8>>,
 }
@@ -214,19 +216,19 @@ struct Verdict {
 unsafe impl Send for Verdict {}
 
 impl Agreement {
-    /// Makes the first offer, with a segment made by `create`. `want`: done words, bounce slots.
+    /// Sends the offer, with a segment from `create`. `want`: done words, bounce slots.
     pub(crate) fn begin(
         link: &mut Link,
         layout: Layout,
         want: (bool, bool),
         create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
     ) -> Result<Agreement, HandshakeError> {
-        // The peer speaks of device memory as soon as it has agreed.
+        // The peer may send packets about device memory as soon as it has agreed.
         prepare(link);
         let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
         let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
         flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
-        // A segment that cannot be had is no reason to have no link.
+        // Without a segment the link still works.
         let ours = if flags == 0 { None } else { create(layout.len()).ok() };
         let flags = if ours.is_some() { flags } else { 0 };
         let number = ours.as_ref().map_or(0, Segment::number);
@@ -239,14 +241,15 @@ impl Agreement {
         Ok(Agreement { layout, ours, offer, said: None })
     }
 
-    /// Goes on as far as the peer has. `None`: it has to say more. Does not wait.
+    /// Continues as far as the peer's messages allow. Returns `None` if more are needed. Does not
+    /// wait.
     pub(crate) fn step(&mut self, link: &mut Link) -> Result<Option<Agreed>, HandshakeError> {
         let layout = self.layout;
         let Some(blob) = link.line().take_blob()? else { return Ok(None) };
         let heard = Offer::decode(&blob)?;
         let Some(Verdict { usable, number, mapped }) = self.said.take() else {
             let both = if heard.layout == layout { self.offer.flags & heard.flags } else { 0 };
-            // Announced before it was offered: a peer that has not done so gets nothing mapped.
+            // A peer announces its segment before it offers it; otherwise it is not mapped.
             let mapped = match both {
                 0 => None,
                 _ => link.line().import(heard.number, 0, layout.len() as u64, Instant::now()).ok(),
@@ -260,12 +263,12 @@ impl Agreement {
         if (heard.epoch, heard.number) != (self.offer.epoch, self.offer.number) {
             return Err(HandshakeError::BadPacket);
         }
-        // Each end computes this from the same two verdicts.
+        // Both ends compute this from the same two answers.
         let active = usable & heard.flags;
-        let boards = match (active, self.ours.take(), mapped) {
+        let segments = match (active, self.ours.take(), mapped) {
             (1.., Some(segment), Some(ptr)) => {
-                let mine = Board { ptr: segment.ptr(), layout };
-                Some((segment, mine, Board { ptr, layout }, number))
+                let mine = PairSegment { ptr: segment.ptr(), layout };
+                Some((segment, mine, PairSegment { ptr, layout }, number))
             }
             (_, ours, mapped) => {
                 if mapped.is_some() {
@@ -278,10 +281,10 @@ impl Agreement {
                 None
             }
         };
-        Ok(Some(Agreed { layout, boards, done: active & DONE != 0, relay: active & RELAY != 0 }))
+        Ok(Some(Agreed { layout, segments, done: active & DONE != 0, relay: active & RELAY != 0 }))
     }
 
-    /// Goes on to the end. Waits for the peer until the deadline.
+    /// Finishes the agreement. Waits for the peer until the deadline.
     pub(crate) fn finish(mut self, link: &mut Link, deadline: Instant) -> Result<Agreed, HandshakeError> {
         loop {
             if let Some(agreed) = self.step(link)? {
@@ -292,7 +295,7 @@ impl Agreement {
     }
 }
 
-/// An agreement of an end whose segment is shorter than it says, so that the other cannot use it.
+/// Agrees with a segment that is shorter than announced, so that the peer cannot use it.
 #[cfg(test)]
 pub(crate) fn agree_cut_short(
     link: &mut Link,

@@ -1,18 +1,18 @@
-//! Models of the done channel and the bounce slots: the very source of `done.rs` and `relay.rs`,
-//! over loom's atomics. `tests/loom-edges.sh` runs them as they stand, and with each ordering
-//! weakened in turn.
+//! Loom models of the done channel and the bounce slots. They compile `done.rs` and `relay.rs` over
+//! loom's atomics. `tests/loom-edges.sh` runs them unchanged, and with each ordering weakened in
+//! turn.
 //!
-//! What a write moves is a cell for each word, which loom watches: the origin writes it before it
-//! stores the word, the target reads it when it is told, and the origin writes it again only with a
-//! later ticket of the same word.
+//! Each word has a cell that stands for the bytes of a write, and loom checks its accesses. The
+//! origin writes the cell before it stores the word. The target reads it when the write is
+//! reported. The origin writes it again only with a later ticket of the same word.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
 #[path = "done.rs"]
-#[allow(dead_code, reason = "the models use what is shared")]
+#[allow(dead_code, reason = "the models use a part of it")]
 mod done;
 #[path = "relay.rs"]
-#[allow(dead_code, reason = "the models use what is shared")]
+#[allow(dead_code, reason = "the models use a part of it")]
 mod relay;
 
 use fishplate_core::rail::RailKey;
@@ -27,7 +27,7 @@ use relay::{Descriptor, Incoming, Outgoing, Piece, What};
 /// Words of the channel.
 const WORDS: u32 = 2;
 
-/// What both ends share, and what the writes move.
+/// The shared words, and the bytes that the writes move.
 struct Channel {
     words: Box<[Line]>,
     cursor: AtomicU64,
@@ -40,7 +40,7 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// Fresh, with `start` as the next ticket.
+    /// Creates a channel whose next ticket is `start`.
     fn new(start: u64) -> Arc<Channel> {
         let words = (0..WORDS).map(|_| Line { word: AtomicU64::new(0) }).collect();
         let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
@@ -61,20 +61,20 @@ impl Channel {
         &self.bytes[(ticket % u64::from(WORDS)) as usize]
     }
 
-    /// Moves the bytes of a write.
+    /// Writes the bytes of a write.
     fn land(&self, ticket: u64) {
-        // SAFETY: loom fails the run if anybody uses them meanwhile.
+        // SAFETY: loom fails the run on concurrent access.
         self.cell(ticket).with_mut(|bytes| unsafe { *bytes = ticket });
     }
 
-    /// What has landed of a write.
+    /// Reads the bytes of a write.
     fn landed(&self, ticket: u64) -> u64 {
         // SAFETY: as above.
         self.cell(ticket).with(|bytes| unsafe { *bytes })
     }
 }
 
-/// Takes the next ticket, when there is one.
+/// Takes the next ticket, once there is one.
 fn ticket(sender: &mut Sender) -> u64 {
     loop {
         if let Some(ticket) = sender.reserve().unwrap() {
@@ -85,14 +85,14 @@ fn ticket(sender: &mut Sender) -> u64 {
     }
 }
 
-/// Takes in so many ends: which tickets, in the order in which they were told, and how each ended.
+/// Polls for `count` writes. Returns their tickets in the order of the reports, and their outcomes.
 fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) -> Vec<(u64, Status)> {
     let mut told = Vec::new();
     while told.len() < count {
         let ended = |status, data| {
             let ticket = start.wrapping_add(u64::from(data));
             if status == Status::Landed {
-                assert_eq!(channel.landed(ticket), ticket, "told of before it landed");
+                assert_eq!(channel.landed(ticket), ticket, "reported before it landed");
             }
             told.push((ticket, status));
         };
@@ -105,9 +105,9 @@ fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) ->
 }
 
 #[test]
-fn what_a_word_tells_of_has_landed_and_is_not_written_again_before_its_ticket_is_consumed() {
+fn a_reported_write_has_landed_and_its_word_is_reused_after_consumption() {
     loom::model(|| {
-        // The tickets in words begin anew within the three.
+        // The ticket number in the words wraps within the three.
         let start = (1 << 30) - 1;
         let channel = Channel::new(start);
         let origin = Arc::clone(&channel);
@@ -120,7 +120,7 @@ fn what_a_word_tells_of_has_landed_and_is_not_written_again_before_its_ticket_is
             }
         });
         let mut told = take(&channel, &mut channel.receiver(start), 3, start);
-        // What comes later may be looked at, and found, between two looks at what comes first.
+        // Between two looks at an earlier word, a later one may be found.
         told.sort_unstable_by_key(|(ticket, _)| *ticket);
         assert_eq!(told, [0, 1, 2].map(|number| (start + number, Status::Landed)));
         writes.join().unwrap();
@@ -128,7 +128,7 @@ fn what_a_word_tells_of_has_landed_and_is_not_written_again_before_its_ticket_is
 }
 
 #[test]
-fn what_ends_before_what_began_earlier_is_told_once_and_a_failure_is_its_own() {
+fn writes_that_complete_out_of_order_are_reported_once() {
     loom::model(|| {
         let channel = Channel::new(0);
         let origin = Arc::clone(&channel);
@@ -150,7 +150,7 @@ fn what_ends_before_what_began_earlier_is_told_once_and_a_failure_is_its_own() {
 }
 
 #[test]
-fn an_end_that_leaves_in_the_middle_of_traffic_has_told_what_it_stored_and_no_more() {
+fn an_origin_that_leaves_has_reported_what_it_stored() {
     loom::model(|| {
         let channel = Channel::new(0);
         let origin = Arc::clone(&channel);
@@ -159,7 +159,7 @@ fn an_end_that_leaves_in_the_middle_of_traffic_has_told_what_it_stored_and_no_mo
             let [first, second] = [(); 2].map(|()| ticket(&mut sender));
             origin.land(second);
             sender.store(second, Status::Landed, 1);
-            // It is gone before the end of the first, of which bytes are under way.
+            // The origin leaves before its first write completes.
             origin.land(first);
         });
         let mut receiver = channel.receiver(0);
@@ -174,7 +174,7 @@ fn an_end_that_leaves_in_the_middle_of_traffic_has_told_what_it_stored_and_no_mo
         };
         let seen = look(&mut receiver);
         writes.join().unwrap();
-        // Whatever was stored before it left is there to be taken in afterwards, and nothing twice.
+        // Words stored before it left can still be read, each once.
         assert_eq!(seen + look(&mut receiver), 1);
         assert_eq!(look(&mut receiver), 0);
     });
@@ -193,7 +193,7 @@ unsafe impl Send for Slots {}
 unsafe impl Sync for Slots {}
 
 #[test]
-fn a_piece_comes_with_its_bytes_and_its_slot_is_not_filled_again_before_the_answer() {
+fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
     let piece = |number: u64| Piece {
         what: What::Write { key: RailKey { key: 7, base: 9 }, last: false, data: None },
         offset: number << 12,
@@ -220,7 +220,7 @@ fn a_piece_comes_with_its_bytes_and_its_slot_is_not_filled_again_before_the_answ
                     thread::yield_now();
                 }
                 out.take();
-                // SAFETY: loom fails the run if anybody uses them meanwhile.
+                // SAFETY: loom fails the run on concurrent access.
                 origin.bytes[slot as usize].with_mut(|bytes| unsafe { *bytes = number });
                 out.fill(number, &piece(number));
             }

@@ -34,7 +34,7 @@ use fishplate_shm::{HandshakeError, Segment, ShmConfig, ShmRail};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use super::done::{Receiver, Sender};
-use super::pair::Board;
+use super::pair::PairSegment;
 use super::{Device, DeviceCaps, DeviceError, DevicePtr, ExportError, HostDevice, ImportError, Sharing};
 use bounce::Relay;
 use memory::{Imported, Registered};
@@ -77,8 +77,8 @@ enum Way {
 #[derive(Debug)]
 struct Shared {
     segment: Segment,
-    mine: Board,
-    theirs: Board,
+    mine: PairSegment,
+    theirs: PairSegment,
     number: u32,
     /// Their device addresses, if the device can use them.
     mine_at: Option<DevicePtr>,
@@ -87,7 +87,7 @@ struct Shared {
     relay: Option<Relay>,
 }
 
-// SAFETY: boards are addresses in mappings that belong to no thread; both outlive this value.
+// SAFETY: segments are addresses in mappings that belong to no thread; both outlive this value.
 unsafe impl Send for Shared {}
 
 /// An attached peer.
@@ -293,11 +293,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let GpuLink { link, agreed, device } = link;
         self.inner.attach(peer, link)?;
         let layout = agreed.layout;
-        let shared = agreed.boards.map(|(segment, mine, theirs, number)| {
+        let shared = agreed.segments.map(|(segment, mine, theirs, number)| {
             let device = self.sharing.driver();
             // SAFETY: both stay mapped until the peer is detached,
             // which unpins them or leaves them mapped for good.
-            let mut pin = |board: Board| unsafe { device.pin(board.ptr(), board.len()) }.ok();
+            let mut pin = |record: PairSegment| unsafe { device.pin(record.ptr(), record.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
             // SAFETY: ours holds the words that we store and our cursor, theirs the words that they
             // store and theirs; both are mapped as long as these are used.

@@ -1,20 +1,19 @@
-//! Bounce slots: pieces of a transfer that no device can carry across, copied out of one memory
-//! into the slot by one end, and out of the slot by the other, several under way at once. Neither
-//! end blocks, allocates, locks or makes a system call.
+//! Bounce slots: pieces of a transfer that no device can copy across. One end copies a piece into
+//! the slot, the other copies it out; several are in flight at once. Neither end blocks, allocates,
+//! locks or makes a system call.
 //!
-//! A direction has so many slots, used in turn. Slot n modulo that number carries piece n: its
-//! bytes in the slot, what is to be done with them in the slot's *descriptor*, both written by the
-//! sender into its own segment. The receiver answers each piece by an *acknowledgement* in its own:
-//! the slot is free again, and this is how the piece ended. A piece without bytes asks for a read;
-//! its answer comes when the last piece of what was read is on its way.
+//! Each direction has a power of two of slots, used in turn. Piece n uses slot n modulo their
+//! number. The sender writes the bytes into the slot, and their purpose into the slot's
+//! *descriptor*, both in its own segment. The receiver answers each piece with an *acknowledgement*
+//! in its own segment: the slot is free, and this is the piece's outcome. A piece without bytes
+//! requests a read; it is answered when the last piece of the reply is sent.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
 //! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`]   | the descriptor and the slot  |
 //! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both |
 //!
-//! The receiver copies a descriptor out once and trusts nothing in it;
-//! the rail says what it checks.
+//! The receiver copies a descriptor out once and trusts nothing in it; the rail checks it.
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;
@@ -23,7 +22,7 @@ use static_assertions::const_assert_eq;
 use super::done::Line;
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// What a piece is, on a line of its own.
+/// The description of a piece, on its own cache line.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
     /// One more than the number of the piece; 0 in fresh memory.
@@ -33,11 +32,11 @@ pub(crate) struct Descriptor {
 
 const_assert_eq!(size_of::<Descriptor>(), 128);
 
-/// Kinds of pieces.
+/// The kind of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Bytes of a write to a region of the receiver.
-    /// The last come with the completion word, if any.
+    /// Bytes of a write to a region of the receiver. The last piece carries the completion word, if
+    /// any.
     Write {
         /// The region.
         key: RailKey,
@@ -46,16 +45,16 @@ pub(crate) enum What {
         /// The completion word of the write.
         data: Option<u32>,
     },
-    /// Bytes of a region of the receiver are wanted.
+    /// Requests bytes of a region of the receiver.
     Read {
         /// The region.
         key: RailKey,
-        /// How many.
+        /// How many bytes.
         want: u64,
-        /// Names the read in its replies.
+        /// Identifies the read in its replies.
         id: u64,
     },
-    /// Bytes of a read that the receiver asked for.
+    /// Bytes of a read that the receiver requested.
     Reply {
         /// The read.
         id: u64,
@@ -66,7 +65,7 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) what: What,
-    /// Where the bytes belong, from the start of the region, or of what is read.
+    /// Offset of the bytes in the region, or in the read.
     pub(crate) offset: u64,
     /// Bytes in the slot.
     pub(crate) len: u32,
@@ -120,8 +119,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// See [`fuzzing`](crate::fuzzing). Words that mean nothing in a kind are not looked at, so beside
-/// the first it is the meaning that comes back.
+/// See [`fuzzing`](crate::fuzzing). Words that a kind does not use are ignored, so only the first
+/// word and the meaning survive a round trip.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };
@@ -130,7 +129,7 @@ pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     Some(put(again, &piece.encode()[0].to_le_bytes()))
 }
 
-/// Bits of an acknowledgement that say how the piece ended.
+/// Bits of an acknowledgement that hold the outcome.
 const CODE: u32 = 16;
 
 /// The end that fills slots.
@@ -151,33 +150,34 @@ pub(crate) struct Incoming {
     expected: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread;
-// there is one end of each kind, as their makers were promised.
+// SAFETY: the memory behind the pointers belongs to no thread, and `new` requires that there is one
+// end of each kind.
 unsafe impl Send for Outgoing {}
 // SAFETY: as above.
 unsafe impl Send for Incoming {}
 
 impl Outgoing {
-    /// Over our segment's descriptors and the peer's acknowledgements;
-    /// the count of each is a power of two.
+    /// Creates an end over our segment's descriptors and the peer's acknowledgements; both counts
+    /// are a power of two.
     ///
     /// # Safety
-    /// Both stay mapped while this is used, aligned for their types; nobody else here fills them.
+    /// Both stay mapped while this is used, aligned for their types. No other end in this process
+    /// fills them.
     pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
 
-    /// Number of the piece that is next, and its slot.
+    /// Returns the number of the next piece, and its slot.
     pub(crate) fn turn(&self) -> (u64, u32) {
         (self.next, (self.next & u64::from(self.slots - 1)) as u32)
     }
 
-    /// Takes the slot whose turn it is: it must be free.
+    /// Takes the next slot, which must be free.
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Gives a piece to the receiver whose bytes are in its slot.
+    /// Publishes a piece whose bytes are in its slot.
     pub(crate) fn fill(&self, number: u64, piece: &Piece) {
         // SAFETY: the masked index is among the descriptors, mapped as `new` requires.
         let descriptor = unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
@@ -189,12 +189,12 @@ impl Outgoing {
         descriptor.stamp.store(number.wrapping_add(1), edge!("relay.filled.store", Release));
     }
 
-    /// How a piece ended, once the receiver has said so: 0, or a code of the system.
+    /// Returns the outcome of a piece, once the receiver has answered: 0, or an errno.
     pub(crate) fn answer(&self, number: u64) -> Option<u16> {
-        // SAFETY: the masked place lies among the acknowledgements, which are mapped as `new` was
-        // promised. The peer writes them at any time; here they are only loaded, as atomics.
+        // SAFETY: the masked index is among the acknowledgements, mapped as `new` requires. The
+        // peer may write them at any time; this process only loads them, as atomics.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
-        // Acquire, edge `relay.emptied`: the receiver reads the slot no more.
+        // Acquire, edge `relay.emptied`: the receiver does not read the slot any more.
         let word = ack.word.load(edge!("relay.emptied.load", Acquire));
         (word >> CODE == number.wrapping_add(1) & (u64::MAX >> CODE)).then_some(word as u16)
     }
@@ -209,13 +209,13 @@ impl Incoming {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// The next piece, if it is there: its number and slot, and what it says; nothing that any
-    /// piece can say, if it is corrupt.
+    /// Returns the number, slot and contents of the next piece, if there is one. The contents are
+    /// `None` if they are corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;
-        // SAFETY: the masked place lies among the descriptors, which are mapped as `new` was
-        // promised. The peer writes them at any time; here they are only loaded, as atomics.
+        // SAFETY: the masked index is among the descriptors, mapped as `new` requires. The peer may
+        // write them at any time; this process only loads them, as atomics.
         let descriptor = unsafe { &*self.descriptors.add(slot as usize) };
         // Acquire, edge `relay.filled`.
         if descriptor.stamp.load(edge!("relay.filled.load", Acquire)) != number.wrapping_add(1) {
@@ -227,7 +227,7 @@ impl Incoming {
         Some((number, slot, Piece::decode(words)))
     }
 
-    /// Says how a piece ended, and that its slot is not read any more.
+    /// Answers a piece with its outcome. The slot is not read after this.
     pub(crate) fn answer(&self, number: u64, code: u16) {
         // SAFETY: the masked index is among the acknowledgements, mapped as `new` requires.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
@@ -237,14 +237,13 @@ impl Incoming {
     }
 }
 
-// Under the model checker this file is compiled a second time, among the models, where its tests
-// have no place.
+// The loom models compile this file a second time, where its unit tests do not belong.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn pieces_come_back_and_nothing_else_does() {
+    fn pieces_survive_a_round_trip_and_garbage_is_rejected() {
         let key = RailKey { key: u64::MAX, base: 1 << 40 };
         for what in [
             What::Write { key, last: true, data: Some(7) },

@@ -1,14 +1,13 @@
 //! The memory side of a device: what this process exports and imports through it, over links to its
-//! peers. Slow path, all but [`Imports::begin`] and [`Imports::end`]: allocates, makes system
-//! calls, enters the driver. Only the calls that take a deadline wait, asleep, and none waits past
-//! it; meanwhile they serve every peer, so that processes that wait for each other in a circle do
-//! not stand still.
+//! peers. Slow path, except [`Imports::begin`] and [`Imports::end`]: allocates, makes system calls,
+//! calls the driver. Only calls that take a deadline wait. They sleep, never past the deadline, and
+//! serve every peer meanwhile, so processes that wait for each other in a circle make progress.
 //!
-//! In steady state nothing is said: publishing what is published already, importing what is open
-//! already, and beginning a transfer send no packet and make no driver call.
+//! In steady state no packet is sent: publishing again, importing memory that is open, and
+//! beginning a transfer send nothing and make no driver call.
 //!
-//! `exporting` has what the owner of memory does, `importing` what its peers do; here are the
-//! links, and the pass that serves both.
+//! `exporting` is for the owner of memory, `importing` for its peers. This file has the links, and
+//! the pass that serves both.
 
 mod exporting;
 mod importing;
@@ -22,38 +21,37 @@ use fishplate_shm::extension::Line;
 use fishplate_shm::{Link, Nonce, ShmRail};
 use static_assertions::assert_impl_all;
 
-use super::board::Board;
 use super::export::{ExportStats, Exports};
 use super::import::{ImportLimits, ImportStats, Imports};
 use super::publish::Publications;
+use super::record::LinkRecord;
 use super::revoke::Revocations;
 use super::wire::{self, Ask};
 use super::{Device, HostDevice};
 
 pub use exporting::{Published, TellError};
 
-/// What both ends of a link have said of device memory.
-pub(crate) fn board<'a>(line: &'a mut Line<'_>) -> &'a mut Board {
+/// The state of the device-memory messages on a link.
+pub(crate) fn record<'a>(line: &'a mut Line<'_>) -> &'a mut LinkRecord {
     line.extension()
 }
 
-/// Lets a link carry packets about device memory, from either end. To be called before anything
-/// else is done with a link whose peer may send some;
-/// [`GpuProfile::agree`](super::GpuProfile::agree) does.
+/// Lets a link carry packets about device memory. Call it before anything else on a link whose peer
+/// may send some; [`GpuProfile::agree`](super::GpuProfile::agree) does.
 pub fn prepare(link: &mut Link) {
-    board(&mut link.line());
+    record(&mut link.line());
 }
 
-/// Where the links to peers are.
+/// Access to the links to peers.
 pub trait Links {
-    /// Peers are numbered below this.
+    /// All peer numbers are below this.
     fn bound(&self) -> u16;
 
-    /// The socket to a peer, if it is linked.
+    /// Returns the socket to a peer, if it is linked.
     fn line(&mut self, peer: Peer) -> Option<Line<'_>>;
 }
 
-/// Links that no rail has taken over yet. A peer's number is its place.
+/// Links that no rail has taken over yet. The index is the peer's number.
 impl Links for [Option<Link>] {
     fn bound(&self) -> u16 {
         u16::try_from(self.len()).unwrap_or(u16::MAX)
@@ -85,13 +83,13 @@ pub struct Sharing<D: Device> {
     imports: Imports,
     publications: Publications,
     revocations: Revocations,
-    /// The lives of peers that were there in the last pass.
+    /// The incarnations of the peers that were linked in the last pass.
     alive: Vec<Nonce>,
     polls: Vec<libc::pollfd>,
 }
 
 impl<D: Device> Sharing<D> {
-    /// Nothing shared yet.
+    /// Creates an empty one.
     pub fn new(device: D, limits: ImportLimits) -> Self {
         Sharing {
             device,
@@ -109,39 +107,39 @@ impl<D: Device> Sharing<D> {
         &self.device
     }
 
-    /// The device, to queue on.
+    /// The device, mutable, to queue work.
     ///
     /// # Safety
-    /// The device stays the same one. What was exported is revoked before it is freed; what was
-    /// opened, pinned or queued here is left alone.
+    /// The device is not replaced. Exported memory is revoked before it is freed. Memory opened or
+    /// pinned here, and work queued here, is left alone.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// The device, for this crate, which keeps that promise.
+    /// The device, for this crate, which keeps that contract.
     #[inline(always)]
     pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// What is exported.
+    /// The exports.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }
 
-    /// What is imported.
+    /// The imports.
     pub fn imports(&self) -> &Imports {
         &self.imports
     }
 
-    /// What is imported, to begin and end transfers.
+    /// The imports, to begin and end transfers.
     #[inline(always)]
     pub fn imports_mut(&mut self) -> &mut Imports {
         &mut self.imports
     }
 
-    /// Closes what is open of a peer's memory, before the link to it ends: then the peer may free
-    /// it. What something is still queued to stays open.
+    /// Closes a peer's memory before the link to it ends, so that the peer may free it. Memory with
+    /// queued work stays open.
     pub(crate) fn part<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer) {
         if let Some(gone) = links.line(peer).map(|line| line.incarnation()) {
             self.imports.keep_only(|nonce| *nonce != gone);
@@ -149,18 +147,18 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// What is published.
+    /// The publications.
     pub fn publications(&self) -> &Publications {
         &self.publications
     }
 
-    /// How often what was done.
+    /// The counters of exports and imports.
     pub fn stats(&self) -> (ExportStats, ImportStats) {
         (self.exports.stats(), self.imports.stats())
     }
 
-    /// One pass over all peers: takes in what has arrived, answers it, closes what has drained,
-    /// notices who is gone. Does not wait.
+    /// One pass over all peers: handles and answers messages, closes drained mappings, detects
+    /// failed peers. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
         self.revoke_superseded(links);
@@ -171,7 +169,7 @@ impl<D: Device> Sharing<D> {
             }
         }
         let alive = &self.alive;
-        // Nothing is imported but from who was there in a pass.
+        // Imports exist only from peers of an earlier pass, so compare with the last one.
         if *alive != before {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }
@@ -193,27 +191,27 @@ impl<D: Device> Sharing<D> {
         }
         let incarnation = line.incarnation();
         self.alive.push(incarnation);
-        while let Some((sequence, alloc)) = board(line).acks.pop_front() {
+        while let Some((sequence, alloc)) = record(line).acks.pop_front() {
             if self.revocations.acked(incarnation, sequence, alloc) {
-                board(line).given.remove(&alloc);
+                record(line).given.remove(&alloc);
             }
         }
-        while let Some((sequence, alloc)) = board(line).revokes.pop_front() {
+        while let Some((sequence, alloc)) = record(line).revokes.pop_front() {
             if !self.imports.revoke(incarnation, alloc, sequence) {
                 line.tell(wire::revoke_ack(sequence, alloc), None);
             }
         }
-        while let Some(alloc) = board(line).fetches.pop_first() {
+        while let Some(alloc) = record(line).requested.pop_first() {
             if !exporting::give(&self.exports, &self.device, line, alloc) {
                 line.tell(wire::refuse(Ask::Alloc(alloc)), None);
             }
         }
-        if !board(line).queries.is_empty() {
+        if !record(line).queries.is_empty() {
             self.answer_queries(line);
         }
     }
 
-    /// Sleeps until a peer has said something, or is gone. False: the deadline has passed.
+    /// Sleeps until a peer has sent something or failed. Returns `false` if the deadline expired.
     pub fn sleep<L: Links + ?Sized>(&mut self, links: &mut L, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -229,7 +227,7 @@ impl<D: Device> Sharing<D> {
         self.polls.clear();
         for number in 0..links.bound() {
             let Some(line) = links.line(Peer(number)) else { continue };
-            // What has ended stays readable, and would keep us awake.
+            // The socket of an ended link stays readable and would wake us at once.
             let up = line.ended().is_none();
             let events = libc::POLLIN | if line.has_notices() { libc::POLLOUT } else { 0 };
             let entry = |fd: RawFd, events| libc::pollfd { fd: if up { fd } else { -1 }, events, revents: 0 };
@@ -237,7 +235,7 @@ impl<D: Device> Sharing<D> {
             self.polls.push(entry(line.pidfd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
         }
         // SAFETY: as many structures as the vector holds; a negative descriptor is skipped. If the
-        // call fails, nothing is reported this time.
+        // call fails, no events are reported this time.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, ms) };
         let mut polls = self.polls.chunks_exact(2);
         for number in 0..links.bound() {
@@ -247,11 +245,11 @@ impl<D: Device> Sharing<D> {
             let news = socket.revents != 0 || dead || line.has_notices();
             let heard = !news || {
                 // A packet whose kinds are not registered yet would break the protocol.
-                board(&mut line);
+                record(&mut line);
                 line.pump()
             };
             if dead && heard {
-                // What it has said before still counted.
+                // Messages that it sent before its end were handled above.
                 line.died();
             }
         }
@@ -259,8 +257,8 @@ impl<D: Device> Sharing<D> {
 }
 
 impl<D: Device> Drop for Sharing<D> {
-    /// Closes what nothing is queued to. What something is queued to stays open until the process
-    /// ends. What the device frees, no importer in this process finds any more.
+    /// Closes mappings without queued work. Others stay open until the process ends. Importers in
+    /// this process no longer find memory that the device frees.
     fn drop(&mut self) {
         self.exports.withdraw();
         self.imports.keep_only(|_| false);

@@ -1,5 +1,5 @@
-//! What the unit tests share: links between two ends in one process, a sink that remembers,
-//! and random numbers with a seed.
+//! Shared by the unit tests: links between two ends in one process, a recording sink, and seeded
+//! random numbers.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use fishplate_core::rail::Sink;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// Far enough for anything that is expected to happen.
+/// A deadline that is long enough for anything expected.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// What a rail has reported.
+/// The reports of a rail.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) messages: Vec<Vec<u8>>,
@@ -58,7 +58,7 @@ pub(crate) fn met(config: ShmConfig) -> [Link; 2] {
     [second, first.join().unwrap()]
 }
 
-/// Random numbers that come again with the same seed (xorshift).
+/// Random numbers (xorshift), equal for equal seeds.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! The memory side, over the fake driver and over the host's memory: processes of a fake machine in
-//! one real one, with real sockets between them.
+//! The memory side over the fake driver and over host memory: simulated processes of one machine in
+//! one real process, joined by real sockets.
 
 mod bugs;
 mod host;
@@ -17,16 +17,16 @@ use fishplate_shm::extension::Line;
 use fishplate_shm::{Link, ShmConfig};
 
 use super::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, MemoryKind};
-use super::share::board;
+use super::share::record;
 use super::*;
 use crate::testing::{Random, met, soon};
 
-/// Short enough to wait for in vain.
+/// A deadline short enough to let it expire.
 fn at_once() -> Instant {
     Instant::now() + Duration::from_millis(20)
 }
 
-/// One process: its device, and its links, by the number of the peer.
+/// One process: its device, and its links by peer number.
 struct End<D: Device> {
     sharing: Sharing<D>,
     links: Vec<Option<Link>>,
@@ -53,8 +53,8 @@ impl<D: Device> End<D> {
         self.sharing.publish(&mut self.links[..], peer, buffer, None, at).unwrap()
     }
 
-    fn fetch(&mut self, peer: Peer, buffer: u64, wanted: Wanted) -> Result<Option<DirectToken>, ImportError> {
-        self.sharing.fetch(&mut self.links[..], peer, buffer, wanted)
+    fn query(&mut self, peer: Peer, buffer: u64, wanted: Wanted) -> Result<Option<DirectToken>, ImportError> {
+        self.sharing.query(&mut self.links[..], peer, buffer, wanted)
     }
 
     fn import(&mut self, peer: Peer, alloc: AllocId, offset: u64, len: u64) -> Result<Imported, ImportError> {
@@ -79,42 +79,42 @@ impl End<FakeDevice> {
         self.sharing.driver().alloc(size).unwrap()
     }
 
-    /// Gives memory back, whoever has it open.
+    /// Frees memory, even if peers have it open.
     fn free(&mut self, base: DevicePtr) {
-        // SAFETY: of the fake, which looks at what is done with freed memory.
+        // SAFETY: memory of the fake, which detects accesses to freed memory.
         unsafe { self.sharing.driver().free(base) }.unwrap();
     }
 
-    /// What is in imported memory, as the device finds it.
+    /// Reads imported memory through the device.
     fn read(&mut self, imported: &Imported, len: u64) -> Result<Vec<u8>, Fault> {
         let at = self.sharing.imports_mut().begin(imported.id)?;
         let from = DevicePtr(at.0 + (imported.ptr.0 - at.0));
         let device = self.sharing.driver();
         let scratch = device.alloc(len).unwrap();
-        // SAFETY: both are there until the copy has ended, which is waited for.
+        // SAFETY: both are valid until the copy has finished, below.
         unsafe { device.copy(0, scratch, from, len) }.unwrap();
         let mark = device.mark(0).unwrap();
         while !device.reached(mark).unwrap() {}
         let bytes = device.process().peek(scratch, len as usize).unwrap();
-        // SAFETY: nothing is queued.
+        // SAFETY: no work is queued.
         unsafe { device.free(scratch) }.unwrap();
         self.sharing.imports_mut().end(imported.id);
         Ok(bytes)
     }
 }
 
-/// Links two ends: peer number `j` of the one is the other, which has the one as its number `i`.
+/// Links two ends: `b` is peer `j` of `a`, and `a` is peer `i` of `b`.
 fn link<D: Device, E: Device>(a: &mut End<D>, j: u16, b: &mut End<E>, i: u16) {
     let config = ShmConfig { lane_cells: 64, max_message: 256, ..ShmConfig::default() };
     let [one, two] = met(config).map(|mut link| {
-        board(&mut link.line()).home = false;
+        record(&mut link.line()).home = false;
         Some(link)
     });
     a.links[usize::from(j)] = one;
     b.links[usize::from(i)] = two;
 }
 
-/// The other end, for either of a [`pair`].
+/// The other end, for both ends of a [`pair`].
 const PEER: Peer = Peer(0);
 
 /// Two processes of a fake machine, each with the first device.
@@ -126,7 +126,7 @@ fn pair(behaviour: Behaviour) -> (FakeDriver, End<FakeDevice>, End<FakeDevice>) 
     (driver, a, b)
 }
 
-/// Lets both say what they have to say.
+/// Lets both exchange all their messages.
 fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     for _ in 0..4 {
         a.turn();
@@ -134,7 +134,7 @@ fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     }
 }
 
-/// Imports from a peer that has to answer first.
+/// Imports from a peer that must answer first.
 fn import_from<D: Device, E: Device>(
     b: &mut End<D>,
     a: &mut End<E>,
@@ -150,13 +150,13 @@ fn import_from<D: Device, E: Device>(
     panic!("no answer");
 }
 
-/// Opened and closed by a process so far.
+/// Opens and closes by a process so far.
 fn opened(process: &FakeProcess) -> (u64, u64) {
     let counts = process.counts();
     (counts.opens, counts.closes)
 }
 
-/// A file that no other test has.
+/// A new file.
 fn junk() -> OwnedFd {
     // SAFETY: the name is a C string; the descriptor is new and ours.
     let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"junk".as_ptr(), libc::MFD_CLOEXEC)) };
@@ -165,7 +165,7 @@ fn junk() -> OwnedFd {
     fd
 }
 
-/// Descriptors of the same file in this real process. Other tests run beside, with their own.
+/// Descriptors of the same file in this real process. Concurrent tests have files of their own.
 fn copies(of: BorrowedFd<'_>) -> usize {
     use std::os::unix::fs::MetadataExt;
     let identity = |number: &std::ffi::OsStr| {

@@ -1,27 +1,25 @@
-//! Packets about device memory. Reading one checks its length, its numbers and its descriptors
-//! before anything is believed; what fails is a packet of nobody's protocol. They are packets of an
-//! [extension](fishplate_shm::extension); their numbers begin with the first that is reserved for
-//! these.
+//! Packets about device memory. Decoding checks length, numbers and descriptors; a packet that
+//! fails a check is a protocol violation. They are packets of an
+//! [extension](fishplate_shm::extension), and use the packet kinds reserved for it.
 //!
 //! | kind | body | descriptors |
 //! |---|---|---|
-//! | `Export` | allocation, size, uuid of the device, form, what the form has | by the form |
-//! | `Fetch` | allocation | 0 |
-//! | `Refuse` | of a `Fetch`: 1, allocation, 0; of a `Query`: 2, buffer, version | 0 |
+//! | `Export` | allocation, size, uuid of the device, form, contents of the form | by the form |
+//! | `Request` | allocation | 0 |
+//! | `Refuse` | of a `Request`: 1, allocation, 0; of a `Query`: 2, buffer, version | 0 |
 //! | `Publish` | buffer, version, allocation, offset, length | 0 |
-//! | `Query` | buffer, version (0: any), 1 if it is wanted and 0 if no longer | 0 |
+//! | `Query` | buffer, version (0: any), 1 to ask and 0 to cancel | 0 |
 //! | `Unpublish` | buffer | 0 |
 //! | `Revoke`, `RevokeAck` | sequence, allocation | 0 |
-//!
-//! | form of an export | has                                 | descriptors  |
+//! | form of an export | contents                            | descriptors  |
 //! |-------------------|-------------------------------------|--------------|
 //! | 1, legacy handle  | its 64 bytes                        | 0            |
 //! | 2, descriptor     |                                     | 1            |
-//! | 3, home           |                                     | 0            |
+//! | 3, same process   |                                     | 0            |
 //! | 4, segments       | their number, then the size of each | one for each |
 //!
-//! All numbers have 8 bytes. An allocation is never 0, nor a version but in a query; sizes and
-//! lengths neither, and ends do not overflow.
+//! All numbers have 8 bytes. Allocations, sizes and lengths are never 0, and versions are 0 only in
+//! a query. The end of a range does not overflow.
 
 use std::ops::RangeInclusive;
 
@@ -32,35 +30,35 @@ use super::error::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum MessageKind {
     /// An allocation of device memory, with its handle.
     Export = *EXTENSIONS.start(),
-    /// The handle of an allocation is wanted.
-    Fetch,
-    /// What the sender will not answer otherwise.
+    /// Requests the handle of an allocation.
+    Request,
+    /// Rejects a request.
     Refuse,
-    /// A version of a buffer, and where it is.
+    /// A version of a buffer, and its location.
     Publish,
-    /// A version of a buffer is wanted, or no longer.
+    /// Asks for a version of a buffer, or cancels that.
     Query,
-    /// A buffer is nowhere any more.
+    /// A buffer is withdrawn.
     Unpublish,
-    /// An allocation is to be closed.
+    /// An allocation must be closed.
     Revoke,
     /// It is closed.
     RevokeAck,
 }
 
-/// The kinds that there are.
+/// The range of kinds.
 pub(crate) const KINDS: RangeInclusive<u16> = MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
 
 impl MessageKind {
     fn from_wire(value: u16) -> Option<Self> {
-        use MessageKind::{Export, Fetch, Publish, Query, Refuse, Revoke, RevokeAck, Unpublish};
-        let kinds = [Export, Fetch, Refuse, Publish, Query, Unpublish, Revoke, RevokeAck];
+        use MessageKind::{Export, Publish, Query, Refuse, Request, Revoke, RevokeAck, Unpublish};
+        let kinds = [Export, Request, Refuse, Publish, Query, Unpublish, Revoke, RevokeAck];
         kinds.into_iter().find(|kind| *kind as u16 == value)
     }
 }
@@ -81,7 +79,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Descriptors of its handle.
+    /// Number of descriptors of its handle.
     pub(crate) fn descriptors(&self) -> usize {
         match &self.handle {
             Some(Handle::Descriptor(_)) => 1,
@@ -92,7 +90,7 @@ impl Offer {
 }
 
 impl Drop for Offer {
-    /// What the descriptors are only the device knows, so closing them may wait for anybody.
+    /// Only the device knows what the descriptors refer to, so closing them may block.
     fn drop(&mut self) {
         match self.handle.take() {
             Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),
@@ -105,18 +103,18 @@ impl Drop for Offer {
     }
 }
 
-/// What is wanted of a peer, and what it may refuse.
+/// A request to a peer, which it may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     Alloc(AllocId),
     Buffer(u64, Wanted),
 }
 
-/// A packet, taken apart.
+/// A decoded packet.
 #[derive(Debug)]
 pub(crate) enum Said {
     Export(Offer),
-    Fetch(AllocId),
+    Request(AllocId),
     Refuse(Ask),
     Publish(u64, Binding),
     Query { buffer: u64, wanted: Wanted, on: bool },
@@ -140,7 +138,7 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
     }
 }
 
-/// Segments that together have so many bytes.
+/// Decodes segments that add up to this many bytes.
 fn segments(
     body: &mut Reader<'_>,
     fds: &mut dyn Iterator<Item = Foreign>,
@@ -157,7 +155,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// Takes a packet apart. `home`: it comes from this very process.
+/// Decodes a packet. `home`: it comes from this process.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,
@@ -185,7 +183,7 @@ pub(crate) fn read(
             };
             Said::Export(Offer { alloc, size, uuid, handle })
         }
-        MessageKind::Fetch => Said::Fetch(alloc(&mut body)?),
+        MessageKind::Request => Said::Request(alloc(&mut body)?),
         MessageKind::Refuse => {
             let what = word(&mut body)?;
             let [a, b] = [word(&mut body)?, word(&mut body)?];
@@ -230,7 +228,7 @@ fn packet(kind: MessageKind, words: &[u64]) -> Vec<u8> {
     packet.finish()
 }
 
-/// An `Export`. The descriptors of a handle that has some go with it.
+/// Encodes an `Export`. If the handle has descriptors, they travel with the packet.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
     let mut packet = Writer::extension(MessageKind::Export as u16);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);
@@ -246,8 +244,8 @@ pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Han
     packet.finish()
 }
 
-pub(crate) fn fetch(alloc: AllocId) -> Vec<u8> {
-    packet(MessageKind::Fetch, &[alloc.key()])
+pub(crate) fn request(alloc: AllocId) -> Vec<u8> {
+    packet(MessageKind::Request, &[alloc.key()])
 }
 
 pub(crate) fn refuse(ask: Ask) -> Vec<u8> {

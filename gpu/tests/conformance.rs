@@ -1,6 +1,6 @@
-//! [`GpuRail`] over memory of the processor against the contract of `Rail`: by each way that device
-//! memory is moved and told of, and as its own peer. Host memory and messages go as in
-//! `conformance`, which is run over the rail too.
+//! [`GpuRail`] over host memory against the contract of `Rail`: by each path of device memory and
+//! each way to report writes, and as its own peer. `conformance` covers host memory and messages,
+//! and runs over this rail too.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,24 +18,25 @@ use support::{TestGpuRail, gpu_rail, meet_gpu};
 
 type Ends = Link<TestGpuRail>;
 
-/// Device memory: short transfers by the processor, others by the device, reported by done words.
+/// Device memory: the processor copies short transfers, the device others, and done words report
+/// writes.
 struct Usual;
-/// All of it moved by the device, in pieces of 24 bytes over all streams.
+/// The device copies everything, in pieces of 24 bytes over all streams.
 struct InPieces;
-/// Told by records through the lane.
+/// Records through the lane report writes.
 struct Records;
 /// Through bounce slots.
 struct Relayed;
-/// Through bounce slots, and told of by nothing else.
+/// Through bounce slots, without done words.
 struct RelayedAlone;
-/// Ourselves.
+/// The same process as both ends.
 struct Own;
 /// Host memory.
 struct HostMemory;
 
-const MAPPED: &str = "a peer writes what it has open without asking";
-const LATE: &str = "what lies in a bounce slot stays there for the target";
-const UNSEEN: &str = "what goes through bounce slots is checked by the target";
+const MAPPED: &str = "a peer writes open memory without the target's check";
+const LATE: &str = "bytes in a bounce slot stay there for the target";
+const UNSEEN: &str = "the target checks relayed transfers";
 
 /// The two ends, as they number each other.
 const TO: Peer = Peer(5);
@@ -51,7 +52,7 @@ fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
     gpu_rail(shm, config.clone())
 }
 
-/// Two ends that met and agreed in two threads, and are driven by this one.
+/// Two ends that met and agreed in two threads; this thread drives both.
 fn pair(seed: u64, config: GpuConfig) -> Ends {
     let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
     let sockets = socket_pair().unwrap();
@@ -67,11 +68,12 @@ fn pair(seed: u64, config: GpuConfig) -> Ends {
 fn memory(link: &mut Ends, len: usize) -> Region {
     let at = link.target().alloc(len as u64).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: freed with the device, which the tests keep or forget; only raw copies touch it.
+    // SAFETY: freed with the device, which the tests keep or leak; only raw copies access it.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Ends the target without a goodbye. Its memory stays mapped, like an open dead process's.
+/// Ends the target without a Bye. Its memory stays mapped, like that of a process that died while
+/// it was open here.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = SOCKET.take() else { return false };
     // SAFETY: a call on our descriptor.
@@ -142,7 +144,7 @@ impl Fixture for Own {
 impl Fixture for HostMemory {
     type Rail = TestGpuRail;
     const REACHES_ON: Option<&'static str> = Some("the kernel copies without asking the target");
-    const LANDS_LATE: Option<&'static str> = Some("what lies in the lane stays there for the target");
+    const LANDS_LATE: Option<&'static str> = Some("bytes in the lane stay there for the target");
 
     fn link(seed: u64) -> Ends {
         pair(seed, small())

@@ -1,6 +1,6 @@
-//! What every device must do, over everything that implements [`Device`]: memory of the processor,
-//! the fakes, and CUDA where there is a driver, real or not (`tests/cuda-fake.sh`, `tests/gpu.sh`).
-//! With a second process, which is this test binary again.
+//! The contract of [`Device`], tested over all its implementations: host memory, the fakes, and
+//! CUDA where there is a driver, real or not (`tests/cuda-fake.sh`, `tests/gpu.sh`). The second
+//! process is this test binary again.
 
 use std::sync::OnceLock;
 
@@ -14,18 +14,18 @@ mod second;
 #[path = "device/suite.rs"]
 mod suite;
 
-/// Something that implements the trait.
+/// An implementation of the trait.
 trait Kit {
     /// The device.
     type Device: Device;
 
-    /// As a second process is told.
+    /// Its name, passed to the second process.
     const NAME: &str;
 
     /// Opens a device; `None` for an ordinal that this kind cannot have.
     fn open(ordinal: u32) -> Option<Result<Self::Device, DeviceError>>;
 
-    /// Why it cannot be tried here.
+    /// Why it cannot be tested here, if so.
     fn absent() -> Option<String> {
         None
     }
@@ -41,7 +41,7 @@ trait Kit {
         None
     }
 
-    /// What was not given back, if it can tell.
+    /// Number of objects not freed, if known.
     fn held(_: &Self::Device) -> u64 {
         0
     }
@@ -51,7 +51,7 @@ fn first<K: Kit>() -> K::Device {
     K::open(0).expect("there is a first device").unwrap()
 }
 
-/// The fake driver with the process that it is in.
+/// A fake driver with one process.
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {
@@ -76,7 +76,7 @@ fn fake_unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
     kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
 }
 
-/// What is open. Marks that there are not are asked for in one test, on purpose.
+/// Open objects. One test asks for unknown marks on purpose.
 fn fake_held(device: &FakeDevice) -> u64 {
     let found = device.process().driver().violations();
     assert!(found.iter().all(|what| *what == Violation::UnknownMark), "{found:?}");
@@ -107,7 +107,7 @@ impl Kit for Fake {
     }
 }
 
-/// Late and out of order, with memory by descriptors.
+/// Late and out of order, with memory exported by descriptors.
 struct FakeLate;
 
 impl Kit for FakeLate {
@@ -131,7 +131,7 @@ impl Kit for FakeLate {
     }
 }
 
-/// Memory of the processor.
+/// Host memory.
 struct Host;
 
 impl Kit for Host {
@@ -202,7 +202,7 @@ mod nvidia {
         }
     }
 
-    /// With memory by descriptors.
+    /// With memory exported by descriptors.
     pub struct CudaVirtual;
 
     impl Kit for CudaVirtual {
@@ -230,7 +230,7 @@ mod nvidia {
     }
 
     #[test]
-    fn what_the_driver_tells_is_whole() {
+    fn the_driver_s_description_is_complete() {
         let told = (cuda::version(), cuda::devices());
         match told {
             (Err(why), Err(same)) => {
@@ -252,11 +252,11 @@ mod nvidia {
     }
 
     #[test]
-    fn a_device_works_in_whichever_thread_it_is() {
+    fn a_device_works_in_any_thread() {
         let Some(mut device) = (match absent() {
             None => Some(first::<Cuda>()),
             Some(why) => {
-                println!("SKIPPED a_device_works_in_whichever_thread_it_is: {why}");
+                println!("SKIPPED a_device_works_in_any_thread: {why}");
                 None
             }
         }) else {
@@ -274,7 +274,7 @@ mod nvidia {
     }
 }
 
-/// Runs a child's part, if this is one.
+/// Plays the child's part, if this process is one.
 #[test]
 fn child() {
     let Some((role, address)) = support::role() else { return };
@@ -290,7 +290,7 @@ fn child() {
     }
 }
 
-/// One test of the suite per line, for one kind of device.
+/// One line per test of the suite, for one kind of device.
 macro_rules! suite {
     ($module:ident, $kit:ty) => {
         suite!($module, $kit:
@@ -299,7 +299,7 @@ macro_rules! suite {
             addresses_come_back_and_buffers_do_not,
             copies_arrive_whole,
             a_stream_keeps_its_order,
-            marks_run_out_and_come_back,
+            marks_run_out_and_are_reused,
             a_word_follows_what_it_tells_of,
             another_process_has_the_same_memory,
             segments_side_by_side_are_one_memory_to_another_process,
@@ -307,7 +307,7 @@ macro_rules! suite {
             an_allocation_is_opened_once,
             garbage_does_not_open,
             a_handle_of_this_process_does_not_open,
-            memory_that_cannot_be_exported_says_why,
+            unexportable_memory_names_the_reason,
             the_call_that_flushes_remote_writes_is_taken,
             only_what_is_pinned_is_seen_and_only_set_marks_are_known,
         );

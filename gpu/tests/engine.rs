@@ -1,6 +1,5 @@
-//! Engines over [`GpuRail`]: what users do, with memory of devices at one end, the other, or both.
-//! The device is memory of the processor, so that what is in it can be looked at; engines do not
-//! know that.
+//! Engines over [`GpuRail`], with device memory at one end, the other, or both. The device is host
+//! memory, so that tests can inspect it; the engines do not know that.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -35,7 +34,7 @@ struct Part {
     remote: Option<RemoteId>,
 }
 
-// SAFETY: the memory belongs to no thread; one thread at a time has an end.
+// SAFETY: the memory belongs to no thread; one thread at a time uses an end.
 unsafe impl Send for Part {}
 
 struct End {
@@ -48,7 +47,7 @@ struct End {
 impl Part {
     fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= SIZE);
-        // SAFETY: inside the region, and nothing is under way there.
+        // SAFETY: inside the region, and no transfer uses it.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.at.as_ptr().add(at), bytes.len()) };
     }
 
@@ -71,7 +70,7 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     let (host, device) =
         (NonNull::from(&mut words[0]).cast::<u8>(), NonNull::new(device.0 as *mut u8).unwrap());
     let mut part = |at: NonNull<u8>, kind| {
-        // SAFETY: leaked, or freed with the device; only raw copies and the engine touch it.
+        // SAFETY: leaked, or freed with the device; only raw copies and the engine access it.
         let local = engine.register(unsafe { Region::new(at, SIZE, kind) }).unwrap();
         Part { at, local, remote: None }
     };
@@ -79,7 +78,7 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     End { engine, peer, host, device }
 }
 
-/// Two ends that met in two threads, and are driven by this one.
+/// Two ends that met in two threads; this thread drives both.
 fn pair(config: &GpuConfig) -> [End; 2] {
     let make = || gpu_rail(ShmConfig::default(), config.clone());
     let (near, far) = (make(), make());
@@ -102,7 +101,7 @@ fn pair(config: &GpuConfig) -> [End; 2] {
     ends
 }
 
-/// Each way that device memory is moved.
+/// Each path of device memory.
 fn ways() -> [(&'static str, GpuConfig); 4] {
     let config = GpuConfig { chunk: 4096, relay_chunk: 4096, done_words: 16, ..GpuConfig::default() };
     [
@@ -132,7 +131,7 @@ fn until(ends: &mut [End; 2], what: &str, mut ready: impl FnMut(&mut [End; 2]) -
     panic!("{what}: {:?} and {:?}", a.engine.stats(), b.engine.stats());
 }
 
-/// Turns until an operation of the first end is done, and well.
+/// Drives both ends until an operation of the first has succeeded.
 fn done(ends: &mut [End; 2], issued: Issued, what: &str) {
     let Issued::Pending(token) = issued else { return };
     let mut end = None;
@@ -146,7 +145,7 @@ fn done(ends: &mut [End; 2], issued: Issued, what: &str) {
 const LENGTHS: [usize; 8] = [1, 8, 192, 193, 4096, 4097, 50_000, 200_001];
 
 #[test]
-fn row_21_a_signal_comes_after_its_data_whatever_memory_that_is() {
+fn row_21_a_signal_comes_after_its_data_in_any_memory() {
     for (way, config) in ways() {
         let mut ends = pair(&config);
         let mut count = 0u64;
@@ -174,8 +173,7 @@ fn row_21_a_signal_comes_after_its_data_whatever_memory_that_is() {
                     )
                     .unwrap();
                 let word = |ends: &[End; 2]| u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap());
-                // Checks the word after every pass:
-                // a word that came too early is seen without its data.
+                // Checks the word after every pass, to detect a signal before its data.
                 until(&mut ends, &what, |ends| word(ends) >= count);
                 assert_eq!(word(&ends), count, "{what}");
                 assert!(target.get(64, len) == sent, "{what}");
@@ -191,7 +189,7 @@ fn row_21_a_signal_comes_after_its_data_whatever_memory_that_is() {
 }
 
 #[test]
-fn row_21_gets_and_puts_of_any_memory_and_counting_signals() {
+fn row_21_gets_puts_and_counting_signals_in_any_memory() {
     for (way, config) in ways() {
         let mut ends = pair(&config);
         for (n, len) in LENGTHS.into_iter().enumerate() {
@@ -211,7 +209,7 @@ fn row_21_gets_and_puts_of_any_memory_and_counting_signals() {
                 assert!(into.get(8, len) == sent, "{what}");
             }
         }
-        // Signals count, and atomics in host memory keep their place among writes to a device.
+        // Signals count, and atomics in host memory keep their order among writes to a device.
         ends[1].host.set(1024, &[0; 16]);
         let amo = Amo { op: AmoOp::Add, width: 8, operand: 5, compare: 0 };
         let (word, counter) = (ends[1].host.remote.unwrap().at(1024), ends[1].host.remote.unwrap().at(1032));
@@ -241,7 +239,7 @@ fn row_21_gets_and_puts_of_any_memory_and_counting_signals() {
 }
 
 #[test]
-fn row_21_tagged_messages_of_any_memory() {
+fn row_21_tagged_messages_in_any_memory() {
     for (way, config) in ways() {
         let mut ends = pair(&config);
         let mut n = 0u64;
@@ -285,7 +283,7 @@ fn row_21_tagged_messages_of_any_memory() {
     }
 }
 
-/// Time that this thread has had of its processor.
+/// Processor time of this thread.
 fn cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is ours.
@@ -294,7 +292,7 @@ fn cpu() -> Duration {
 }
 
 #[test]
-fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
+fn b2_b3_row_10_waiting_for_a_silent_peer_takes_little_processor_time() {
     for (way, config) in ways() {
         let [mut near, far] = pair(&config);
         let wait_object = near.engine.rail(RailId(0)).unwrap().wait_object();
@@ -312,7 +310,7 @@ fn b2_b3_row_10_two_seconds_of_waiting_on_a_silent_peer_cost_little() {
 }
 
 #[test]
-fn row_12_one_operation_is_waited_for_with_a_deadline_that_says_what_is_missing() {
+fn row_12_a_wait_that_expires_names_what_is_missing() {
     for (way, config) in ways() {
         let [mut near, mut far] = pair(&config);
         let wait_object = near.engine.rail(RailId(0)).unwrap().wait_object();
@@ -321,7 +319,7 @@ fn row_12_one_operation_is_waited_for_with_a_deadline_that_says_what_is_missing(
         let (source, target) = (near.device.local.at(0), far.device.remote.unwrap().at(0));
         let issued = near.engine.put(CX, source, 100_000, target, Notice::Report(7)).unwrap();
         let Issued::Pending(token) = issued else { panic!("{way}: done at once") };
-        // The peer does not turn, so nothing is acknowledged.
+        // The peer makes no progress, so nothing is acknowledged.
         let stuck = near.engine.wait(token, &mut waiter, host.now_ns() + 20_000_000);
         match stuck {
             Err(WaitError::Deadline(stuck)) => assert_eq!(stuck.peer, Some(near.peer), "{way}"),

@@ -1,7 +1,7 @@
-//! Whatever a peer says of device memory, no pass over the links takes long.
+//! No pass over the links takes long, whatever a peer sends about device memory.
 //!
 //! The hostile peer is a thread that plays one trick over a socket pair. A pass counts as too long
-//! only if one does in each of three runs of the trick.
+//! only if it happens in each of three runs of the trick.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -24,7 +24,7 @@ use raw::{Raw, SEALS, memory, packet};
 use support::{rail, soon};
 use tricks::lingering;
 
-/// What no pass may take.
+/// Upper limit of one pass.
 const LIMIT: Duration = Duration::from_millis(10);
 
 const EXPORT: u16 = 0x100;
@@ -38,12 +38,12 @@ fn say(raw: &Raw, kind: u16, words: &[u64], fds: &[&OwnedFd]) -> bool {
     raw.send(&packet(kind, &body), fds)
 }
 
-/// An export of allocation `n` by descriptor, whatever that is.
+/// An export of allocation `n` with any descriptor.
 fn export(raw: &Raw, n: u64, fd: &OwnedFd) -> bool {
     say(raw, EXPORT, &[n, 4096, 1, 1, 2], &[fd])
 }
 
-/// A trick, and whether the peer is given up for it.
+/// A trick, and whether it ends the link.
 type Trick = (&'static str, bool, fn(&Raw));
 
 const TRICKS: &[Trick] = &[
@@ -73,7 +73,7 @@ const TRICKS: &[Trick] = &[
 
 #[test]
 fn no_trick_makes_a_pass_take_long() {
-    // What closes slowly stays open, and goes with this process.
+    // Descriptors that are slow to close stay open until this process ends.
     set_closer(|| {});
     for (name, given_up, play) in TRICKS {
         let mut longest = Duration::MAX;
@@ -97,7 +97,7 @@ fn no_trick_makes_a_pass_take_long() {
                 meter.call("a pass", || sharing.turn(&mut links[..]));
                 ended = ended.or(links[0].as_mut().and_then(|link| link.line().ended()));
                 if ended.is_some() {
-                    // Whoever still sends hears of it.
+                    // A peer that still sends gets an error.
                     meter.call("the end", || links[0] = None);
                 }
             };

@@ -1,5 +1,5 @@
-//! Device memory between real processes, with host memory as the device:
-//! data, restarts, death at any moment.
+//! Device memory between real processes, with host memory as the device: data, restarts, and death
+//! at any moment.
 
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
@@ -16,10 +16,10 @@ use fishplate_shm::{Link, Listener, ShmConfig, connect};
 mod support;
 use support::*;
 
-/// Size of what is exchanged: some pages more than 1 MiB.
+/// Size of the shared memory: some pages more than 1 MiB.
 const SIZE: u64 = (1 << 20) + 5 * 4096;
 
-/// Words that depend on place and seed.
+/// Words that depend on index and seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     let word = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(seed) << 32).to_ne_bytes();
     (0..len as u64 / 8).flat_map(word).collect()
@@ -44,13 +44,13 @@ impl End {
         Self::over(connect(address, &rail(sizes()).profile(), soon()).unwrap())
     }
 
-    /// Takes memory, all of one seed, and registers it from `offset` on.
+    /// Allocates memory filled from a seed, and registers it from `offset` on.
     fn filled(&mut self, seed: u8, offset: u64) -> (DevicePtr, Registration) {
         // SAFETY: only allocates.
         let base = unsafe { self.sharing.device_mut() }.alloc(SIZE).unwrap();
         let at = self.sharing.device().host_view(base, SIZE).unwrap();
         let data = pattern(seed, SIZE as usize);
-        // SAFETY: so many bytes are there, and nobody else knows of them.
+        // SAFETY: that many bytes are allocated, and no other code knows the address.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(&data[..]).cast(), SIZE as usize) };
         let registered = self.sharing.register(&mut self.links[..], base.at(offset), SIZE - offset).unwrap();
         (base, registered)
@@ -65,10 +65,10 @@ impl End {
         self.sharing.prefetch(links, PEER, buffer, Wanted::Latest, soon()).map(|(_, imported)| imported)
     }
 
-    /// Copies memory of the peer into memory of its own, as a transfer does, and looks at it.
+    /// Copies the peer's memory into its own, as a transfer does, and checks it.
     fn read(&mut self, from: &Imported) -> Result<Vec<u8>, Fault> {
         self.sharing.imports_mut().begin(from.id)?;
-        // SAFETY: uses memory that it takes itself, and reads what `begin` keeps open.
+        // SAFETY: uses memory that it allocates itself, and reads memory that `begin` keeps open.
         let device = unsafe { self.sharing.device_mut() };
         let scratch = device.alloc(from.len).unwrap();
         // SAFETY: both are mapped until the end of the function.
@@ -77,23 +77,23 @@ impl End {
         assert!(device.reached(mark).unwrap());
         let mut bytes = vec![0u8; from.len as usize];
         let at = device.host_view(scratch, from.len).unwrap();
-        // SAFETY: as many bytes are there, and nobody else knows of them.
+        // SAFETY: that many bytes are allocated, and no other code knows the address.
         unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut bytes[..]).cast(), bytes.len()) };
-        // SAFETY: nothing is queued.
+        // SAFETY: no work is queued.
         unsafe { device.free(scratch) }.unwrap();
         self.sharing.imports_mut().end(from.id);
         Ok(bytes)
     }
 
-    /// Serves the peer until it is gone.
+    /// Serves the peer until it has ended.
     fn serve(&mut self) {
-        while self.sharing.fetch(&mut self.links[..], PEER, u64::MAX, Wanted::Latest).is_ok() {
+        while self.sharing.query(&mut self.links[..], PEER, u64::MAX, Wanted::Latest).is_ok() {
             self.sharing.sleep(&mut self.links[..], soon());
         }
     }
 }
 
-/// What the children do. The test of this name is the child when it is started as one.
+/// The body of the child processes. The test does nothing unless this process is a child.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };
@@ -107,7 +107,7 @@ fn child() {
             end.publish(1, Some(1), &at);
             end.serve();
         }
-        // Publishes buffer after buffer, each in other memory, taking the old one back.
+        // Publishes buffer after buffer in new memory, and revokes the old one.
         "churn" => loop {
             let (base, at) = end.filled(seed, 0);
             end.publish(1, None, &at);
@@ -116,7 +116,7 @@ fn child() {
             if end.sharing.revoke_and_wait(&mut end.links[..], at.alloc, deadline).is_err() {
                 return;
             }
-            // SAFETY: nobody has it open any more.
+            // SAFETY: no peer has it open any more.
             unsafe { end.sharing.device_mut().free(base) }.unwrap();
         },
         // Reads a buffer again and again.
@@ -125,7 +125,7 @@ fn child() {
             let want = &pattern(seed, SIZE as usize)[1000..];
             while end
                 .sharing
-                .fetch(&mut end.links[..], PEER, 1, Wanted::Latest)
+                .query(&mut end.links[..], PEER, 1, Wanted::Latest)
                 .is_ok_and(|token| token.is_some())
             {
                 match end.read(&imported) {
@@ -138,7 +138,7 @@ fn child() {
     }
 }
 
-/// Meets a child that plays a role.
+/// Meets a child with a role.
 fn meet(role: &str) -> (Killed, End) {
     let rail = rail(sizes());
     let address = name();
@@ -157,7 +157,7 @@ fn two_ends_share_memory() {
         let imported = end.prefetch(1).unwrap();
         assert_eq!(imported.len, SIZE - 1000);
         assert!(end.read(&imported).unwrap() == pattern(3, SIZE as usize)[1000..]);
-        // More than there is: said so, with who and what.
+        // Beyond the end: the error names peer and allocation.
         let alloc = alloc_of(&mut end);
         let error = end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
         let why = Fault::OutOfBounds { offset: SIZE - 8, len: 9, size: SIZE };
@@ -174,7 +174,7 @@ fn two_ends_share_memory() {
 }
 
 #[test]
-fn what_a_peer_published_before_the_first_pass_is_heard() {
+fn a_buffer_published_before_the_first_pass_is_found() {
     let _alone = alone();
     let (_child, mut end) = meet("export 3");
     let link = end.links[0].as_mut().unwrap();
@@ -191,7 +191,7 @@ fn alloc_of(end: &mut End) -> AllocId {
 }
 
 #[test]
-fn b11_a_peer_killed_and_started_again_counts_from_the_beginning_and_is_not_mistaken() {
+fn b11_a_restarted_peer_is_not_confused_with_its_earlier_incarnation() {
     let _alone = alone();
     let before = held();
     {
@@ -206,7 +206,7 @@ fn b11_a_peer_killed_and_started_again_counts_from_the_beginning_and_is_not_mist
         end.links[0] = Some(listener.accept(&rail.profile(), soon()).unwrap());
         let links = &mut end.links[..];
         let (new, now) = end.sharing.prefetch(links, PEER, 1, Wanted::Version(1), soon()).unwrap();
-        // All its numbers are the same.
+        // All its numbers are the same as before.
         assert_eq!(old.binding(), new.binding());
         let error = end.sharing.open_direct(&mut end.links[..], PEER, &old, soon()).unwrap_err();
         let alloc = Some(old.binding().alloc);
@@ -219,20 +219,20 @@ fn b11_a_peer_killed_and_started_again_counts_from_the_beginning_and_is_not_mist
     nothing_left(before, "both ends");
 }
 
-/// Rounds of the long test: `FISHPLATE_STRESS`, or else the number given.
+/// Rounds of the long test: `FISHPLATE_STRESS`, or the given number.
 fn rounds(usual: u32) -> u32 {
     std::env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
-/// Kills a child that has found nothing wrong so far.
+/// Kills a child that has found no error so far.
 fn kill(mut child: Killed) {
-    assert!(child.0.try_wait().unwrap().is_none(), "the child ended by itself");
+    assert!(child.0.try_wait().unwrap().is_none(), "the child exited by itself");
 }
 
 #[test]
-fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
+fn b20_killed_processes_leave_nothing() {
     let _alone = alone();
-    // Other programs have theirs there too: only our names, and what this process has mapped.
+    // Other programs have files there too: count only our names, and the mappings of this process.
     let names = || {
         let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()
@@ -256,7 +256,7 @@ fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
         let (child, mut end) = meet(["export 5", "churn 5", "import 5"][part as usize]);
         let steps = below(6);
         if part == 2 {
-            // It is killed with our memory open, or about to open it; then nobody has it.
+            // Killed with our memory open or being opened; afterwards no process has it open.
             let (base, at) = end.filled(5, 1000);
             end.publish(1, None, &at);
             for _ in 0..steps {
@@ -266,11 +266,11 @@ fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
             kill(child);
             end.sharing.revoke_and_wait(&mut end.links[..], at.alloc, soon()).unwrap();
             assert!(end.sharing.exports().is_empty());
-            // SAFETY: whoever had it open is dead.
+            // SAFETY: the processes that had it open are dead.
             unsafe { end.sharing.device_mut().free(base) }.unwrap();
             revoked += 1;
         } else {
-            // It is killed with its memory open here, or just being opened, or being taken back.
+            // Killed while its memory is open here, being opened, or being revoked.
             for _ in 0..steps {
                 let Ok(imported) = end.prefetch(1) else { continue };
                 match end.read(&imported) {
@@ -282,8 +282,8 @@ fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
                 }
             }
             kill(child);
-            // Ends as soon as it has seen the death.
-            while end.sharing.fetch(&mut end.links[..], PEER, 2, Wanted::Latest).is_ok() {
+            // Stops as soon as it has detected the death.
+            while end.sharing.query(&mut end.links[..], PEER, 2, Wanted::Latest).is_ok() {
                 assert!(end.sharing.sleep(&mut end.links[..], soon()));
             }
             assert_eq!(end.sharing.imports().mapped(), (0, 0), "round {round}");
@@ -298,12 +298,12 @@ fn b20_connecting_transferring_and_being_killed_leaves_nothing() {
     assert_eq!(names(), before.1);
     assert!(opens > 0 && revoked > 0);
     println!(
-        "{rounds} connections ended by a kill: {opens} opens, {closes} closes, {revoked} of ours taken back"
+        "{rounds} connections ended by a kill: {opens} opens, {closes} closes, {revoked} of ours revoked"
     );
 }
 
 #[test]
-fn b2_waiting_for_a_silent_peer_takes_next_to_no_processor_time() {
+fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     let _alone = alone();
     let (child, mut end) = meet("export 1");
     let used = || {

@@ -1,5 +1,5 @@
-//! `GpuRail` between real processes, over memory of the processor: each has open what the other
-//! allocated. Data by every way, and processes that are killed in the middle.
+//! `GpuRail` between real processes over host memory, each with the other's allocation open: data
+//! by every path, and processes that are killed during transfers.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, nothing_left
 
 const LEN: usize = 300_000;
 
-/// The ways that device memory is moved and told of, by name.
+/// The named path of device memory.
 fn config(way: &str) -> GpuConfig {
     let config = GpuConfig { chunk: 65536, relay_chunk: 16384, ..GpuConfig::default() };
     match way {
@@ -52,14 +52,14 @@ impl Mine {
     fn new(rail: &mut TestGpuRail) -> Self {
         let at = rail.alloc(LEN as u64).unwrap();
         let at = NonNull::new(at.0 as *mut u8).unwrap();
-        // SAFETY: freed with the device, behind the rail; touched through raw copies alone.
+        // SAFETY: freed with the device, after the rail; accessed only through raw copies.
         let region = unsafe { Region::new(at, LEN, RegionKind::Device { ordinal: 0 }) };
         let (key, desc) = rail.register(&region).unwrap();
         Mine { at, key, desc }
     }
 
     fn set(&self, bytes: &[u8]) {
-        // SAFETY: inside the memory, and nothing is under way there.
+        // SAFETY: inside the memory, and no transfer uses it.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.at.as_ptr(), bytes.len()) };
     }
 
@@ -121,7 +121,7 @@ fn insist<T>(
     }
 }
 
-/// Says of each write that comes whether it is what its word says, until told to stop.
+/// Answers for each write whether its bytes match its word, until told to stop.
 fn serve(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();
@@ -135,7 +135,7 @@ fn serve(address: &std::ffi::OsStr, way: &str) {
             let seed = seen.landed[told];
             told += 1;
             let good = mine.get(length(seed)) == pattern(seed, length(seed));
-            // What is read back is something else.
+            // The peer reads something else back.
             mine.set(&pattern(!seed, length(seed)));
             insist(&mut rail, &mut seen, |rail| {
                 rail.post_message(PEER, &[u8::from(good)], Untrusted::from_slice(&[]), 0)
@@ -145,7 +145,7 @@ fn serve(address: &std::ffi::OsStr, way: &str) {
     }
 }
 
-/// How much the write with that word is of.
+/// The length of the write with that word.
 fn length(seed: u32) -> usize {
     [1, 8, 4096, 65_536, 65_537, LEN][seed as usize % 6]
 }
@@ -163,7 +163,7 @@ fn connected(way: &str, role: &str) -> (TestGpuRail, support::Killed, RailKey) {
 }
 
 #[test]
-fn row_20_two_processes_write_and_read_each_other_s_device_memory_and_part() {
+fn row_20_two_processes_write_and_read_each_other_s_device_memory() {
     let _alone = alone();
     for way in WAYS {
         let before = held();
@@ -175,7 +175,7 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory_and_part() {
                 let (len, remote) = (length(seed), Remote { key, offset: 0 });
                 mine.set(&pattern(seed, len));
                 let cx = u64::from(seed);
-                // SAFETY: the memory is there until the rail is dropped.
+                // SAFETY: the memory outlives the rail.
                 let posted = insist(&mut rail, &mut seen, |rail| unsafe {
                     rail.post_write(PEER, mine.local(len), remote, Some(seed), cx)
                 });
@@ -210,7 +210,7 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory_and_part() {
     }
 }
 
-/// Writes into the parent's memory for ever.
+/// Writes into the parent's memory until it is killed.
 fn flood(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();
@@ -222,7 +222,7 @@ fn flood(address: &std::ffi::OsStr, way: &str) {
     let end = soon();
     for n in 0u32.. {
         let remote = Remote { key: theirs, offset: 0 };
-        // SAFETY: the memory is there until the rail is dropped.
+        // SAFETY: the memory outlives the rail.
         let _ = unsafe { rail.post_write(PEER, mine.local(20_000), remote, Some(n), n.into()) };
         rail.poll(32, &mut seen);
         seen.done.clear();
@@ -231,7 +231,7 @@ fn flood(address: &std::ffi::OsStr, way: &str) {
 }
 
 #[test]
-fn b17_b20_a_process_killed_in_the_middle_of_writing_is_survived_and_leaves_nothing() {
+fn b17_b20_a_process_killed_during_writes_is_survived_and_leaves_nothing() {
     let _alone = alone();
     let before = held();
     let mut landed = 0;
@@ -248,14 +248,14 @@ fn b17_b20_a_process_killed_in_the_middle_of_writing_is_survived_and_leaves_noth
         rail.import(PEER, theirs, LEN as u64).unwrap();
         let mut seen = Seen::default();
         until(&mut rail, &mut seen, |seen| seen.landed.len() as u64 > round * 3);
-        // Wherever it stands, it stands no more; and what we are writing to it goes on.
+        // Kill it at a random point, while we write to it too.
         child.0.kill().unwrap();
         let (remote, mut pending) = (Remote { key: theirs, offset: 0 }, 0usize);
         let end = soon();
         let mut posted = 0u64;
         while seen.down.is_empty() {
             assert!(Instant::now() < end, "{way}: {seen:?}");
-            // SAFETY: the memory is there until the rail is dropped.
+            // SAFETY: the memory outlives the rail.
             match unsafe { rail.post_write(PEER, mine.local(LEN), remote, Some(1), posted) } {
                 Ok(fishplate_core::rail::Posted::Pending) => pending += 1,
                 Ok(_) | Err(PostError::Again | PostError::PeerDown) => {}
@@ -277,7 +277,7 @@ fn b17_b20_a_process_killed_in_the_middle_of_writing_is_survived_and_leaves_noth
     nothing_left(before, "both ends");
 }
 
-/// Not a test: what the children do.
+/// The body of the child processes.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };

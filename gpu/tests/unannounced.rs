@@ -15,7 +15,7 @@ use requests::{TIMEOUT, requests};
 use support::*;
 
 #[test]
-fn an_allocation_of_a_device_that_was_never_published_is_not_waited_for() {
+fn progress_does_not_wait_for_an_unpublished_allocation() {
     let _alone = alone();
     let gpu = GpuConfig { timeout: TIMEOUT, ..GpuConfig::default() };
     let config = ShmConfig { timeout: TIMEOUT, ..ShmConfig::default() };

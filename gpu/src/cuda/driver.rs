@@ -1,4 +1,4 @@
-//! The driver's library: whether it is there, the functions used, its codes and its devices.
+//! The driver's library: its presence, functions, error codes and devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
@@ -8,17 +8,17 @@ use cudarc::driver::sys::{self, *};
 
 use crate::{DeviceError, Uuid};
 
-/// Why there is no driver to work with.
+/// Why there is no usable driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Absent {
-    /// No library of the driver is where the loader looks.
+    /// The loader finds no driver library.
     NoLibrary,
-    /// The library has no function of that name: it is older than CUDA 11.7, or no driver.
+    /// The library lacks this function: it is older than CUDA 11.7, or not a driver.
     Lacks(&'static str),
-    /// The library is a toolkit's stand-in to link against.
+    /// The library is a toolkit's stub, which serves only for linking.
     Stub,
-    /// The driver does not start: its code.
+    /// The driver does not start; its error code.
     Refuses(i32),
 }
 
@@ -27,10 +27,10 @@ impl fmt::Display for Absent {
         match self {
             Absent::NoLibrary => f.write_str("no CUDA driver: libcuda is not on this machine"),
             Absent::Lacks(name) => {
-                write!(f, "no usable CUDA driver: libcuda has no {name}; CUDA 11.7 or later is needed")
+                write!(f, "no usable CUDA driver: libcuda lacks {name}; install CUDA 11.7 or later")
             }
             Absent::Stub => f.write_str(
-                "no CUDA driver: the libcuda that was found is a toolkit's stub; take it out of LD_LIBRARY_PATH",
+                "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it from LD_LIBRARY_PATH",
             ),
             Absent::Refuses(code) => write!(f, "the CUDA driver does not start (code {code})"),
         }
@@ -48,11 +48,11 @@ impl From<Absent> for DeviceError {
     }
 }
 
-/// Names the functions used, checks their arguments against cudarc's declarations,
-/// and looks all of them up.
+/// Declares the functions in use, checks their arguments against cudarc's declarations, and looks
+/// them up.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions of the driver. They return its code.
+        /// The functions of the driver. They return its error code.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> u32,)*
@@ -68,8 +68,8 @@ macro_rules! functions {
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Absent::NoLibrary);
                 }
-                // SAFETY: as above. It was found just before,
-                // so this panics only if it is removed meanwhile.
+                // SAFETY: as above. It was found just before, so this panics only if it is removed
+                // in between.
                 let library = unsafe { sys::culib() };
                 $(
                     // SAFETY: the function of that name has this signature in every driver, as
@@ -140,12 +140,12 @@ functions! {
     cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
 }
 
-/// The driver, started, or why there is none. Looked for once.
+/// Returns the driver, started, or why there is none. Looks for it once.
 pub fn get() -> Result<&'static Driver, Absent> {
     static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
     let found = DRIVER.get_or_init(|| {
         let driver = Driver::load()?;
-        // SAFETY: zero is the only flag that there is.
+        // SAFETY: 0 is the only defined flag.
         match unsafe { (driver.cuInit)(0) } {
             0 | NO_DEVICE => Ok(driver),
             STUB_LIBRARY => Err(Absent::Stub),
@@ -155,14 +155,14 @@ pub fn get() -> Result<&'static Driver, Absent> {
     found.as_ref().map_err(|absent| *absent)
 }
 
-/// The driver's version, as CUDA counts: 12060 is CUDA 12.6.
+/// Returns the driver's version in CUDA's numbering: 12060 is CUDA 12.6.
 ///
 /// # Errors
 /// There is no driver.
 pub fn version() -> Result<u32, Absent> {
     let driver = get()?;
     let mut version = 0;
-    // SAFETY: a place for the result.
+    // SAFETY: the result is writable.
     match unsafe { (driver.cuDriverGetVersion)(&raw mut version) } {
         0 => Ok(version as u32),
         code => Err(Absent::Refuses(code as i32)),
@@ -183,7 +183,7 @@ pub(super) const NOT_READY: u32 = 600;
 const TOO_MANY_PEERS: u32 = 711;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 
-/// What a code says.
+/// Converts an error code.
 #[inline]
 pub(super) fn check(code: u32) -> Result<(), DeviceError> {
     if code == 0 {
@@ -196,15 +196,15 @@ pub(super) fn check(code: u32) -> Result<(), DeviceError> {
 fn error(code: u32) -> DeviceError {
     match code {
         OUT_OF_MEMORY => DeviceError::Exhausted,
-        // Deinitialized, unavailable; uncorrectable errors of memory or links; faults of a kernel,
-        // after which the context is of no use.
+        // Deinitialized or unavailable; uncorrectable memory or link errors; kernel faults, after
+        // which the context is unusable.
         4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => DeviceError::Lost(code as i32),
         PEER_ACCESS_UNSUPPORTED | TOO_MANY_PEERS => DeviceError::NoPeerAccess,
         code => DeviceError::Driver(code as i32),
     }
 }
 
-/// What a code says of a handle that was to be opened.
+/// Converts an error code of opening a handle.
 #[cold]
 pub(super) fn open_error(code: u32) -> DeviceError {
     match code {
@@ -216,18 +216,18 @@ pub(super) fn open_error(code: u32) -> DeviceError {
     }
 }
 
-/// A device, for people.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaInfo {
     /// Its number in this process.
     pub ordinal: u32,
-    /// As the driver calls it.
+    /// The driver's name for it.
     pub name: String,
-    /// Names it in every process.
+    /// Identifies it in every process.
     pub uuid: Uuid,
-    /// Its memory, in bytes.
+    /// Its memory in bytes.
     pub memory: u64,
-    /// Its place on the bus: domain, bus, device.
+    /// Its bus address: domain, bus, device.
     pub pci: (u32, u32, u32),
     /// Whether virtual memory can be exported by descriptors.
     pub descriptors: bool,
@@ -237,16 +237,16 @@ pub struct CudaInfo {
     pub write_word: bool,
     /// Whether NICs can write into its memory.
     pub gpudirect: bool,
-    /// Whether what NICs write must be flushed.
+    /// Whether writes of NICs must be flushed.
     pub must_flush: bool,
-    /// Devices of this process that it reaches.
+    /// Devices of this process that it can reach.
     pub reaches: Vec<u32>,
 }
 
-/// The devices of this process.
+/// Returns the devices of this process.
 ///
 /// # Errors
-/// There is no driver, or it does not tell.
+/// There is no driver, or it does not answer.
 pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
     let driver = get()?;
     let refused = |error| match error {
@@ -260,9 +260,9 @@ pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
 impl Driver {
     pub fn count(&self) -> Result<u32, DeviceError> {
         let mut count = 0;
-        // SAFETY: a place for the result.
+        // SAFETY: the result is writable.
         match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
-            // 3: the driver was not started, for there is no device.
+            // 3: the driver was not started, because there is no device.
             NO_DEVICE | 3 => Ok(0),
             code => check(code).map(|()| count.max(0) as u32),
         }
@@ -273,22 +273,22 @@ impl Driver {
         let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
         let wanted = wanted.ok_or(DeviceError::NoDevice(count))?;
         let mut device = 0;
-        // SAFETY: a place for the result.
+        // SAFETY: the result is writable.
         check(unsafe { (self.cuDeviceGet)(&raw mut device, wanted) })?;
         Ok(device)
     }
 
     pub fn uuid(&self, device: CUdevice) -> Result<Uuid, DeviceError> {
         let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: a device of the driver, and a place for the result.
+        // SAFETY: a device of the driver, and a writable result.
         check(unsafe { (self.cuDeviceGetUuid_v2)(&raw mut uuid, device) })?;
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
-    /// An attribute; 0 for one that the driver does not know.
+    /// Returns an attribute; 0 if the driver does not know it.
     fn attribute(&self, attribute: CUdevice_attribute, device: CUdevice) -> c_int {
         let mut value = 0;
-        // SAFETY: a device of the driver, and a place for the result.
+        // SAFETY: a device of the driver, and a writable result.
         match unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) } {
             0 => value,
             _ => 0,
@@ -299,7 +299,7 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != 0
     }
 
-    /// Whether NICs can write into virtual memory that is created for it.
+    /// Whether NICs can write into virtual memory that is allocated for them.
     pub fn virtual_for_nics(&self, device: CUdevice) -> bool {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         self.attribute(attribute, device) != 0
@@ -309,8 +309,8 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
     }
 
-    /// Whether NICs can write there, those writes are not in order for the owner by themselves,
-    /// and the processor can flush them.
+    /// Whether NICs can write to the device, those writes need a flush before the owner reads them,
+    /// and the processor can flush.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
@@ -321,14 +321,14 @@ impl Driver {
             && self.attribute(options, device) & host != 0
     }
 
-    /// Devices of this process, and whether one reaches them.
+    /// Returns the devices of this process, and whether this one reaches them.
     pub fn peers(&self, device: CUdevice) -> Result<Vec<(Uuid, bool)>, DeviceError> {
         (0..self.count()?)
             .map(|ordinal| {
                 let peer = self.device(ordinal)?;
                 let mut can = c_int::from(peer == device);
                 if peer != device {
-                    // SAFETY: two devices of the driver, and a place for the result.
+                    // SAFETY: two devices of the driver, and a writable result.
                     check(unsafe { (self.cuDeviceCanAccessPeer)(&raw mut can, device, peer) })?;
                 }
                 Ok((self.uuid(peer)?, can != 0))
@@ -339,11 +339,11 @@ impl Driver {
     fn info(&self, ordinal: u32) -> Result<CudaInfo, DeviceError> {
         let device = self.device(ordinal)?;
         let mut name = [0 as c_char; 128];
-        // SAFETY: a device of the driver, and a place for that many bytes.
+        // SAFETY: a device of the driver, and a buffer of the given length.
         check(unsafe { (self.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device) })?;
         let name: Vec<u8> = name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         let mut memory = 0;
-        // SAFETY: a device of the driver, and a place for the result.
+        // SAFETY: a device of the driver, and a writable result.
         check(unsafe { (self.cuDeviceTotalMem_v2)(&raw mut memory, device) })?;
         let get = |attribute| self.attribute(attribute, device);
         let reaches = self.peers(device)?.into_iter().enumerate().filter(|(_, (_, can))| *can);
@@ -373,12 +373,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_say_what_they_mean() {
+    fn error_codes_are_converted() {
         assert_eq!(check(0), Ok(()));
         assert_eq!(check(2), Err(DeviceError::Exhausted));
         assert_eq!(check(700), Err(DeviceError::Lost(700)));
         assert_eq!(check(217), Err(DeviceError::NoPeerAccess));
-        assert_eq!(check(4_000_000_000), Err(DeviceError::Driver(4_000_000_000_u32 as i32)), "newer than we");
+        assert_eq!(
+            check(4_000_000_000),
+            Err(DeviceError::Driver(4_000_000_000_u32 as i32)),
+            "a code newer than this library"
+        );
         assert_eq!(open_error(1), DeviceError::BadHandle);
         assert_eq!(open_error(201), DeviceError::SameProcess);
         assert_eq!(open_error(700), DeviceError::Lost(700));

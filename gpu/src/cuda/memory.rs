@@ -1,5 +1,5 @@
-//! Memory of a device: taken, told apart by its attributes, exported and opened by handles of 64
-//! bytes, and memory of the processor that the device may use. Virtual memory is in `vmm`.
+//! Device memory: allocation, classification by attributes, export and import by handles of 64
+//! bytes; and pinned processor memory. Virtual memory is in `vmm`.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -16,16 +16,16 @@ use crate::{Allocation, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Share, Un
 /// Kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CudaMemory {
-    /// `cuMemAlloc`: by a handle of 64 bytes. Small ones share a block of 2 MiB, all of which
-    /// whoever opens one of them can touch: take at least that much where peers are not trusted
-    /// with each other's data.
+    /// `cuMemAlloc`, exported by a handle of 64 bytes. Small allocations share a block of 2 MiB,
+    /// and a peer that opens one can access the whole block. Allocate at least 2 MiB if peers must
+    /// not see each other's data.
     Legacy,
-    /// `cuMemCreate` with descriptors, in multiples of the driver's granularity.
+    /// `cuMemCreate`, exported by descriptors, in multiples of the driver's granularity.
     Virtual,
-    /// The same in physical segments of this many bytes side by side,
-    /// as growing framework pools have it.
+    /// The same in adjacent physical segments of this many bytes, as growing framework pools use
+    /// it.
     Segments(u64),
-    /// `cuMemCreate` without a type of handle.
+    /// `cuMemCreate` without a handle type.
     VirtualUnshared,
     /// `cuMemAllocAsync`.
     Pool,
@@ -33,15 +33,15 @@ pub enum CudaMemory {
     Managed,
 }
 
-/// Memory that was taken, or is of another process.
+/// Allocated memory, or memory of another process.
 #[derive(Debug)]
 pub(super) struct Held {
     pub base: DevicePtr,
-    /// Sizes of the physical segments of virtual memory; none of other memory.
+    /// Sizes of the physical segments of virtual memory; empty for other memory.
     pub segments: Vec<u64>,
 }
 
-/// Memory of the processor.
+/// Pinned processor memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned {
     ptr: NonNull<u8>,
@@ -50,23 +50,23 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Where the processor has the bytes that the device sees there.
+    /// Returns the host address of bytes that the device sees at `ptr`.
     pub fn view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let offset = ptr.0.checked_sub(self.seen.0)?;
         let inside = offset <= self.len && len <= self.len - offset;
-        // SAFETY: within the memory that was pinned, which stays mapped until it is unpinned.
+        // SAFETY: inside the pinned memory, which stays mapped until it is unpinned.
         inside.then(|| unsafe { self.ptr.add(offset as usize) })
     }
 }
 
-/// Puts the driver's flag by that name, which is the only one it accepts.
+/// The driver's flag of that name, the only one that it accepts.
 const LAZY_ENABLE_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
-/// `CU_MEMORYTYPE_HOST`; 0 is what is none of the driver's.
+/// `CU_MEMORYTYPE_HOST`. 0 means that the driver does not know the memory.
 const TYPE_HOST: u32 = 1;
 
 impl CudaDevice {
-    /// Takes memory of a kind. Slow path.
+    /// Allocates memory of a kind. Slow path.
     ///
     /// # Errors
     /// As [`Device::alloc`](crate::Device::alloc).
@@ -83,19 +83,19 @@ impl CudaDevice {
                 return Ok(base);
             }
             CudaMemory::Legacy => {
-                // SAFETY: a place for the result.
+                // SAFETY: the result is writable.
                 check(unsafe { (self.driver.cuMemAlloc_v2)(&raw mut base, bytes) })?;
             }
             CudaMemory::Pool => {
                 let stream = self.stream(0)?;
-                // SAFETY: a place for the result; the stream lives as long as this does.
+                // SAFETY: the result is writable; the stream lives as long as `self`.
                 check(unsafe { (self.driver.cuMemAllocAsync)(&raw mut base, bytes, stream) })?;
-                // SAFETY: as above. The memory is there for every stream afterwards.
+                // SAFETY: as above. Afterwards the memory is valid on every stream.
                 check(unsafe { (self.driver.cuStreamSynchronize)(stream) })?;
             }
             CudaMemory::Managed => {
                 let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
-                // SAFETY: a place for the result.
+                // SAFETY: the result is writable.
                 check(unsafe { (self.driver.cuMemAllocManaged)(&raw mut base, bytes, global) })?;
             }
         }
@@ -105,29 +105,29 @@ impl CudaDevice {
     }
 
     /// # Safety
-    /// Nothing queued uses it, and no peer has it open.
+    /// No queued work uses it, and no peer has it open.
     pub(super) unsafe fn free_owned(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.owned.iter().position(|owned| owned.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: taken by `alloc_as`, and given back once; the rest is our caller's promise.
+        // SAFETY: allocated by `alloc_as`, and freed once; the caller guarantees the rest.
         unsafe { self.give_back(&self.owned[at]) }?;
         self.owned.swap_remove(at);
         Ok(())
     }
 
     /// # Safety
-    /// As for [`free_owned`](Self::free_owned); it is not used again.
+    /// As for [`free_owned`](Self::free_owned), and it is not used again.
     unsafe fn give_back(&self, owned: &Held) -> Result<(), DeviceError> {
         match owned.segments.is_empty() {
-            // SAFETY: not used any more; `cuMemFree` takes all kinds but virtual memory.
+            // SAFETY: not used any more; `cuMemFree` frees every kind except virtual memory.
             true => check(unsafe { (self.driver.cuMemFree_v2)(owned.base.0) }),
             // SAFETY: mapped by `create_virtual`, and not used any more.
             false => unsafe { self.unmap_virtual(owned) },
         }
     }
 
-    /// The driver takes whole pages of the processor's alone.
+    /// The driver accepts whole host pages only.
     pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let page = PAGE as u64;
         let base = ptr.0 - ptr.0 % page;
@@ -135,13 +135,13 @@ impl CudaDevice {
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let mut fd: c_int = -1;
         let _entered = self.enter().ok()?;
-        // SAFETY: a place for a descriptor; the driver refuses addresses that are no device's.
+        // SAFETY: the result is writable; the driver rejects addresses that are not device memory.
         let code = unsafe {
             let place = (&raw mut fd).cast();
             (self.driver.cuMemGetHandleForAddressRange)(place, base, (end - base) as usize, kind, 0)
         };
         check(code).ok().filter(|()| fd >= 0)?;
-        // SAFETY: made for us by that call.
+        // SAFETY: that call created the descriptor for us.
         Some((unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base))
     }
 
@@ -169,9 +169,9 @@ impl CudaDevice {
             (&raw mut handles).cast(),
             (&raw mut pool).cast(),
         ];
-        // SAFETY: as many places as names, and each is at least as large as its attribute and holds
-        // zero, so that one that the driver writes with fewer bytes (a truth value) is right as
-        // well.
+        // SAFETY: as many results as attributes. Each is at least as large as its attribute and
+        // zeroed, so an attribute that the driver writes with fewer bytes, such as a flag, reads
+        // correctly.
         let code = unsafe {
             let count = names.len() as u32;
             (self.driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), places.as_mut_ptr(), ptr.0)
@@ -194,9 +194,9 @@ impl CudaDevice {
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
-        // Of virtual memory, which may be segments side by side, start and size are those of the
-        // reserved addresses. What a handle of 64 bytes has opened says the same of its handles,
-        // and is none.
+        // For virtual memory, which may consist of adjacent segments, start and size describe the
+        // reserved range. Memory opened from a 64-byte handle also reports a handle type, but
+        // cannot be exported.
         let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
         let reservation = match share {
             Share::Never(Unshared::NoHandleType) if self.opened.iter().any(by_handle) => None,
@@ -209,12 +209,12 @@ impl CudaDevice {
         Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
     }
 
-    /// The physical segment at a place: first address and size.
+    /// Returns the physical segment at an address: first address and size.
     fn segment_at(&self, ptr: DevicePtr) -> Result<(u64, u64), DeviceError> {
         let (mut base, mut size) = (0, 0);
-        // SAFETY: places for both results.
+        // SAFETY: both results are writable.
         match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) } {
-            // Reserved, and nothing is mapped there.
+            // The address is reserved, but nothing is mapped there.
             driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
             code => check(code).map(|()| (base, size as u64)),
         }
@@ -227,7 +227,7 @@ impl CudaDevice {
             Share::Descriptor => self.export_virtual(allocation.base).map(Handle::Descriptor),
             Share::Legacy => {
                 let mut handle = CUipcMemHandle { reserved: [0; LEGACY_HANDLE] };
-                // SAFETY: a place for the result.
+                // SAFETY: the result is writable.
                 let code = unsafe { (self.driver.cuIpcGetMemHandle)(&raw mut handle, allocation.base.0) };
                 if code == driver::INVALID_VALUE {
                     return Err(DeviceError::NotDeviceMemory);
@@ -261,7 +261,7 @@ impl CudaDevice {
             Handle::Legacy(bytes) => {
                 let mut base = 0;
                 let handle = CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
-                // SAFETY: a place for the result; garbage is refused by the driver.
+                // SAFETY: the result is writable; the driver rejects garbage.
                 let code = unsafe {
                     (self.driver.cuIpcOpenMemHandle_v2)(&raw mut base, handle, LAZY_ENABLE_PEER_ACCESS)
                 };
@@ -277,19 +277,19 @@ impl CudaDevice {
     }
 
     /// # Safety
-    /// Nothing queued uses it.
+    /// No queued work uses it.
     pub(super) unsafe fn close_opened(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.opened.iter().position(|opened| opened.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: opened by `open_handle`, and closed once; the rest is our caller's promise.
+        // SAFETY: opened by `open_handle`, and closed once; the caller guarantees the rest.
         unsafe { self.close_one(&self.opened[at]) }?;
         self.opened.swap_remove(at);
         Ok(())
     }
 
     /// # Safety
-    /// As for [`close_opened`](Self::close_opened); it is not used again.
+    /// As for [`close_opened`](Self::close_opened), and it is not used again.
     unsafe fn close_one(&self, opened: &Held) -> Result<(), DeviceError> {
         match opened.segments.is_empty() {
             // SAFETY: opened by the driver, and not used any more.
@@ -305,10 +305,10 @@ impl CudaDevice {
         let _entered = self.enter()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         let host: *mut c_void = ptr.as_ptr().cast();
-        // SAFETY: mapped, by our caller's promise.
+        // SAFETY: the caller guarantees that the bytes are mapped.
         check(unsafe { (self.driver.cuMemHostRegister_v2)(host, len, flags) })?;
         let mut seen = 0;
-        // SAFETY: a place for the result, and memory that was registered just now.
+        // SAFETY: the result is writable, and the memory was registered just before.
         let told = check(unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&raw mut seen, host, 0) });
         if let Err(error) = told {
             // SAFETY: registered above, and not used.
@@ -321,7 +321,7 @@ impl CudaDevice {
     }
 
     /// # Safety
-    /// Nothing queued uses it.
+    /// No queued work uses it.
     pub(super) unsafe fn unregister(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.pinned.iter().position(|pinned| pinned.ptr == ptr);
@@ -332,19 +332,19 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees all that is left, once nothing is queued. Errors are of no use to anybody here.
+    /// Frees everything that is left, once no work is queued. Ignores errors: the caller is a drop.
     pub(super) fn give_all_back(&mut self) {
         for pinned in std::mem::take(&mut self.pinned) {
-            // SAFETY: registered by `register`;
-            // who pinned it keeps it mapped until it is unpinned, which is here.
+            // SAFETY: registered by `register`; the caller of `pin` keeps it mapped until it is
+            // unpinned, here.
             unsafe { (self.driver.cuMemHostUnregister)(pinned.ptr.as_ptr().cast()) };
         }
         for opened in std::mem::take(&mut self.opened) {
-            // SAFETY: opened by `open_handle`; the streams have ended.
+            // SAFETY: opened by `open_handle`; the streams have finished.
             let _ = unsafe { self.close_one(&opened) };
         }
         for owned in std::mem::take(&mut self.owned) {
-            // SAFETY: taken by `alloc_as`; the streams have ended.
+            // SAFETY: allocated by `alloc_as`; the streams have finished.
             let _ = unsafe { self.give_back(&owned) };
         }
     }

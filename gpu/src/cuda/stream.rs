@@ -1,4 +1,4 @@
-//! Streams, and events as marks.
+//! Streams, and events that serve as marks.
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 
@@ -6,10 +6,10 @@ use super::CudaDevice;
 use super::driver::{self, check};
 use crate::{DeviceError, Mark};
 
-/// `CUDA_ERROR_INVALID_HANDLE`, for a stream or mark that there is not.
+/// `CUDA_ERROR_INVALID_HANDLE`, for an unknown stream or mark.
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// Events, each with the number of times that it has marked, and whether it does.
+/// Events, each with its number of uses and whether it is in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,
@@ -17,20 +17,20 @@ pub(super) struct Marks {
 }
 
 impl CudaDevice {
-    /// Makes streams and events.
+    /// Creates streams and events.
     pub(super) fn make_streams(&mut self) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         for _ in 0..self.caps.streams {
             let mut stream = std::ptr::null_mut();
             let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: a place for the result.
+            // SAFETY: the result is writable.
             check(unsafe { (self.driver.cuStreamCreate)(&raw mut stream, flags) })?;
             self.streams.push(stream);
         }
         for place in 0..self.caps.marks {
             let mut event = std::ptr::null_mut();
             let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-            // SAFETY: a place for the result.
+            // SAFETY: the result is writable.
             check(unsafe { (self.driver.cuEventCreate)(&raw mut event, flags) })?;
             self.marks.events.push((event, 0, false));
             self.marks.free.push(place as u16);
@@ -38,18 +38,18 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Waits until everything queued has ended, and gives streams and events back.
+    /// Waits for all queued work, then destroys streams and events.
     pub(super) fn end_streams(&mut self) {
         for stream in std::mem::take(&mut self.streams) {
-            // SAFETY: made by `make_streams`, and not used any more. On a lost device both fail,
-            // and there is nothing left to do.
+            // SAFETY: created by `make_streams`, and not used again. On a lost device both calls
+            // fail, and nothing is left to do.
             unsafe {
                 (self.driver.cuStreamSynchronize)(stream);
                 (self.driver.cuStreamDestroy_v2)(stream);
             }
         }
         for (event, ..) in std::mem::take(&mut self.marks).events {
-            // SAFETY: made by `make_streams`, and not used any more.
+            // SAFETY: created by `make_streams`, and not used again.
             unsafe { (self.driver.cuEventDestroy_v2)(event) };
         }
     }
@@ -65,7 +65,7 @@ impl CudaDevice {
         let stream = self.stream(stream)?;
         let place = *self.marks.free.last().ok_or(DeviceError::Exhausted)?;
         let (event, round, marks) = &mut self.marks.events[usize::from(place)];
-        // SAFETY: event and stream were made by `make_streams` and live as long as this does.
+        // SAFETY: event and stream were created by `make_streams` and live as long as `self`.
         check(unsafe { (self.driver.cuEventRecord)(*event, stream) })?;
         *marks = true;
         self.marks.free.pop();

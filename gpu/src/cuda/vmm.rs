@@ -1,6 +1,6 @@
-//! Virtual memory: created with or without descriptors, mapped, exported and imported, in one
-//! physical segment or several side by side. A mapping keeps its memory, so that no handle of it is
-//! kept.
+//! Virtual memory, exportable or not: created, mapped, exported and imported, in one physical
+//! segment or several adjacent ones. A mapping keeps its memory alive, so handles are released at
+//! once.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,7 +24,7 @@ impl CudaDevice {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// Takes virtual memory, in physical segments of `each` bytes and a last one for the rest.
+    /// Allocates virtual memory in physical segments of `each` bytes, and a last one for the rest.
     pub(super) fn create_virtual(&self, size: u64, each: u64, shared: bool) -> Result<Held, DeviceError> {
         let asked = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -40,7 +40,7 @@ impl CudaDevice {
         };
         let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut granule = 0;
-        // SAFETY: a place for the result, and a whole request.
+        // SAFETY: the result is writable, and the request is complete.
         check(unsafe {
             (self.driver.cuMemGetAllocationGranularity)(&raw mut granule, &raw const asked, minimum)
         })?;
@@ -59,18 +59,18 @@ impl CudaDevice {
         self.map(&parts)
     }
 
-    /// Maps memory side by side, where the driver likes. On an error nothing is mapped.
+    /// Maps memory at adjacent addresses that the driver chooses. On an error nothing is mapped.
     fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
         let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
         let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
         let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
         let mut base = 0;
-        // SAFETY: a place for the result.
+        // SAFETY: the result is writable.
         check(unsafe { (self.driver.cuMemAddressReserve)(&raw mut base, size, 0, 0, 0) })?;
         let mut mapped = Held { base: DevicePtr(base), segments: vec![] };
         let mut at = base;
         let all = memory.parts.iter().try_for_each(|&(handle, size)| {
-            // SAFETY: addresses that were reserved just now, and a handle that is good.
+            // SAFETY: the addresses were reserved above, and the handle is valid.
             check(unsafe { (self.driver.cuMemMap)(at, size as usize, 0, handle, 0) })?;
             mapped.segments.push(size);
             at += size;
@@ -79,11 +79,11 @@ impl CudaDevice {
         let allowed = all.and_then(|()| {
             let read_write = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             let access = CUmemAccessDesc { location: self.location(), flags: read_write };
-            // SAFETY: all of it was mapped just now; one description.
+            // SAFETY: all of it was mapped above; one access description.
             check(unsafe { (self.driver.cuMemSetAccess)(base, size, &raw const access, 1) })
         });
         if let Err(error) = allowed {
-            // SAFETY: what was mapped was mapped above, and is not used.
+            // SAFETY: mapped above, and not used.
             let _ = unsafe { self.unmap_reserved(&mapped, size) };
             return Err(error);
         }
@@ -91,10 +91,10 @@ impl CudaDevice {
     }
 
     /// # Safety
-    /// Mapped by this module, and not used any more.
+    /// This module mapped it, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
         let size = mapped.segments.iter().sum::<u64>() as usize;
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
@@ -105,17 +105,17 @@ impl CudaDevice {
     unsafe fn unmap_reserved(&self, mapped: &Held, size: usize) -> Result<(), DeviceError> {
         let (mut at, mut result) = (mapped.base.0, Ok(()));
         for &segment in &mapped.segments {
-            // SAFETY: our caller's promise. What was mapped at once is unmapped at once.
+            // SAFETY: the caller's guarantee. Each unmap matches one map.
             result = result.and(check(unsafe { (self.driver.cuMemUnmap)(at, segment as usize) }));
             at += segment;
         }
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's guarantee.
         result.and(check(unsafe { (self.driver.cuMemAddressFree)(mapped.base.0, size) }))
     }
 
     pub(super) fn export_virtual(&self, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
         let mut handle = 0;
-        // SAFETY: a place for the result. The address is only looked up.
+        // SAFETY: the result is writable; the address is only looked up.
         let code = unsafe {
             (self.driver.cuMemRetainAllocationHandle)(&raw mut handle, base.0 as usize as *mut c_void)
         };
@@ -124,27 +124,27 @@ impl CudaDevice {
         }
         check(code)?;
         let mut fd = -1;
-        // SAFETY: a place for a descriptor, and a handle that is good.
+        // SAFETY: the result is writable, and the handle is valid.
         let code = unsafe {
             let place = (&raw mut fd).cast();
             (self.driver.cuMemExportToShareableHandle)(place, handle, DESCRIPTOR, 0)
         };
-        // SAFETY: ours, and given back once.
+        // SAFETY: our handle, released once.
         unsafe { (self.driver.cuMemRelease)(handle) };
         match code {
-            // The type was not among those that it was created with.
+            // The memory was created without this handle type.
             driver::INVALID_VALUE | driver::NOT_SUPPORTED => {
                 Err(DeviceError::NotExportable(Unshared::NoHandleType))
             }
             code => {
                 check(code)?;
-                // SAFETY: just opened by the driver, and nobody else's.
+                // SAFETY: the driver has just created the descriptor for us.
                 Ok(unsafe { OwnedFd::from_raw_fd(fd) })
             }
         }
     }
 
-    /// Maps memory of another process, of so many bytes together.
+    /// Maps memory of another process, of this total size.
     pub(super) fn import_virtual(
         &self,
         segments: &[(BorrowedFd<'_>, u64)],
@@ -157,10 +157,10 @@ impl CudaDevice {
         let mut parts = Parts { driver: self.driver, parts: vec![] };
         for (fd, size) in segments {
             let mut handle = 0;
-            // By value, in the place of a pointer.
+            // The descriptor is passed by value in a pointer argument.
             let by_value = fd.as_raw_fd() as usize as *mut c_void;
-            // SAFETY: a place for the result and an open descriptor;
-            // the driver checks what it refers to.
+            // SAFETY: the result is writable and the descriptor open; the driver checks what it
+            // refers to.
             let code = unsafe {
                 (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
             };
@@ -170,15 +170,15 @@ impl CudaDevice {
             parts.parts.push((handle, *size));
         }
         self.map(&parts).map_err(|error| match error {
-            // Another size than that of the memory.
+            // The size differs from that of the memory.
             DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
             error => error,
         })
     }
 }
 
-/// Memory without addresses, by its handles, with the size of each. They are given back when this
-/// is dropped; a mapping keeps its memory.
+/// Unmapped memory: handles and their sizes. Dropping it releases the handles; a mapping keeps its
+/// memory alive.
 struct Parts {
     driver: &'static Driver,
     parts: Vec<(CUmemGenericAllocationHandle, u64)>,
@@ -187,7 +187,7 @@ struct Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         for (handle, _) in &self.parts {
-            // SAFETY: created or imported for this value, and given back once.
+            // SAFETY: created or imported for this value, and released once.
             unsafe { (self.driver.cuMemRelease)(*handle) };
         }
     }

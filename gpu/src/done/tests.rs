@@ -14,7 +14,7 @@ struct Channel {
 fn channel(count: u32, start: u64) -> Channel {
     let lines: Box<[Line]> = (0..count).map(|_| Line { word: AtomicU64::new(0) }).collect();
     let cursor = Box::new(AtomicU64::new(start));
-    // SAFETY: both live as long as the ends, on the heap, where moving the value leaves them.
+    // SAFETY: both outlive the ends; they are on the heap, so moving the value does not move them.
     let sender = unsafe { Sender::new(lines.as_ptr(), count, &raw const *cursor, start) };
     // SAFETY: as above.
     let receiver = unsafe { Receiver::new(lines.as_ptr(), count, &raw const *cursor, start) };
@@ -35,11 +35,11 @@ impl Channel {
     }
 }
 
-/// Just before every wrap there is: of the ticket in a word, and of the counter.
+/// Just before each wrap: of the ticket in a word, and of the counter.
 const STARTS: [u64; 4] = [0, (1 << 30) - 5, (1 << 32) - 3, u64::MAX - 4];
 
 #[test]
-fn b8_a_failure_is_told_of_the_write_that_failed_and_no_other() {
+fn b8_a_failure_is_reported_for_its_own_write_only() {
     for start in STARTS {
         let mut channel = channel(8, start);
         let [n, next] = [channel.ticket().unwrap(), channel.ticket().unwrap()];
@@ -53,7 +53,7 @@ fn b8_a_failure_is_told_of_the_write_that_failed_and_no_other() {
 }
 
 #[test]
-fn words_are_told_once_as_they_come_and_tickets_are_bounded() {
+fn words_are_reported_once_and_tickets_are_bounded() {
     for start in STARTS {
         for seed in 1..20 {
             let mut random = Random(seed);
@@ -78,7 +78,10 @@ fn words_are_told_once_as_they_come_and_tickets_are_bounded() {
                 let seen = channel.poll(budget);
                 assert!(seen.len() <= budget as usize);
                 for (status, data) in seen {
-                    assert!(!std::mem::replace(&mut told[data as usize], true), "seed {seed}: {data} twice");
+                    assert!(
+                        !std::mem::replace(&mut told[data as usize], true),
+                        "seed {seed}: {data} reported twice"
+                    );
                     let want = if data % 7 == 3 { Status::Failed } else { Status::Landed };
                     assert_eq!(status, want, "seed {seed} start {start}: {data}");
                 }
@@ -95,7 +98,7 @@ fn words_are_told_once_as_they_come_and_tickets_are_bounded() {
 }
 
 #[test]
-fn a_word_that_overtakes_is_found_without_the_one_before_it() {
+fn a_word_stored_out_of_order_is_found() {
     let mut channel = channel(64, 0);
     let tickets: Vec<u64> = (0..64).map(|_| channel.ticket().unwrap()).collect();
     assert_eq!(channel.ticket(), None, "more tickets than words");
@@ -129,13 +132,13 @@ fn b21_every_word_has_its_own_line() {
 }
 
 #[test]
-fn words_of_other_tickets_and_impossible_ones_are_not_believed() {
+fn words_with_wrong_tickets_are_ignored() {
     let mut random = Random(5);
     let mut channel = channel(8, 0);
     for _ in 0..10_000 {
         let at = random.below(8);
         channel.lines[at].word.store(random.next(), Ordering::Relaxed);
-        // Whatever it finds: an end, nothing, or corruption; never a panic.
+        // The poll may return a word, nothing, or corruption; it must not panic.
         let _ = channel.receiver.poll(3, |_, _| {});
     }
     let mut channel = self::channel(8, 0);

@@ -1,54 +1,54 @@
-//! What can be chosen of a fake driver, and what it counts.
+//! Settings and counters of a fake driver.
 
 use std::ops::Index;
 
 /// How a fake driver behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Behaviour {
-    /// Devices of the machine. Fixed once it exists.
+    /// Number of devices. Fixed at creation.
     pub devices: u32,
-    /// Bytes that each device has.
+    /// Memory of each device, in bytes.
     pub memory: u64,
-    /// What [`Device::alloc`](crate::Device::alloc) gives.
+    /// The kind that [`Device::alloc`](crate::Device::alloc) allocates.
     pub kind: MemoryKind,
-    /// Whether addresses that were given back are given again, the last one first.
+    /// Whether freed addresses are reused, the last one first.
     pub recycle: bool,
-    /// Whether handles made from different addresses of an allocation differ, as HIP's do; else
-    /// they are equal, as CUDA's are.
+    /// Whether handles made from different addresses of an allocation differ, as HIP's do. CUDA's
+    /// are equal.
     pub handles_differ: bool,
-    /// Whether a process may open an allocation again: each open wants its close, and all give the
-    /// same address. Else the driver refuses with its code for "already mapped", 208.
+    /// Whether a process may open an allocation repeatedly. Every open returns the same address and
+    /// needs its own close. Otherwise the driver returns its code for "already mapped", 208.
     pub reopen: bool,
-    /// Whether memory that is given back is overwritten.
+    /// Whether freed memory is overwritten.
     pub poison: bool,
-    /// Most steps that a copy waits for, drawn anew for each;
-    /// 0 ends it within the call that queues it.
+    /// Most steps before a copy begins, random for each copy. 0 finishes it within the call that
+    /// queues it.
     pub late: u32,
-    /// Steps that a copy is spread over at most, once it began.
+    /// Most steps that a copy takes once it has begun.
     pub pieces: u32,
-    /// Whether the processor may touch memory of the device, through the address that
-    /// [`Device::host_view`](crate::Device::host_view) tells.
+    /// Whether the processor may access device memory, at the address that
+    /// [`Device::host_view`](crate::Device::host_view) returns.
     pub host_view: bool,
-    /// Whether words can be stored in stream order.
+    /// Whether streams can store words.
     pub write_word: bool,
-    /// Whether what a NIC writes must be flushed.
+    /// Whether writes of NICs must be flushed.
     pub must_flush: bool,
-    /// Whether memory can be handed to a NIC by a descriptor.
+    /// Whether memory can be exported to NICs as a descriptor.
     pub dmabuf: bool,
-    /// Streams of a [`FakeDevice`](super::FakeDevice).
+    /// Number of streams of a [`FakeDevice`](super::FakeDevice).
     pub streams: u8,
-    /// Marks of a [`FakeDevice`](super::FakeDevice) that can be outstanding at once, up to 65,536.
+    /// Most outstanding marks of a [`FakeDevice`](super::FakeDevice), up to 65,536.
     pub marks: u32,
-    /// What sizes of virtual memory are multiples of: a power of two.
+    /// Granularity of virtual memory, a power of two.
     pub granule: u64,
     /// Size of the physical segments of [`MemoryKind::Segments`]: a multiple of the granule.
     pub segment: u64,
-    /// Steps that a call takes.
+    /// Steps that each call takes.
     pub cost: fn(Call) -> u64,
 }
 
 impl Behaviour {
-    /// A well-behaved driver with two devices whose copies end at once.
+    /// A well-behaved driver with two devices whose copies finish at once.
     pub const PLAIN: Behaviour = Behaviour {
         devices: 2,
         memory: 1 << 34,
@@ -70,7 +70,7 @@ impl Behaviour {
         cost: Call::steps,
     };
 
-    /// The same with copies that end late, in pieces, and out of order over the streams.
+    /// The same with copies that finish late, in pieces, and out of order across streams.
     pub const LATE: Behaviour = Behaviour { late: 12, pieces: 4, ..Self::PLAIN };
 }
 
@@ -83,13 +83,13 @@ impl Default for Behaviour {
 /// Kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// `cuMemAlloc`: by a handle of 64 bytes.
+    /// `cuMemAlloc`, exported by a handle of 64 bytes.
     Legacy,
-    /// `cuMemCreate` with descriptors.
+    /// `cuMemCreate`, exported by descriptors.
     Virtual,
-    /// The same in physical segments side by side, as the pools of frameworks that grow have it.
+    /// The same in adjacent physical segments, as growing framework pools use it.
     Segments,
-    /// `cuMemCreate` without a type of handle.
+    /// `cuMemCreate` without a handle type.
     VirtualUnshared,
     /// `cuMemAllocAsync`.
     Pool,
@@ -117,7 +117,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// All of them.
+    /// All calls.
     pub const ALL: [Call; 13] = [
         Call::Alloc,
         Call::Free,
@@ -134,7 +134,7 @@ impl Call {
         Call::Flush,
     ];
 
-    /// Steps that it takes in a driver like those that there are: a step is about a microsecond.
+    /// The usual cost of this call in real drivers. A step is about a microsecond.
     pub fn steps(self) -> u64 {
         match self {
             Call::Alloc | Call::Free | Call::Pin | Call::Unpin => 100,
@@ -146,7 +146,7 @@ impl Call {
     }
 }
 
-/// How often each call was made, failed ones too.
+/// How often each call was made, including failed ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls([u64; Call::ALL.len()]);
 
@@ -163,12 +163,12 @@ impl Calls {
         self.0[call as usize] += 1;
     }
 
-    /// All calls together.
+    /// Returns the sum over all calls.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Those made since `earlier`.
+    /// Returns the calls made since `earlier`.
     pub fn since(&self, earlier: &Calls) -> Calls {
         Calls(std::array::from_fn(|at| self.0[at] - earlier.0[at]))
     }
@@ -178,38 +178,38 @@ impl Calls {
     }
 }
 
-/// What a process did, and what it has not given back.
+/// Counters of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Calls by kind.
     pub calls: Calls,
-    /// Allocations that were taken; of segments each.
+    /// Allocations; each segment counts.
     pub allocs: u64,
-    /// Allocations that were given back.
+    /// Frees.
     pub frees: u64,
-    /// Allocations that were left for good.
+    /// Allocations leaked on purpose.
     pub kept: u64,
-    /// Opens that succeeded; of segments each.
+    /// Successful opens; each segment counts.
     pub opens: u64,
-    /// Closes that succeeded.
+    /// Successful closes.
     pub closes: u64,
-    /// Addresses that were reserved.
+    /// Address ranges reserved.
     pub reserves: u64,
-    /// Reserved addresses that were given back.
+    /// Address ranges released.
     pub releases: u64,
-    /// What the death of the process closed.
+    /// Mappings closed by the death of the process.
     pub closed_by_death: u64,
-    /// Host memory that was pinned.
+    /// Host ranges pinned.
     pub pins: u64,
-    /// Host memory that was given back.
+    /// Host ranges unpinned.
     pub unpins: u64,
-    /// Marks that were set.
+    /// Marks set.
     pub marks: u64,
-    /// Marks that were given back.
+    /// Marks freed.
     pub marks_back: u64,
-    /// Bytes that copies moved.
+    /// Bytes copied.
     pub bytes: u64,
-    /// Copies and words that ended before older ones of the process.
+    /// Copies and words that finished before older ones of the process.
     pub reordered: u64,
     /// Calls that waited for all streams of the device.
     pub waits: u64,
@@ -218,7 +218,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Allocations, opened allocations, reserved addresses, pinned memory and marks not given back.
+    /// Allocations, opened allocations, reserved addresses, pinned memory and marks that are still
+    /// held.
     pub fn held(&self) -> u64 {
         let back = self.frees + self.closes + self.closed_by_death + self.releases + self.unpins;
         self.allocs + self.opens + self.reserves + self.pins + self.marks - back - self.marks_back
@@ -247,26 +248,26 @@ impl Counts {
     }
 }
 
-/// What a program did that a real driver would not forgive, or not notice.
+/// A misuse that a real driver would not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Memory was freed that another process had open.
+    /// Memory was freed while another process had it open.
     FreedWhileOpen,
-    /// Memory was freed, closed or unpinned that something queued uses.
+    /// Memory was freed, closed or unpinned while queued work uses it.
     TakenFromQueue,
     /// A copy through a mapping whose memory its owner has freed.
     Stale,
-    /// A copy or a word beyond the end of an allocation, or at no address at all.
+    /// A copy or a word outside an allocation, or at an unmapped address.
     OutOfRange,
     /// The two ranges of a copy overlap.
     Overlap,
-    /// A word that is not aligned.
+    /// A misaligned word.
     Misaligned,
     /// A mark that is not outstanding.
     UnknownMark,
     /// A stream that the device does not have.
     UnknownStream,
-    /// Something was given back that was not taken, or as what it is not.
+    /// Something was freed that was not allocated, or by the wrong call.
     NotTaken,
 }

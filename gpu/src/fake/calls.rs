@@ -20,7 +20,7 @@ pub(super) const INVALID_VALUE: DeviceError = DeviceError::Driver(1);
 const ALREADY_MAPPED: DeviceError = DeviceError::Driver(208);
 
 impl FakeProcess {
-    /// A device of the process, with streams of its own.
+    /// Creates a device of the process with its own streams.
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`].
@@ -28,10 +28,10 @@ impl FakeProcess {
         FakeDevice::new(self.clone(), ordinal)
     }
 
-    /// Takes memory of a kind.
+    /// Allocates memory of a kind.
     ///
     /// # Errors
-    /// [`DeviceError::Exhausted`], and what [`FakeProcess::fail`] has ordered.
+    /// [`DeviceError::Exhausted`], and errors injected by [`FakeProcess::fail`].
     pub fn alloc(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<DevicePtr, DeviceError> {
         if kind == MemoryKind::Segments {
             return self.alloc_segments(ordinal, size);
@@ -47,10 +47,10 @@ impl FakeProcess {
         Ok(process.space.map(size, (align, 0), ordinal, what))
     }
 
-    /// Gives memory back, and waits for the device.
+    /// Frees memory, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if it is not the first byte of such memory.
+    /// The driver's code for an invalid value if this is not the start of an allocation.
     pub fn free(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         match self.kept(base, Keeper::Free) {
             Some(size) => self.take_apart(base, size, |segment| self.free_one(ordinal, segment)),
@@ -73,7 +73,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Tells what a place lies in.
+    /// Returns the allocation of an address.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].
@@ -90,14 +90,14 @@ impl FakeProcess {
         Ok(Allocation { base, size: range.size, buffer, share, reservation })
     }
 
-    /// Whether memory of another process begins there. No call of a driver.
+    /// Whether memory opened from another process begins there. Not a driver call.
     pub fn is_opened(&self, base: DevicePtr) -> bool {
         let state = self.driver.state();
         let there = state.processes[self.place].space.at(base);
         there.is_some_and(|range| matches!(range.what, What::Opened { .. }))
     }
 
-    /// The device on which a place is, as this process numbers it.
+    /// Returns the device of an address, as this process numbers it.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`].
@@ -106,7 +106,7 @@ impl FakeProcess {
         state.processes[self.place].space.find(ptr, 0).map(|(_, range)| range.ordinal)
     }
 
-    /// A handle of the allocation in which a place lies.
+    /// Returns a 64-byte handle of the allocation at an address.
     ///
     /// # Errors
     /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`].
@@ -129,11 +129,11 @@ impl FakeProcess {
         Ok(named.bytes())
     }
 
-    /// A descriptor of the allocation that begins at a place.
+    /// Returns a descriptor of the allocation that begins there.
     ///
     /// # Errors
     /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], or
-    /// [`DeviceError::Exhausted`]: no descriptors.
+    /// [`DeviceError::Exhausted`] without free descriptors.
     pub fn export_descriptor(&self, ordinal: u32, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Export)?;
@@ -146,11 +146,11 @@ impl FakeProcess {
         }
     }
 
-    /// Opens what another process has exported.
+    /// Opens an allocation of another process.
     ///
     /// # Errors
-    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], the
-    /// driver's code for what is open already.
+    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], or
+    /// the driver's code for memory that is already open.
     pub fn open_legacy(&self, ordinal: u32, handle: &[u8; LEGACY_HANDLE]) -> Result<DevicePtr, DeviceError> {
         let mut state = self.driver.state();
         let device = state.begin(self.place, ordinal, Call::Open)?;
@@ -167,10 +167,10 @@ impl FakeProcess {
         state.open(self.place, ordinal, device, memory, None)
     }
 
-    /// Opens what another process has exported as a descriptor, which stays the caller's.
+    /// Opens an allocation of another process by its descriptor, which the caller keeps.
     ///
     /// # Errors
-    /// As [`FakeProcess::open_legacy`]; [`DeviceError::BadHandle`] also if the size is another.
+    /// As [`FakeProcess::open_legacy`]; [`DeviceError::BadHandle`] also if the size differs.
     pub fn open_descriptor(
         &self,
         ordinal: u32,
@@ -186,10 +186,10 @@ impl FakeProcess {
         state.open(self.place, ordinal, device, memory, None)
     }
 
-    /// Closes what was opened, and waits for the device.
+    /// Closes an opened allocation, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if that is not open.
+    /// The driver's code for an invalid value if it is not open.
     pub fn close(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         match self.kept(base, Keeper::Close) {
             Some(size) => self.take_apart(base, size, |segment| self.close_one(ordinal, segment)),
@@ -218,7 +218,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Whether a device can be reached from one of this process. No call of a driver.
+    /// Whether this process can reach that device from one of its own. Not a driver call.
     pub fn reaches(&self, ordinal: u32, uuid: &Uuid) -> bool {
         let state = self.driver.state();
         match (state.machine_device(self.place, ordinal), state.device_of(uuid)) {
@@ -227,10 +227,10 @@ impl FakeProcess {
         }
     }
 
-    /// Lets the device use memory of the processor.
+    /// Pins host memory.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if there are no bytes.
+    /// The driver's code for an invalid value if the range is empty.
     ///
     /// # Safety
     /// The bytes stay mapped until [`FakeProcess::unpin`].
@@ -243,16 +243,15 @@ impl FakeProcess {
         let process = &mut state.processes[self.place];
         let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
         process.counts.pins += 1;
-        // As far into its page as the memory itself,
-        // so that words here are aligned as they are there.
+        // Keeps the offset within the page, so that words have the same alignment.
         let place = (4096, ptr.as_ptr() as u64 % 4096);
         Ok(process.space.map(len as u64, place, ordinal, what))
     }
 
-    /// Ends what [`FakeProcess::pin`] began, and waits for the device.
+    /// Unpins host memory, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if that is not pinned.
+    /// The driver's code for an invalid value if it is not pinned.
     pub fn unpin(&self, ordinal: u32, ptr: NonNull<u8>) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == ptr.as_ptr() as usize);
@@ -265,7 +264,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Where the processor sees some bytes, if it does. No call of a driver.
+    /// Returns the host address of a range, if it has one. Not a driver call.
     pub fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let state = self.driver.state();
         let (base, range) = state.processes[self.place].space.find(ptr, len).ok()?;
@@ -275,24 +274,24 @@ impl FakeProcess {
         NonNull::new(at).filter(|_| seen)
     }
 
-    /// A descriptor for NICs: of the allocation, where the memory lies in it. There is nothing to
-    /// be seen through it.
+    /// Returns a descriptor for NICs, and the offset of the range in it. Nothing can be read
+    /// through it.
     pub fn dmabuf(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let state = self.driver.state();
         let (base, _) = state.processes[self.place].space.find(ptr, len).ok()?;
         if !state.behaviour.dmabuf {
             return None;
         }
-        // SAFETY: a name and a flag; the descriptor, if there is one, is new.
+        // SAFETY: a C string and a flag; the descriptor, if there is one, is new.
         let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
         // SAFETY: as above.
         (fd >= 0).then(|| (unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base.0))
     }
 
-    /// Makes what NICs wrote visible.
+    /// Makes writes of NICs visible.
     ///
     /// # Errors
-    /// As all calls of the device.
+    /// As for all calls of the device.
     pub fn flush(&self, ordinal: u32) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Flush)?;
@@ -310,7 +309,7 @@ impl FakeProcess {
 }
 
 impl State {
-    /// Makes memory without a place, and tells what its address is to be a multiple of.
+    /// Creates memory without an address, and returns the alignment of its address.
     pub(super) fn create(
         &mut self,
         place: usize,
@@ -337,7 +336,7 @@ impl State {
         Ok((Arc::new(FakeMemory::create(size, id, owner, &gpu.uuid)?), align))
     }
 
-    /// Records a queued item, in the queue before the call, that uses what is about to be freed.
+    /// Records a violation if queued work uses memory that the caller is about to free.
     fn check_queue(&mut self, place: usize, base: DevicePtr) {
         let there = self.processes[place].space.at(base).map(|range| range.serial);
         if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
@@ -345,7 +344,7 @@ impl State {
         }
     }
 
-    /// Takes a range away, when the device has nothing to do any more.
+    /// Removes a range, once the device has finished its work.
     fn take(
         &mut self,
         place: usize,
@@ -370,7 +369,7 @@ impl State {
         }
     }
 
-    /// Maps memory of another process, at addresses that were reserved if there are some.
+    /// Maps memory of another process, at reserved addresses if given.
     pub(super) fn open(
         &mut self,
         place: usize,
@@ -392,8 +391,7 @@ impl State {
             let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
             there && range.reservation.is_none()
         };
-        // Memory mapped at a given address may be mapped any number of times,
-        // and matters to nobody else.
+        // Memory mapped at a given address may be mapped repeatedly, and affects no other mapping.
         let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =
@@ -421,7 +419,7 @@ impl State {
     }
 }
 
-/// Memory of another real process, through its descriptor.
+/// Opens memory of another real process through its descriptor.
 fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     if start_time(named.owner.pid) != Some(named.owner.start) {
         return Err(DeviceError::BadHandle);
@@ -429,7 +427,7 @@ fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
     let memory = FakeMemory::attach(file.into())?;
-    // The number may have become another's.
+    // The descriptor number may refer to another file now.
     if memory.id() != named.id || memory.owner() != named.owner {
         return Err(DeviceError::BadHandle);
     }
@@ -446,7 +444,7 @@ fn share(kind: MemoryKind) -> Share {
     }
 }
 
-/// Why that cannot be exported in the way that was asked for.
+/// Why memory cannot be exported in this form.
 fn unshared(what: &What) -> DeviceError {
     match what {
         What::Own { kind, .. } => match share(*kind) {

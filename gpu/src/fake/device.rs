@@ -8,14 +8,14 @@ use super::behaviour::{MemoryKind, Violation};
 use super::stream::StreamId;
 use crate::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
 
-/// One device as one thread of a fake process uses it. When it is dropped, everything queued on its
-/// streams ends; what was taken through it and not given back stays taken, and is counted.
+/// One device of a fake process, used by one thread at a time. Dropping it finishes the work queued
+/// on its streams. Memory that was not freed stays allocated, and is counted.
 #[derive(Debug)]
 pub struct FakeDevice {
     process: FakeProcess,
     caps: DeviceCaps,
     streams: Vec<StreamId>,
-    /// The marks, by a mark's lower half; its upper half counts the uses of that place.
+    /// The marks, indexed by a mark's lower half. The upper half counts the uses of that entry.
     marks: Vec<(u16, Option<(StreamId, u64)>)>,
     free: Vec<u16>,
 }
@@ -37,12 +37,12 @@ impl FakeDevice {
         Ok(FakeDevice { process, caps, streams, marks: vec![(0, None); marks as usize], free })
     }
 
-    /// The process that uses it.
+    /// Returns its process.
     pub fn process(&self) -> &FakeProcess {
         &self.process
     }
 
-    /// Takes memory of a kind.
+    /// Allocates memory of a kind.
     ///
     /// # Errors
     /// As [`Device::alloc`].
@@ -66,8 +66,8 @@ impl Drop for FakeDevice {
     }
 }
 
-// SAFETY: the world behind it keeps memory until it is freed or closed, and carries queued copies
-// out before it says that their mark is reached.
+// SAFETY: the fake keeps memory until it is freed or closed, and executes queued copies before it
+// reports their mark as reached.
 unsafe impl Device for FakeDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps

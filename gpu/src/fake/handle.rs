@@ -1,17 +1,17 @@
-//! The 64 bytes that name memory of the fake: what it is, whose, and where its owner has it.
+//! The 64-byte handle of fake memory: its kind, its owner, and its descriptor or address there.
 
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};
 
-/// What a handle says.
+/// A decoded handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub owner: Owner,
     pub id: u64,
     pub base: u64,
-    /// The owner's descriptor, for who is of another real process.
+    /// The owner's descriptor, for other real processes.
     pub fd: u64,
-    /// What was asked for, from the base; 0 where all handles of an allocation are equal.
+    /// Offset of the exported address; 0 where all handles of an allocation are equal.
     pub offset: u64,
 }
 
@@ -42,7 +42,7 @@ impl Named {
     }
 }
 
-/// Changes with every bit of the first seven words.
+/// A checksum that changes with every bit of the first seven words.
 fn sum(words: &[u64; 8]) -> u64 {
     words[..7].iter().fold(0xCBF2_9CE4_8422_2325, |sum, word| {
         (sum ^ word).rotate_left(23).wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -1,8 +1,7 @@
 //! Bytes that processes share: a memfd whose first page holds its owner and its state.
 //!
-//! The page is what makes a driver of several processes out of files: whoever has the memory open
-//! is counted there, and there is told that it was freed. Programs see what is behind the page
-//! only.
+//! Through this page several real processes act as one driver: it counts who has the memory open,
+//! and records that it was freed. Programs see only the bytes after it.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,17 +13,17 @@ use crate::{DeviceError, Uuid};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fakevram");
 
-/// What a handle begins with.
+/// The first bytes of a handle.
 pub(super) const MAGIC_HANDLE: u64 = u64::from_le_bytes(*b"fakeipc1");
 
-/// What memory that was given back is overwritten with.
+/// The byte that overwrites freed memory.
 pub(super) const POISON: u8 = 0xDB;
 
-/// Who has made something.
+/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub pid: u64,
-    /// Tells a process from one that had its number before.
+    /// Distinguishes a process from an earlier one with the same pid.
     pub start: u64,
 }
 
@@ -80,7 +79,7 @@ impl FakeMemory {
         Ok(memory)
     }
 
-    /// Maps what another process has made. Nothing but the fake's own memory will do.
+    /// Maps memory of another process. Rejects files that no fake has made.
     pub fn attach(fd: OwnedFd) -> Result<FakeMemory, DeviceError> {
         let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
         if actual <= PAGE as u64 {
@@ -98,7 +97,8 @@ impl FakeMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a page for it, page-aligned, and it consists of atomics.
+        // SAFETY: the mapping begins with a page for the header, is page-aligned, and consists of
+        // atomics.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
@@ -145,11 +145,11 @@ impl FakeMemory {
         self.header().state.store(ORPHAN, Ordering::SeqCst);
     }
 
-    /// Marks it as freed, and tells how many had it open.
+    /// Marks it as freed, and returns how many had it open.
     pub fn free(&self, poison: bool) -> u32 {
         self.header().state.store(FREED, Ordering::SeqCst);
         if poison {
-            // SAFETY: `size` bytes lie behind the page. A late user is at fault, and is to see it.
+            // SAFETY: `size` bytes follow the header page. A late user is meant to see the poison.
             unsafe { self.data().write_bytes(POISON, self.size as usize) };
         }
         self.header().opens.load(Ordering::SeqCst)

@@ -1,5 +1,5 @@
-//! Virtual memory in its parts, as `cuMemCreate` and its kin have them:
-//! memory without addresses, and addresses without memory.
+//! Virtual memory in two parts, like `cuMemCreate` and related calls: memory without addresses, and
+//! addresses without memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::memory::FakeMemory;
 use super::space::{Keeper, What};
 use crate::{DeviceError, DevicePtr, Unshared};
 
-/// Memory without addresses.
+/// Memory without an address.
 #[derive(Clone, Debug)]
 pub struct FakePhysical {
     memory: Arc<FakeMemory>,
-    /// `None` for that of another process.
+    /// `None` for memory of another process.
     kind: Option<MemoryKind>,
 }
 
 impl FakePhysical {
-    /// A descriptor of it.
+    /// Exports it as a descriptor.
     ///
     /// # Errors
-    /// [`DeviceError::NotExportable`], [`DeviceError::Exhausted`] without descriptors.
+    /// [`DeviceError::NotExportable`]; [`DeviceError::Exhausted`] without free descriptors.
     pub fn export(&self) -> Result<OwnedFd, DeviceError> {
         match self.kind {
             Some(MemoryKind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
@@ -33,7 +33,7 @@ impl FakePhysical {
 }
 
 impl FakeProcess {
-    /// Makes memory. It is counted when it is mapped.
+    /// Creates memory. It counts as allocated once it is mapped.
     ///
     /// # Errors
     /// As [`FakeProcess::alloc`].
@@ -44,7 +44,7 @@ impl FakeProcess {
         Ok(FakePhysical { memory, kind: Some(kind) })
     }
 
-    /// Takes memory of another process by its descriptor, which stays the caller's.
+    /// Imports memory of another process by its descriptor, which the caller keeps.
     ///
     /// # Errors
     /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`].
@@ -53,7 +53,7 @@ impl FakeProcess {
         Ok(FakePhysical { memory, kind: None })
     }
 
-    /// The memory at an address.
+    /// Returns the memory mapped at an address.
     ///
     /// # Errors
     /// [`DeviceError::NotDeviceMemory`] if there is none.
@@ -69,12 +69,12 @@ impl FakeProcess {
         }
     }
 
-    /// Takes addresses, aligned as virtual memory is.
+    /// Reserves addresses, aligned as for virtual memory.
     pub fn reserve(&self, size: u64) -> DevicePtr {
         self.reserve_for(size, Keeper::Caller)
     }
 
-    /// Takes certain addresses, of those that were given back.
+    /// Reserves these addresses, which must have been released before.
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`] if they are not free.
@@ -95,11 +95,11 @@ impl FakeProcess {
         process.space.reserve(size, granule, keeper)
     }
 
-    /// Gives addresses back.
+    /// Releases addresses.
     ///
     /// # Errors
-    /// The driver's code for an invalid value unless all of them were reserved together, and
-    /// nothing lies there any more.
+    /// The driver's code for an invalid value unless one reservation made exactly this range, and
+    /// nothing is mapped in it.
     pub fn release(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         if !state.processes[self.place].space.release(base, size) {
@@ -110,18 +110,18 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// The reserved addresses that an address is of, whether or not memory is mapped there: the
-    /// first, and how many. No call of a driver.
+    /// Returns the reservation of an address: its start and size. Memory need not be mapped there.
+    /// Not a driver call.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         self.driver.state().processes[self.place].space.reservation(ptr)
     }
 
-    /// Maps memory at addresses that were reserved. Own memory counts as taken, that of another
-    /// process as opened: [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
+    /// Maps memory at reserved addresses. Own memory counts as allocated, that of another process
+    /// as opened. [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
     ///
     /// # Errors
-    /// The driver's code for an invalid value unless the size is that of the memory; as
-    /// [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
+    /// The driver's code for an invalid value if the size differs from that of the memory;
+    /// otherwise as [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
     pub fn map(
         &self,
         ordinal: u32,
@@ -148,7 +148,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Takes memory in segments side by side, the last one being as large as it must be.
+    /// Allocates adjacent segments; the last one has the remaining size.
     pub(super) fn alloc_segments(&self, ordinal: u32, size: u64) -> Result<DevicePtr, DeviceError> {
         let (granule, segment) = {
             let behaviour = self.driver.state().behaviour;
@@ -161,7 +161,7 @@ impl FakeProcess {
             let len = segment.min(size - at);
             let made = self.create(ordinal, MemoryKind::Virtual, len);
             if let Err(error) = made.and_then(|made| self.map(ordinal, base.at(at), len, &made)) {
-                // What was taken so far was taken just now, and nothing uses it.
+                // Undo: the segments were allocated just now, and nothing uses them.
                 let _ = self.free(ordinal, base);
                 return Err(error);
             }
@@ -170,10 +170,11 @@ impl FakeProcess {
         Ok(base)
     }
 
-    /// Opens physical segments of another process side by side. The descriptors stay the caller's.
+    /// Opens physical segments of another process at adjacent addresses. The caller keeps the
+    /// descriptors.
     ///
     /// # Errors
-    /// As [`FakeProcess::open_descriptor`]. None of them is open then.
+    /// As [`FakeProcess::open_descriptor`]; then none of them is open.
     pub fn open_segments(
         &self,
         ordinal: u32,
@@ -186,7 +187,7 @@ impl FakeProcess {
         let mut at = base;
         for (physical, (_, size)) in physical.iter().zip(segments) {
             if let Err(error) = self.map(ordinal, at, *size, physical) {
-                // What was opened so far was opened just now, and nothing uses it.
+                // Undo: the segments were opened just now, and nothing uses them.
                 let _ = self.close(ordinal, base);
                 return Err(if error == INVALID_VALUE { DeviceError::BadHandle } else { error });
             }
@@ -195,14 +196,14 @@ impl FakeProcess {
         Ok(base)
     }
 
-    /// The size of addresses that are given back with what lies there.
+    /// The size of the reserved range that is released together with the memory in it.
     pub(super) fn kept(&self, base: DevicePtr, keeper: Keeper) -> Option<u64> {
         let state = self.driver.state();
         let (size, kept) = state.processes[self.place].space.reserved(base)?;
         (kept == keeper).then_some(size)
     }
 
-    /// Unmaps all that lies at reserved addresses, one by one, and gives the addresses back.
+    /// Unmaps everything in a reserved range, and releases the range.
     pub(super) fn take_apart(
         &self,
         base: DevicePtr,

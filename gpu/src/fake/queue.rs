@@ -1,4 +1,4 @@
-//! The calls of a process that have to do with streams.
+//! The stream calls of a process.
 
 use super::FakeProcess;
 use super::behaviour::{Call, Violation};
@@ -10,7 +10,7 @@ use super::world::State;
 use crate::{DeviceError, DevicePtr};
 
 impl FakeProcess {
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`].
@@ -23,7 +23,7 @@ impl FakeProcess {
         Ok(StreamId(streams.len() as u32 - 1))
     }
 
-    /// Ends a stream when everything queued on it has ended.
+    /// Destroys a stream once its queued work has finished.
     pub fn end_stream(&self, stream: StreamId) {
         let mut state = self.driver.state();
         while !state.processes[self.place].streams[stream.0 as usize].queue.is_empty() {
@@ -32,10 +32,10 @@ impl FakeProcess {
         state.processes[self.place].streams[stream.0 as usize].open = false;
     }
 
-    /// Waits until everything queued on a stream has ended.
+    /// Waits for all work queued on a stream.
     ///
     /// # Errors
-    /// As all calls of the device.
+    /// As for all calls of the device.
     pub fn wait(&self, stream: StreamId) -> Result<(), DeviceError> {
         loop {
             let mut state = self.driver.state();
@@ -51,11 +51,11 @@ impl FakeProcess {
     /// Queues a copy.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation, or adjacent
+    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation or adjacent
     /// segments.
     ///
     /// # Safety
-    /// Pinned memory among them stays mapped until the copy has ended.
+    /// Pinned memory in either range stays mapped until the copy has finished.
     pub unsafe fn copy(
         &self,
         stream: StreamId,
@@ -91,7 +91,8 @@ impl FakeProcess {
     /// Queues the store of a word.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes lie within an allocation, aligned.
+    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes are aligned and lie within an
+    /// allocation.
     ///
     /// # Safety
     /// As for [`FakeProcess::copy`].
@@ -121,10 +122,10 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Marks the end of what is queued on a stream: how many copies and words that are.
+    /// Marks the end of the work queued on a stream. Returns how many copies and words precede it.
     ///
     /// # Errors
-    /// As all calls of the device.
+    /// As for all calls of the device.
     pub fn mark(&self, stream: StreamId) -> Result<u64, DeviceError> {
         let mut state = self.driver.state();
         state.begin_queue(self.place, stream, Call::Mark)?;
@@ -133,17 +134,17 @@ impl FakeProcess {
         Ok(process.streams[stream.0 as usize].queued)
     }
 
-    /// Whether everything before a mark has ended.
+    /// Whether everything before a mark has finished.
     ///
     /// # Errors
-    /// As all calls of the device.
+    /// As for all calls of the device.
     pub fn reached(&self, stream: StreamId, mark: u64) -> Result<bool, DeviceError> {
         let mut state = self.driver.state();
         state.begin_queue(self.place, stream, Call::Reached)?;
         Ok(state.processes[self.place].streams[stream.0 as usize].done >= mark)
     }
 
-    /// Gives a mark back. No call of a driver.
+    /// Frees a mark. Not a driver call.
     pub fn unmark(&self) {
         self.driver.state().processes[self.place].counts.marks_back += 1;
     }
@@ -160,7 +161,7 @@ impl State {
     }
 }
 
-/// Where the pieces of a copy lie that have all of their bytes in one range at either end.
+/// Splits a copy into pieces that lie within one range at either end.
 fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
     let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
     while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1])) {

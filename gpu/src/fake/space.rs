@@ -1,4 +1,5 @@
-//! The address space shared by a process's devices. No address in it is the processor's.
+//! The address space that a process's devices share. None of its addresses is valid for the
+//! processor.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,13 +8,13 @@ use super::behaviour::MemoryKind;
 use super::memory::FakeMemory;
 use crate::{DeviceError, DevicePtr};
 
-/// Beyond what x86-64 and AArch64 let a program address, also without the top byte.
+/// Outside the address space of x86-64 and AArch64 programs, even without the top byte.
 const FOREIGN: u64 = 0x0A5A_0000_0000_0000;
 
-/// Addresses between two ranges that belong to nobody.
+/// Unmapped addresses between two ranges.
 const GAP: u64 = 512;
 
-/// What lies at a range of addresses.
+/// The memory mapped at a range of addresses.
 #[derive(Clone, Debug)]
 pub(super) enum What {
     Own {
@@ -21,13 +22,13 @@ pub(super) enum What {
         memory: Arc<FakeMemory>,
         buffer: u64,
     },
-    /// Opened so many times.
+    /// Memory of another process, with its number of opens.
     Opened {
         memory: Arc<FakeMemory>,
         times: u32,
         buffer: u64,
     },
-    /// Memory of the processor.
+    /// Pinned host memory.
     Pinned {
         ptr: usize,
         buffer: u64,
@@ -38,17 +39,18 @@ pub(super) enum What {
 #[derive(Clone, Debug)]
 pub(super) struct Range {
     pub size: u64,
-    /// Never the same again.
+    /// Never reused.
     pub serial: u64,
-    /// Of the process.
+    /// The device, as the process numbers it.
     pub ordinal: u32,
-    /// Start of the reserved addresses that it lies among: they stay reserved when it is unmapped.
+    /// Start of the reserved range that contains it. That range stays reserved when this one is
+    /// unmapped.
     pub reservation: Option<u64>,
     pub what: What,
 }
 
 impl Range {
-    /// Where its bytes are for the processor.
+    /// Returns the host address of its bytes.
     pub fn data(&self) -> *mut u8 {
         match &self.what {
             What::Own { memory, .. } | What::Opened { memory, .. } => memory.data(),
@@ -64,18 +66,19 @@ impl Range {
     }
 }
 
-/// Who gives reserved addresses back.
+/// Which call releases a reserved range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeper {
-    /// Whoever reserved them.
+    /// The caller of the reservation.
     Caller,
-    /// The call that frees what lies there.
+    /// The call that frees the memory in it.
     Free,
-    /// The call that closes what lies there.
+    /// The call that closes the memory in it.
     Close,
 }
 
-/// A place within a range that cannot be mistaken for a later one at the same address.
+/// A location within a range. Its serial number distinguishes it from a later range at the same
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub base: u64,
@@ -86,26 +89,27 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
-    /// Addresses that were reserved, by the first: how many, and for whom.
+    /// Reserved ranges by start: the size, and which call releases them.
     reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
-    /// Whether addresses that were given back are given again, the last one first.
+    /// Whether released addresses are reused, the last one first.
     pub recycle: bool,
-    /// Ranges that were given back: first address, addresses.
+    /// Released ranges: start and size.
     free: Vec<(u64, u64)>,
 }
 
 impl Space {
-    /// The addresses of the process at that place, which no other process of the machine has.
+    /// Creates the address space of the process with this index, disjoint from those of the
+    /// machine's other processes.
     pub fn new(place: usize) -> Space {
-        // Not a multiple of any large power of two.
+        // Not a multiple of a large power of two, unlike real addresses that tests might assume.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
         let (ranges, reservations) = (BTreeMap::new(), BTreeMap::new());
         Space { ranges, reservations, next, next_serial: 1, recycle: true, free: vec![] }
     }
 
-    /// Takes addresses: from `into` bytes behind a multiple of `align` on.
+    /// Takes addresses that begin `into` bytes after a multiple of `align`.
     fn take(&mut self, size: u64, (align, into): (u64, u64)) -> DevicePtr {
         let fits = |&(base, len): &(u64, u64)| len == size && base % align == into;
         DevicePtr(match self.free.iter().rposition(fits).filter(|_| self.recycle) {
@@ -118,14 +122,14 @@ impl Space {
         })
     }
 
-    /// Reserves addresses, from a multiple of `align` on.
+    /// Reserves addresses aligned to `align`.
     pub fn reserve(&mut self, size: u64, align: u64, keeper: Keeper) -> DevicePtr {
         let base = self.take(size, (align, 0));
         self.reservations.insert(base.0, (size, keeper));
         base
     }
 
-    /// Reserves addresses that were given back: whether they were.
+    /// Reserves released addresses. Returns whether they were free.
     pub fn reserve_at(&mut self, base: DevicePtr, size: u64) -> bool {
         let end = base.0 + size;
         let free = self.free.iter().position(|&(at, len)| at <= base.0 && end <= at + len);
@@ -135,7 +139,8 @@ impl Space {
         true
     }
 
-    /// Frees what [`reserve`](Self::reserve) took. Returns whether all of it was, and was empty.
+    /// Releases a range of [`reserve`](Self::reserve). Returns whether it was that whole range, and
+    /// empty.
     pub fn release(&mut self, base: DevicePtr, size: u64) -> bool {
         let whole = self.reservations.get(&base.0).is_some_and(|&(reserved, _)| reserved == size);
         let fits = whole && self.ranges.range(base.0..base.0 + size).next().is_none();
@@ -146,18 +151,19 @@ impl Space {
         fits
     }
 
-    /// The size of what was reserved from a place on, and who gives it back.
+    /// Returns the size of the reservation that begins there, and which call releases it.
     pub fn reserved(&self, base: DevicePtr) -> Option<(u64, Keeper)> {
         self.reservations.get(&base.0).copied()
     }
 
-    /// The reservation that an address is of: its first address and its size.
+    /// Returns the reservation that contains an address: start and size.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         let (&first, &(size, _)) = self.reservations.range(..=ptr.0).next_back()?;
         (ptr.0 - first < size).then_some((DevicePtr(first), size))
     }
 
-    /// Where the reservation begins that some addresses are of, if nothing lies at them.
+    /// Returns the start of the reservation that contains these addresses, if nothing is mapped at
+    /// them.
     pub fn vacant(&self, base: DevicePtr, size: u64) -> Option<u64> {
         let (first, len) = self.reservation(base)?;
         let inside = (base.0 - first.0).checked_add(size).is_some_and(|end| end <= len);
@@ -166,20 +172,20 @@ impl Space {
         (inside && vacant).then_some(first.0)
     }
 
-    /// The first of what lies at reserved addresses.
+    /// Returns the first range mapped in a reservation.
     pub fn first_in(&self, reservation: DevicePtr) -> Option<DevicePtr> {
         let (size, _) = self.reserved(reservation)?;
         self.ranges.range(reservation.0..reservation.0 + size).next().map(|(&base, _)| DevicePtr(base))
     }
 
-    /// Puts something at addresses of its own.
+    /// Maps memory at new addresses.
     pub fn map(&mut self, size: u64, place: (u64, u64), ordinal: u32, what: What) -> DevicePtr {
         let base = self.take(size, place);
         self.map_at(base, size, None, ordinal, what);
         base
     }
 
-    /// Puts something at addresses that were taken.
+    /// Maps memory at given addresses.
     pub fn map_at(&mut self, base: DevicePtr, size: u64, reservation: Option<u64>, ordinal: u32, what: What) {
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -206,7 +212,7 @@ impl Space {
         self.ranges.iter().map(|(&base, range)| (DevicePtr(base), range))
     }
 
-    /// The range that `len` bytes at `ptr` lie in.
+    /// Returns the range that holds `len` bytes at `ptr`.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Result<(DevicePtr, &Range), DeviceError> {
         let found = self.ranges.range(..=ptr.0).next_back();
         let inside = found.filter(|(base, range)| {
@@ -221,8 +227,8 @@ impl Space {
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
     }
 
-    /// The places of `len` bytes at `ptr`, with what lies in each: more than one where ranges lie
-    /// side by side in one reservation.
+    /// Returns the locations of `len` bytes at `ptr`, with the bytes in each. There are several if
+    /// the bytes span adjacent ranges of one reservation.
     pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
         let (mut at, mut left, mut places) = (ptr, len, vec![]);
         let reservation = self.find(ptr, 0)?.1.reservation;
@@ -242,7 +248,7 @@ impl Space {
         }
     }
 
-    /// The range of a place, if it is still the same.
+    /// Returns the range of a location, unless it was replaced.
     pub fn range(&self, place: Place) -> Option<&Range> {
         self.ranges.get(&place.base).filter(|range| range.serial == place.serial)
     }

@@ -1,5 +1,5 @@
-//! What carries out queued copies and words: in order within a stream, in any over several, late
-//! and in pieces as the seed has it.
+//! Executes queued copies and words: in order within a stream, in any order across streams, late
+//! and in pieces as the seed decides.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,7 @@ use super::world::{Process, State};
 use crate::done::tell;
 
 impl State {
-    /// Queues something that was checked.
+    /// Queues work that was checked.
     pub fn queue(&mut self, place: usize, stream: StreamId, verb: Verb) {
         let wait = match self.behaviour.late {
             0 => 0,
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Lets time pass until nothing is queued on a device by a process.
+    /// Advances time until a process has no work queued on a device.
     pub fn wait_for_device(&mut self, place: usize, ordinal: u32) {
         self.processes[place].counts.waits += 1;
         let busy = |state: &State| {
@@ -60,13 +60,13 @@ impl State {
         }
     }
 
-    /// Whether something queued uses a range.
+    /// Whether queued work uses a range.
     pub fn is_in_queue(&self, place: usize, base: u64, serial: u64) -> bool {
         let streams = &self.processes[place].streams;
         streams.iter().any(|stream| stream.queue.iter().any(|work| work.uses(base, serial)))
     }
 
-    /// One step of every stream.
+    /// Advances every stream by one step.
     fn step(&mut self) {
         for process in &mut self.processes {
             for at in 0..process.streams.len() {
@@ -94,7 +94,7 @@ impl State {
     }
 }
 
-/// Goes on with something, and tells whether it is over.
+/// Continues one item of work. Returns whether it is finished.
 fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violation>) -> bool {
     let space = &process.space;
     let mut stale = |range: &Range| {
@@ -105,7 +105,7 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
     match &mut work.verb {
         Verb::Copy { to, from, len, piece, moved, backwards } => {
             let (Some(target), Some(source)) = (space.range(*to), space.range(*from)) else {
-                // Taken away under the copy: that was reported when it happened.
+                // The memory was removed during the copy, which was reported then.
                 return true;
             };
             if *moved == 0 {
@@ -114,8 +114,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
             }
             let now = (*piece).min(*len - *moved);
             let at = if *backwards { *len - *moved - now } else { *moved };
-            // SAFETY: both ranges held the copy when it was queued, and are the same still; their
-            // memory is mapped as long as they are there. Overlaps were refused.
+            // SAFETY: both ranges held the copy when it was queued and have not been replaced, so
+            // their memory is mapped. Overlapping copies were rejected.
             unsafe {
                 let target = target.data().add((to.offset + at) as usize);
                 let source = source.data().add((from.offset + at) as usize);
@@ -128,8 +128,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
         Verb::Word { at, value } => {
             if let Some(range) = space.range(*at) {
                 stale(range);
-                // SAFETY: eight aligned bytes of the range, checked when queued.
-                // Others access words atomically.
+                // SAFETY: eight aligned bytes of the range, checked when queued. All accesses to
+                // words are atomic.
                 let word = unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
                 tell(word, *value);
             }

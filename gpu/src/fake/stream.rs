@@ -1,16 +1,16 @@
-//! The streams of a process, and what is queued on them.
+//! The streams of a process, and their queued work.
 
 use std::collections::VecDeque;
 
 use super::space::Place;
 
-/// Names a stream of a process.
+/// Identifies a stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(pub(super) u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
-    /// From its end to its beginning, if backwards.
+    /// `backwards`: from the end to the start.
     Copy {
         to: Place,
         from: Place,
@@ -47,9 +47,9 @@ pub(super) struct Stream {
     pub ordinal: u32,
     pub open: bool,
     pub queue: VecDeque<Work>,
-    /// Copies and words that were queued since it exists.
+    /// Copies and words queued since the stream exists.
     pub queued: u64,
-    /// How many of them have ended.
+    /// How many of them have finished.
     pub done: u64,
 }
 

@@ -48,7 +48,7 @@ fn an_exported_allocation_is_one_memory_in_two_processes() {
 }
 
 #[test]
-fn addresses_come_back_and_buffer_ids_do_not() {
+fn addresses_are_reused_and_buffer_ids_are_not() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let mut seen = std::collections::HashSet::new();
     let first = a.alloc(4096).unwrap();
@@ -59,7 +59,7 @@ fn addresses_come_back_and_buffer_ids_do_not() {
         unsafe { a.free(first) }.unwrap();
         assert_eq!(a.alloc(4096).unwrap(), first);
     }
-    // SAFETY: it does not open.
+    // SAFETY: the open fails.
     assert_eq!(unsafe { b.open(&stale, 4096) }, Err(DeviceError::BadHandle));
     assert_eq!(driver.violations(), []);
     driver.behave(|behaviour| behaviour.recycle = false);
@@ -85,11 +85,11 @@ fn handles_of_one_allocation_are_equal_or_differ_and_open_at_its_base() {
 }
 
 #[test]
-fn what_must_not_open_does_not() {
+fn invalid_handles_do_not_open() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let own = a.alloc(4096).unwrap();
-    let Handle::Legacy(bytes) = export(&mut a, own) else { panic!("not the kind that was asked for") };
-    // SAFETY: none of these opens, but the last.
+    let Handle::Legacy(bytes) = export(&mut a, own) else { panic!("another kind than requested") };
+    // SAFETY: only the last of these opens.
     unsafe {
         assert_eq!(a.open(&Handle::Legacy(bytes), 4096), Err(DeviceError::SameProcess));
         for bit in 0..512 {
@@ -111,7 +111,7 @@ fn what_must_not_open_does_not() {
 }
 
 #[test]
-fn memory_that_cannot_be_exported_says_why() {
+fn unexportable_memory_names_the_reason() {
     let (_, mut a, _) = pair(Behaviour::PLAIN);
     for (kind, why) in [
         (MemoryKind::Pool, Unshared::Pool),
@@ -134,7 +134,7 @@ fn memory_that_cannot_be_exported_says_why() {
 }
 
 #[test]
-fn a_stream_keeps_its_order_and_several_do_not() {
+fn copies_are_ordered_within_a_stream_only() {
     let mut reordered = 0;
     for seed in 1..=50 {
         let driver = FakeDriver::new(Behaviour::LATE, seed);
@@ -171,7 +171,7 @@ fn a_stream_keeps_its_order_and_several_do_not() {
 }
 
 #[test]
-fn a_word_is_never_seen_before_the_copy_that_it_follows() {
+fn a_word_becomes_visible_after_earlier_copies() {
     let driver = FakeDriver::new(Behaviour::LATE, 7);
     let mut device = driver.process().device(0).unwrap();
     let (from, to) = (device.alloc(8192).unwrap(), device.alloc(8192).unwrap());
@@ -188,17 +188,21 @@ fn a_word_is_never_seen_before_the_copy_that_it_follows() {
             torn += usize::from(seen[0] != seen[4095]);
             driver.advance(1);
         }
-        assert_eq!(device.process().peek(to, 4096).unwrap(), [round as u8; 4096], "{torn} torn");
+        assert_eq!(
+            device.process().peek(to, 4096).unwrap(),
+            [round as u8; 4096],
+            "{torn} words came before their copy"
+        );
     }
 }
 
 #[test]
-fn what_a_real_driver_would_not_notice_is_counted() {
+fn misuse_that_a_real_driver_misses_is_counted() {
     let (driver, mut a, mut b) = pair(Behaviour::LATE);
     let own = a.alloc(4096).unwrap();
     let handle = export(&mut a, own);
     let scratch = b.alloc(4096).unwrap();
-    // SAFETY: the fake survives what is wrong here.
+    // SAFETY: the fake tolerates the misuse here.
     unsafe {
         let open = b.open(&handle, 4096).unwrap();
         a.free(own).unwrap();
@@ -225,7 +229,7 @@ fn what_a_real_driver_would_not_notice_is_counted() {
 }
 
 #[test]
-fn errors_come_when_they_are_ordered_and_a_lost_device_stays_lost() {
+fn injected_errors_occur_and_a_lost_device_stays_lost() {
     let (driver, mut a, _) = pair(Behaviour::LATE);
     let (from, to) = (a.alloc(64).unwrap(), a.alloc(64).unwrap());
     a.process().fail(Call::Copy, 2, DeviceError::Driver(700));
@@ -242,30 +246,30 @@ fn errors_come_when_they_are_ordered_and_a_lost_device_stays_lost() {
 }
 
 #[test]
-fn marks_run_out_and_come_back() {
+fn marks_run_out_and_are_reused() {
     let (_, mut a, _) = pair(Behaviour { marks: 2, ..Behaviour::LATE });
     let marks = [a.mark(0).unwrap(), a.mark(1).unwrap()];
     assert_eq!(a.mark(2), Err(DeviceError::Exhausted));
     assert_eq!(a.reached(marks[0]), Ok(true), "nothing is queued");
     let again = a.mark(2).unwrap();
-    assert_ne!(again, marks[0], "a mark names one moment");
+    assert_ne!(again, marks[0], "a freed mark is invalid");
     assert!(a.reached(marks[0]).is_err());
 }
 
 #[test]
-fn death_closes_what_was_open_and_leaves_orphans() {
+fn death_closes_opened_memory_and_leaves_orphans() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let (own, other) = (a.alloc(4096).unwrap(), b.alloc(4096).unwrap());
     let (to_b, to_a) = (export(&mut a, own), export(&mut b, other));
-    // SAFETY: nobody frees.
+    // SAFETY: neither side frees its memory.
     let (at_b, _) = unsafe { (b.open(&to_b, 4096).unwrap(), a.open(&to_a, 4096).unwrap()) };
     a.process().kill();
     assert!(matches!(a.alloc(64), Err(DeviceError::Lost(_))));
     assert_eq!(a.process().counts().held(), 0);
-    // SAFETY: nobody has it open any more.
+    // SAFETY: no process has it open any more.
     unsafe { b.free(other) }.unwrap();
     let scratch = b.alloc(4096).unwrap();
-    // SAFETY: an orphan is memory still.
+    // SAFETY: orphaned memory is still mapped.
     unsafe { b.copy(0, scratch, at_b, 8) }.unwrap();
     assert_eq!(b.process().counts().orphans_touched, 1);
     // SAFETY: as above.
@@ -275,13 +279,13 @@ fn death_closes_what_was_open_and_leaves_orphans() {
 }
 
 #[test]
-fn the_processor_sees_what_it_may_see() {
+fn the_processor_sees_memory_with_a_host_view() {
     let (driver, mut a, _) = pair(Behaviour { host_view: true, must_flush: true, ..Behaviour::PLAIN });
     let own = a.alloc(4096).unwrap();
     let seen = a.host_view(own.at(100), 3996).unwrap();
     assert_eq!(a.host_view(own.at(100), 3997), None);
     a.process().remote_write(own.at(100), &[7]).unwrap();
-    // SAFETY: seen by the processor, and nothing is queued.
+    // SAFETY: it has a host view, and no work is queued.
     assert_eq!(unsafe { seen.as_ptr().read_volatile() }, 0, "not flushed yet");
     a.flush_remote_writes().unwrap();
     // SAFETY: as above.
@@ -310,7 +314,7 @@ fn pinned_memory_is_copied_to_and_from() {
 }
 
 #[test]
-fn time_is_calls() {
+fn time_passes_by_calls() {
     let (driver, mut a, _) = pair(Behaviour::PLAIN);
     let before = driver.steps();
     a.alloc(64).unwrap();

@@ -1,4 +1,4 @@
-//! The state of a machine: its devices, its processes, and the time that has passed.
+//! The state of a machine: its devices, its processes, and its time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ const UNAVAILABLE: i32 = 46;
 /// `CUDA_ERROR_DEINITIALIZED`, for a process that was killed.
 const DEINITIALIZED: i32 = 4;
 
-/// Numbers machines, processes and allocations of this real process.
+/// Numbers machines, processes and allocations in this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// An error to come.
+/// An injected error.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub call: Call,
@@ -36,17 +36,17 @@ pub(super) struct Gpu {
 #[derive(Debug)]
 pub(super) struct Process {
     pub owner: Owner,
-    /// Whether it is the real one, and others of the real machine can be asked for their memory.
+    /// Whether it is the real process, which may open memory of other real processes.
     pub real: bool,
     pub dead: bool,
-    /// Devices of the machine, by ordinal.
+    /// The machine's devices that it sees, by ordinal.
     pub visible: Vec<u32>,
     pub space: Space,
     pub next_buffer: u64,
     pub counts: Counts,
     pub faults: Vec<Fault>,
     pub streams: Vec<Stream>,
-    /// What a NIC wrote and nobody has flushed.
+    /// Writes of NICs that are not flushed yet.
     pub unflushed: Vec<(Place, Vec<u8>)>,
     pub next_work: u64,
 }
@@ -63,11 +63,11 @@ pub(super) struct State {
     pub behaviour: Behaviour,
     pub devices: Vec<Gpu>,
     pub processes: Vec<Process>,
-    /// Pairs of devices, the lower one first.
+    /// Pairs of devices that cannot reach each other, the lower one first.
     pub parted: Vec<(u32, u32)>,
     pub violations: Vec<Violation>,
     pub steps: u64,
-    /// Copies and words that are queued anywhere.
+    /// Copies and words queued by all processes.
     pub pending: u64,
     machine: u64,
     random: u64,
@@ -83,7 +83,7 @@ impl State {
             violations: vec![],
             steps: 0,
             pending: 0,
-            // Relaxed: only the number's being unique matters.
+            // Relaxed: only uniqueness matters.
             machine: NEXT.fetch_add(1, Ordering::Relaxed),
             random: seed | 1 << 63,
         }
@@ -102,15 +102,15 @@ impl State {
         self
     }
 
-    /// A simulated process.
+    /// Starts a simulated process.
     pub fn enter(&mut self, visible: &[u32]) -> usize {
         assert!(visible.iter().all(|&device| (device as usize) < self.devices.len()), "no such device");
-        // Relaxed: only the number's being unique matters. No real process has one so large.
+        // Relaxed: only uniqueness matters. No real pid is that large.
         let pid = (1 << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
         self.join(Owner { pid, start: 0 }, false, visible.to_vec())
     }
 
-    /// The real process.
+    /// Adds the real process.
     pub fn enter_this_process(&mut self) -> usize {
         self.machine = 0;
         for (at, gpu) in self.devices.iter_mut().enumerate() {
@@ -131,7 +131,7 @@ impl State {
             dead: false,
             visible,
             space: Space::new(place),
-            // Not the same numbers in every process, nor numbers that are small everywhere.
+            // Differs between processes, and is not small everywhere.
             next_buffer: 1000 * place as u64,
             counts: Counts::default(),
             faults: vec![],
@@ -142,9 +142,9 @@ impl State {
         place
     }
 
-    /// Number of the next allocation: unique among processes that can see it.
+    /// Returns the number of the next allocation, unique among all processes that can see it.
     pub fn id(&self) -> u64 {
-        // Relaxed: only the number's being unique matters.
+        // Relaxed: only uniqueness matters.
         (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -159,7 +159,7 @@ impl State {
         self.processes.iter().fold(Counts::default(), |sum, process| sum.with(&process.counts))
     }
 
-    /// Which device of the machine an ordinal is.
+    /// Converts an ordinal to the machine's device.
     pub fn machine_device(&self, place: usize, ordinal: u32) -> Result<u32, DeviceError> {
         let visible = &self.processes[place].visible;
         visible.get(ordinal as usize).copied().ok_or(DeviceError::NoDevice(visible.len() as u32))
@@ -173,7 +173,7 @@ impl State {
         !self.parted.contains(&(a.min(b), a.max(b)))
     }
 
-    /// What every call begins with: it is counted, time passes, and it may be that it fails.
+    /// The start of every call: counts it, advances time, and applies an injected error.
     pub fn begin(&mut self, place: usize, ordinal: u32, call: Call) -> Result<u32, DeviceError> {
         self.processes[place].counts.calls.add(call);
         self.advance((self.behaviour.cost)(call));
@@ -251,13 +251,13 @@ impl State {
         Ok(())
     }
 
-    /// Makes what NICs wrote visible.
+    /// Makes writes of NICs visible.
     pub fn flush(&mut self, place: usize) {
         let process = &mut self.processes[place];
         for (at, bytes) in process.unflushed.drain(..) {
             if let Some(range) = process.space.range(at) {
-                // SAFETY: the bytes lay within the range when they were written,
-                // and the range is the same.
+                // SAFETY: the bytes lay within the range when they were written, and it has not
+                // been replaced.
                 unsafe {
                     let to = range.data().add(at.offset as usize);
                     to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -273,7 +273,7 @@ impl State {
         for (place, len) in space.places(from, len as u64)? {
             let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
             let into = &mut bytes[at..at + len as usize];
-            // SAFETY: so many bytes from there lie within the range, and the slice has as many.
+            // SAFETY: that many bytes lie within the range and in the slice.
             unsafe {
                 let from = range.data().add(place.offset as usize);
                 into.as_mut_ptr().copy_from_nonoverlapping(from, into.len());
@@ -289,7 +289,7 @@ impl State {
         for (place, len) in space.places(to, bytes.len() as u64)? {
             let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
             let these = &bytes[at..at + len as usize];
-            // SAFETY: as many bytes lie within the range.
+            // SAFETY: that many bytes lie within the range.
             unsafe {
                 let to = range.data().add(place.offset as usize);
                 to.copy_from_nonoverlapping(these.as_ptr(), these.len());
@@ -299,7 +299,7 @@ impl State {
         Ok(())
     }
 
-    /// Memory of a simulated process, by its number.
+    /// Returns memory of a simulated process by its number.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process = self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
         process.space.all().find_map(|(_, range)| match &range.what {
@@ -309,11 +309,11 @@ impl State {
     }
 }
 
-/// When a real process began, in ticks since the machine did.
+/// Returns the start time of a real process, in clock ticks since boot.
 pub(super) fn start_time(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The bracketed name may hold anything. The wanted field is number 22;
-    // the one after the name is number 3.
+    // The name in brackets may contain anything. The field is number 22; the one after the name is
+    // number 3.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Why memory of a peer cannot be had.
+//! Why memory of a peer cannot be imported.
 
 use std::fmt;
 
@@ -6,56 +6,56 @@ use fishplate_core::mem::Peer;
 
 use crate::{AllocId, DeviceError};
 
-/// Why memory of a peer cannot be had.
+/// Why memory of a peer cannot be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// There is no such peer, or it is gone.
+    /// The peer is unknown or has failed.
     PeerGone,
-    /// The time given has passed without an answer.
+    /// The deadline expired.
     Deadline,
-    /// The peer does not export it, or no longer.
+    /// The peer does not export it.
     NotExported,
-    /// The peer has taken it back.
+    /// The peer revoked it.
     Revoked,
-    /// It was looked up in an earlier life of the peer.
+    /// It was looked up in an earlier incarnation of the peer.
     Incarnation,
-    /// This version was followed by others and is not remembered.
+    /// This version is older than the versions that the peer keeps.
     Gone,
     /// Revoked, then offered again, while earlier transfers are in flight: finish them first.
     Busy,
     /// The range does not lie inside the allocation, in bytes.
     OutOfBounds {
-        /// First byte asked for.
+        /// Requested offset.
         offset: u64,
-        /// Length asked for.
+        /// Requested length.
         len: u64,
         /// Size of the allocation.
         size: u64,
     },
-    /// The peer said another size than the allocation has, in bytes.
+    /// The peer announced a size that differs from that of the allocation.
     Size {
-        /// What it said.
+        /// Announced size, in bytes.
         told: u64,
-        /// What there is.
+        /// Actual size, in bytes.
         actual: u64,
     },
-    /// More is in use than may be open at once.
+    /// The limit of open memory is reached, and all of it is in use.
     Full,
-    /// So much waits to be said to the peer that no more is taken for now.
+    /// The queue of packets to the peer is full: retry.
     Again,
-    /// An import that was released, or never given.
+    /// The import was released, or never existed.
     Stale,
-    /// What the device says.
+    /// The device's error.
     Device(DeviceError),
 }
 
-/// What a peer's memory was wanted for in vain: which peer, and which allocation if that was known.
+/// A failed import: the peer, and the allocation if it was known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportError {
     /// The peer.
     pub peer: Peer,
-    /// The allocation, as the peer numbers them.
+    /// The allocation, as the peer numbers it.
     pub alloc: Option<AllocId>,
     /// Why.
     pub why: Fault,
@@ -65,21 +65,25 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::PeerGone => f.write_str("the peer is gone"),
-            Fault::Deadline => f.write_str("no answer in the time given"),
+            Fault::Deadline => f.write_str("no answer before the deadline"),
             Fault::NotExported => f.write_str("the peer does not export it"),
-            Fault::Revoked => f.write_str("the peer has taken it back"),
-            Fault::Incarnation => f.write_str("it was looked up before the peer was started again"),
-            Fault::Gone => f.write_str("the version is too old to be remembered"),
-            Fault::Busy => f.write_str("transfers from before it was revoked are under way"),
+            Fault::Revoked => f.write_str("the peer has revoked it"),
+            Fault::Incarnation => f.write_str("it was looked up before the peer restarted; look it up again"),
+            Fault::Gone => f.write_str("the peer no longer keeps this version; ask for a newer one"),
+            Fault::Busy => {
+                f.write_str("transfers from before its revocation are in flight; retry once they are done")
+            }
             Fault::OutOfBounds { offset, len, size } => {
-                write!(f, "{len} bytes at {offset} are not inside its {size} bytes")
+                write!(f, "{len} bytes at offset {offset} exceed its {size} bytes")
             }
             Fault::Size { told, actual } => {
-                write!(f, "it has {actual} bytes, and the peer said {told}")
+                write!(f, "the peer announced {told} bytes, and it has {actual}")
             }
-            Fault::Full => f.write_str("too much is imported and in use"),
-            Fault::Again => f.write_str("too much waits to be said to the peer"),
-            Fault::Stale => f.write_str("not an import that is held"),
+            Fault::Full => {
+                f.write_str("the limit of imported memory is reached; release imports, or raise the limit")
+            }
+            Fault::Again => f.write_str("the queue to the peer is full; retry"),
+            Fault::Stale => f.write_str("not a current import"),
             Fault::Device(error) => error.fmt(f),
         }
     }

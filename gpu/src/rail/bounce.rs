@@ -23,7 +23,7 @@ use fishplate_core::sync::host::Host;
 use super::queue::Place;
 use super::{GpuConfig, GpuRail};
 use crate::Device;
-use crate::pair::{Board, Layout};
+use crate::pair::{Layout, PairSegment};
 use crate::relay::{Incoming, Outgoing, Piece};
 
 /// The kind of a job.
@@ -99,11 +99,16 @@ impl Relay {
     ///
     /// # Safety
     /// The segments stay mapped while this exists, and no other one uses them.
-    pub(super) unsafe fn new(mine: &Board, theirs: &Board, layout: Layout, config: &GpuConfig) -> Self {
+    pub(super) unsafe fn new(
+        mine: &PairSegment,
+        theirs: &PairSegment,
+        layout: Layout,
+        config: &GpuConfig,
+    ) -> Self {
         let slots = layout.slots as usize;
         let most_jobs = usize::from(config.ops);
         Relay {
-            // SAFETY: both boards have the layout's places; the rest is handed on to our caller.
+            // SAFETY: both segments have the layout's places; the rest is handed on to our caller.
             out: unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), layout.slots) },
             // SAFETY: likewise.
             input: unsafe { Incoming::new(theirs.descriptors(), mine.acks(), layout.slots) },

@@ -292,10 +292,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             }
         }
         if let Some(shared) = known.shared {
-            for (at, board) in [(shared.mine_at, shared.mine), (shared.theirs_at, shared.theirs)] {
+            for (at, record) in [(shared.mine_at, shared.mine), (shared.theirs_at, shared.theirs)] {
                 if at.is_some() && !moving {
                     // SAFETY: nothing that uses it is under way.
-                    let _ = unsafe { self.sharing.driver().unpin(board.ptr()) };
+                    let _ = unsafe { self.sharing.driver().unpin(record.ptr()) };
                 }
             }
             if moving {

@@ -1,6 +1,5 @@
-//! The rail over the fake driver: processes of a fake machine in one real one, with real sockets
-//! and segments between them. Whatever a real driver would not forgive is in
-//! [`FakeDriver::violations`], which every test looks at.
+//! The rail over the fake driver: simulated processes of one machine in one real process, joined by
+//! real sockets and segments. Every test checks that [`FakeDriver::violations`] is empty.
 
 mod bounces;
 mod direct;
@@ -20,15 +19,15 @@ use fishplate_shm::{Link, Role, socket_pair};
 
 use super::*;
 use crate::fake::{Behaviour, Call, FakeDevice, FakeDriver, FakeProcess, MemoryKind};
-use crate::share::board;
+use crate::share::record;
 use crate::testing::{Random, Seen, soon};
 
 type FakeRail = GpuRail<FakeDevice, SpinHost>;
 
-/// The other end, for either of a [`Pair`].
+/// The other end, for both ends of a [`Pair`].
 const PEER: Peer = Peer(3);
 
-/// Polls after which what has not come is held to be lost.
+/// Polls after which something that has not arrived counts as lost.
 const PATIENCE: u32 = 200_000;
 
 fn small() -> GpuConfig {
@@ -47,7 +46,7 @@ fn shm() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 256, ..ShmConfig::default() }
 }
 
-/// A region of device memory, registered.
+/// A registered region of device memory.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     at: DevicePtr,
@@ -67,7 +66,7 @@ impl Memory {
 
 fn device_region(at: DevicePtr, len: usize) -> Region {
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: memory of the fake driver, which is there until its process ends.
+    // SAFETY: memory of the fake driver, valid until its process ends.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
@@ -90,17 +89,17 @@ fn poke(rail: &FakeRail, memory: &Memory, offset: usize, bytes: &[u8]) {
     process(rail).poke(memory.at.at(offset as u64), bytes).unwrap();
 }
 
-/// A rail of a process of its own. Its clock counts calls, 0.1 ms each.
+/// A rail of a new process. Its clock advances 0.1 ms per call.
 fn rail(process: &FakeProcess, config: GpuConfig) -> FakeRail {
     GpuRail::new(process.device(0).unwrap(), SpinHost::new(100_000), shm(), config).unwrap()
 }
 
-/// Attaches two rails to each other, each by its number at the other, like two separate processes.
+/// Attaches two rails to each other, like two separate processes.
 fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(bool, bool); 2] {
     let (x, y) = socket_pair().unwrap();
     let meet = |profile: GpuProfile, socket, role| {
         let mut link = Link::over(socket, role, profile.profile(), soon()).unwrap();
-        board(&mut link.line()).home = false;
+        record(&mut link.line()).home = false;
         profile.agree(link, soon()).unwrap()
     };
     let profile = b.profile();
@@ -113,7 +112,7 @@ fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(boo
     active
 }
 
-/// Two processes, and a region of each, imported by the other.
+/// Two processes with a region each, imported by the other.
 struct Pair {
     driver: FakeDriver,
     rails: [FakeRail; 2],
@@ -130,7 +129,7 @@ impl Pair {
         Self::of(driver, processes, [config.clone(), config])
     }
 
-    /// On two devices that cannot reach each other.
+    /// A pair on two devices that cannot reach each other.
     fn apart(behaviour: Behaviour, config: GpuConfig, seed: u64) -> Self {
         let driver = FakeDriver::new(behaviour, seed);
         driver.part(0, 1);
@@ -163,11 +162,11 @@ impl Pair {
         panic!("{what}: {:?}", self.seen);
     }
 
-    /// Posts a write of the first end's memory to the second's, when there is room.
+    /// Posts a write from the first end's memory to the second's, once there is room.
     fn write(&mut self, from: usize, to: usize, len: usize, data: Option<u32>, cx: u64) -> Posted {
         let (local, remote) = (self.memory[0].local(from, len), self.memory[1].remote(to));
         for _ in 0..PATIENCE {
-            // SAFETY: the memory is there until the pair is dropped.
+            // SAFETY: the memory outlives the pair.
             match unsafe { self.rails[0].post_write(PEER, local, remote, data, cx) } {
                 Ok(posted) => return posted,
                 Err(PostError::Again) => self.poll(),
@@ -194,13 +193,13 @@ impl Pair {
         self.seen[0].done.iter().find(|(done, _)| *done == cx).map(|(_, result)| *result)
     }
 
-    /// Whether nothing is left that the device was given, at either end.
+    /// Checks that the device work of both ends has finished.
     fn check(self) {
         let Pair { driver, rails, .. } = self;
         let processes = [0, 1].map(|i| process(&rails[i]).clone());
         drop(rails);
         driver.drain();
-        assert_eq!(driver.violations(), [], "what a driver would not forgive");
+        assert_eq!(driver.violations(), [], "violations");
         for process in processes {
             let counts = process.counts();
             assert_eq!((counts.opens, counts.pins), (counts.closes, counts.unpins), "{counts:?}");
@@ -208,7 +207,7 @@ impl Pair {
     }
 }
 
-/// Bytes that come again with the same seed.
+/// Pseudo-random bytes, equal for equal seeds.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     Random(seed | 1 << 40).bytes(len)
 }

@@ -1,4 +1,4 @@
-//! What the owner of memory does: registers, publishes, and takes back.
+//! The owner's side: registers, publishes and revokes memory.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use fishplate_shm::extension::Line;
 
 use super::importing::fault;
 
-use super::{Links, Sharing, board};
+use super::{Links, Sharing, record};
 use crate::error::{AllocId, ExportError};
 use crate::export::{Exports, Registration};
 use crate::import::{Fault, ImportError};
@@ -16,36 +16,34 @@ use crate::revoke::RevokeError;
 use crate::wire::{self, Ask};
 use crate::{Device, DeviceError, DevicePtr};
 
-/// Exports of which nothing is registered that are taken back at once, to make room.
+/// Exports without registrations that are revoked at once to make room.
 const RECLAIMED: usize = 32;
 
-/// What is published, and whether anything had to be said for it.
+/// The result of publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Where the buffer is.
     pub binding: Binding,
-    /// Whether the peer was told; it knew already otherwise.
+    /// Whether a packet was sent. Otherwise the peer knew already.
     pub told: bool,
 }
 
-/// Why a peer was not told. Nothing has changed.
+/// Why a version was not published to a peer. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TellError {
-    /// The version cannot be.
+    /// The version is invalid.
     Publish(PublishError),
     /// The range is not registered, or its allocation is being revoked.
     Export(ExportError),
-    /// The peer cannot be told.
+    /// The peer cannot be reached.
     Peer(ImportError),
 }
 
 impl<D: Device> Sharing<D> {
-    /// Registers a range of this device's memory. One driver call or two if its allocation is
-    /// exported already, of virtual memory for each physical segment of it. Memory found to have
-    /// been freed and taken again is taken back from its importers, and what is outgrown; when
-    /// there is no room for another export, so are some allocations of which no range is registered
-    /// any more.
+    /// Registers a range of this device's memory. If its allocation is exported already, this takes
+    /// one or two driver calls, for virtual memory per physical segment. Superseded and outgrown
+    /// exports are revoked. At the limit of exports, so are some without registrations.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -63,15 +61,15 @@ impl<D: Device> Sharing<D> {
         registered
     }
 
-    /// Takes a registration back. Peers may still have the allocation open:
-    /// [`revoke`](Sharing::revoke) it before it is freed.
+    /// Deregisters a range. Peers may still have the allocation open: [`revoke`](Sharing::revoke)
+    /// it before it is freed.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         self.exports.deregister(registration)
     }
 
-    /// Asks the driver whether the memory is still what was registered; if not it is taken back
-    /// from its importers. One or two driver calls for each physical segment, for callers who do
-    /// not trust whoever frees memory.
+    /// Checks with the driver that the memory is still the registered one, and otherwise revokes
+    /// it. One or two driver calls per physical segment. For callers that do not control who frees
+    /// memory.
     pub fn verify<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -88,12 +86,12 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Tells a peer where a buffer is, unless it knows. The version is the user's, or one of our
-    /// own: greater than all before it. The handle of the allocation goes before the first version
-    /// that lies in it, so the peer can open it without asking.
+    /// Publishes a buffer's location to a peer, unless it knows. The version is the caller's, or an
+    /// automatic one that is greater than all before. The allocation's handle goes before the first
+    /// version that lies in it, so the peer can open it without a request.
     ///
     /// # Errors
-    /// See [`TellError`]. Where the link has no room for now, the peer is not told, and may ask.
+    /// See [`TellError`]. If the link has no room, the peer is not told, and may ask.
     pub fn publish<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -111,8 +109,8 @@ impl<D: Device> Sharing<D> {
             return Err(gone);
         }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
-        let told = board(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // Known from here on: who is not told of it may ask.
+        let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
+        // Published from here on: a peer that was not told may ask.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);
@@ -126,11 +124,11 @@ impl<D: Device> Sharing<D> {
         Ok(Published { binding, told })
     }
 
-    /// Takes a buffer back from all who were told of it.
+    /// Withdraws a buffer from all peers that know it.
     pub fn unpublish<L: Links + ?Sized>(&mut self, links: &mut L, buffer: u64) -> bool {
         for number in 0..links.bound() {
             if let Some(mut line) = links.line(Peer(number))
-                && board(&mut line).told.remove(&buffer).is_some()
+                && record(&mut line).told.remove(&buffer).is_some()
             {
                 line.tell(wire::unpublish(buffer), None);
             }
@@ -141,7 +139,7 @@ impl<D: Device> Sharing<D> {
     fn serve_queries<L: Links + ?Sized>(&mut self, links: &mut L, buffer: u64) {
         for number in 0..links.bound() {
             if let Some(mut line) = links.line(Peer(number))
-                && board(&mut line).queries.iter().any(|(wanted, _)| *wanted == buffer)
+                && record(&mut line).queries.iter().any(|(wanted, _)| *wanted == buffer)
             {
                 self.answer_queries(&mut line);
             }
@@ -149,20 +147,19 @@ impl<D: Device> Sharing<D> {
     }
 
     pub(super) fn answer_queries(&mut self, line: &mut Line<'_>) {
-        for (buffer, wanted) in std::mem::take(&mut board(line).queries) {
+        for (buffer, wanted) in std::mem::take(&mut record(line).queries) {
             match self.publications.look(buffer, wanted) {
                 Found::Here(binding) => {
                     tell(&self.exports, &self.device, line, buffer, binding);
                 }
-                Found::NotYet => board(line).queries.push((buffer, wanted)),
+                Found::NotYet => record(line).queries.push((buffer, wanted)),
                 Found::Gone => line.tell(wire::refuse(Ask::Buffer(buffer, wanted)), None),
             }
         }
     }
 
-    /// Begins to take an allocation back from all who may have it open. It must not be freed before
-    /// [`awaited`](Sharing::awaited) names nobody any more. Beginning again what has begun changes
-    /// nothing.
+    /// Starts to revoke an allocation from all peers that may have it open. Do not free it before
+    /// [`awaited`](Sharing::awaited) is empty. Repeating it changes nothing.
     pub fn revoke<L: Links + ?Sized>(&mut self, links: &mut L, alloc: AllocId) -> Result<(), ExportError> {
         if self.exports.retire(alloc)? {
             self.take_back(links, alloc);
@@ -176,10 +173,10 @@ impl<D: Device> Sharing<D> {
         for number in 0..links.bound() {
             let peer = Peer(number);
             let Some(mut line) = links.line(peer) else { continue };
-            for told in board(&mut line).told.values_mut() {
+            for told in record(&mut line).told.values_mut() {
                 *told = told.filter(|binding| binding.alloc != alloc);
             }
-            if line.ended().is_none() && board(&mut line).given.contains(&alloc) {
+            if line.ended().is_none() && record(&mut line).given.contains(&alloc) {
                 awaited.push((peer, line.incarnation()));
             }
         }
@@ -193,19 +190,19 @@ impl<D: Device> Sharing<D> {
         self.settle();
     }
 
-    /// Gives an allocation to peers again whose revocation is not over.
+    /// Cancels a pending revocation.
     pub fn call_off(&mut self, alloc: AllocId) -> Result<(), ExportError> {
         self.exports.resume(alloc)?;
         self.revocations.call_off(alloc);
         Ok(())
     }
 
-    /// The peers that may still have an allocation open which is being revoked.
+    /// The peers that may still have an allocation open that is being revoked.
     pub fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.revocations.awaited(alloc)
     }
 
-    /// Takes an allocation back and waits until nobody has it open: then it may be freed.
+    /// Revokes an allocation and waits until no peer has it open: then it may be freed.
     pub fn revoke_and_wait<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -231,12 +228,13 @@ impl<D: Device> Sharing<D> {
     }
 }
 
-/// Gives a peer the handle of an allocation, unless it has it or may not. Whether it may.
+/// Sends a peer the handle of an allocation, unless it has it already. Returns whether the peer may
+/// have it.
 pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, alloc: AllocId) -> bool {
     let Some((size, handle)) = exports.handle(alloc) else { return false };
     let uuid = device.caps().uuid;
-    board(line).given.insert(alloc);
-    if board(line).home {
+    record(line).given.insert(alloc);
+    if record(line).home {
         line.tell(wire::export(alloc, size, &uuid, None), None);
     } else {
         line.tell(wire::export(alloc, size, &uuid, Some(&handle)), Some(handle));
@@ -244,14 +242,14 @@ pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>
     true
 }
 
-/// Tells a peer where a buffer is, after the handle of its allocation if it was never given that.
+/// Sends a peer the location of a buffer, after the handle of its allocation if needed.
 fn tell<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, buffer: u64, binding: Binding) {
-    if !board(line).given.contains(&binding.alloc) && !give(exports, device, line, binding.alloc) {
+    if !record(line).given.contains(&binding.alloc) && !give(exports, device, line, binding.alloc) {
         return;
     }
     line.tell(wire::publish(buffer, &binding), None);
-    let told = board(line).told.entry(buffer).or_default();
-    // An older version may have been asked for.
+    let told = record(line).told.entry(buffer).or_default();
+    // The peer may have asked for an older version.
     if told.is_none_or(|told| told.version < binding.version) {
         *told = Some(binding);
     }

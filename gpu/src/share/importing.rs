@@ -1,10 +1,10 @@
-//! What a peer of the owner does: finds out where a buffer is, and imports it.
+//! The importer's side: looks up buffers of peers, and imports them.
 
 use std::time::Instant;
 
 use fishplate_core::mem::Peer;
 
-use super::{Links, Sharing, board};
+use super::{Links, Sharing, record};
 use crate::Device;
 use crate::error::AllocId;
 use crate::import::{Fault, ImportError, ImportId, Imported};
@@ -16,7 +16,7 @@ pub(super) fn fault(peer: Peer, alloc: Option<AllocId>, why: Fault) -> ImportErr
 }
 
 impl<D: Device> Sharing<D> {
-    /// Where a buffer of a peer is, if the peer has said so.
+    /// Returns the location of a peer's buffer, if the peer has sent it.
     pub fn look_up<L: Links + ?Sized>(
         &self,
         links: &mut L,
@@ -25,13 +25,13 @@ impl<D: Device> Sharing<D> {
         wanted: Wanted,
     ) -> Option<DirectToken> {
         let mut line = links.line(peer)?;
-        let binding = board(&mut line).find(buffer, wanted)?;
+        let binding = record(&mut line).find(buffer, wanted)?;
         Some(DirectToken { incarnation: line.incarnation(), binding })
     }
 
-    /// As [`look_up`](Sharing::look_up), taking in what has arrived; if the peer has not said it,
-    /// it is asked to, as soon as it can. Does not wait.
-    pub fn fetch<L: Links + ?Sized>(
+    /// As [`look_up`](Sharing::look_up), after handling the messages that have arrived. If the
+    /// location is unknown, requests it from the peer. Does not wait.
+    pub fn query<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
         peer: Peer,
@@ -49,16 +49,16 @@ impl<D: Device> Sharing<D> {
             return Ok(found);
         }
         let ask = Ask::Buffer(buffer, wanted);
-        if board(&mut line).refused(ask) {
+        if record(&mut line).refused(ask) {
             return Err(fault(peer, None, Fault::Gone));
         }
-        for packet in board(&mut line).ask(ask) {
+        for packet in record(&mut line).ask(ask) {
             line.tell(packet, None);
         }
         Ok(None)
     }
 
-    /// Waits until the peer has said where a buffer is.
+    /// Waits for the location of a peer's buffer.
     pub fn wait<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -68,7 +68,7 @@ impl<D: Device> Sharing<D> {
         deadline: Instant,
     ) -> Result<DirectToken, ImportError> {
         loop {
-            if let Some(found) = self.fetch(links, peer, buffer, wanted)? {
+            if let Some(found) = self.query(links, peer, buffer, wanted)? {
                 return Ok(found);
             }
             if !self.sleep(links, deadline) {
@@ -78,7 +78,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Waits for the place of a peer's buffer and opens it: the first transfer finds it open.
+    /// Waits for the location of a peer's buffer and opens it, so that the first transfer finds it
+    /// open.
     pub fn prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -91,8 +92,8 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
-    /// As [`prefetch`](Sharing::prefetch), without waiting: `None` until the peer has said what is
-    /// needed, which it is asked for.
+    /// As [`prefetch`](Sharing::prefetch), without waiting. Returns `None` until the peer has
+    /// answered the requests.
     pub fn try_prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -100,14 +101,14 @@ impl<D: Device> Sharing<D> {
         buffer: u64,
         wanted: Wanted,
     ) -> Result<Option<(DirectToken, Imported)>, ImportError> {
-        let Some(token) = self.fetch(links, peer, buffer, wanted)? else { return Ok(None) };
+        let Some(token) = self.query(links, peer, buffer, wanted)? else { return Ok(None) };
         let Binding { alloc, offset, len, .. } = token.binding;
-        // Found in this life of the peer: nothing was heard since.
+        // Found in this incarnation of the peer: no message was handled since.
         let imported = self.try_import(links, peer, alloc, offset, len)?;
         Ok(imported.map(|imported| (token, imported)))
     }
 
-    /// Imports what a token names, which must be of this life of the peer.
+    /// Imports the range of a token, which must be of this incarnation of the peer.
     pub fn open_direct<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -124,8 +125,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Imports a range of an allocation of a peer. Opens the allocation if it is not open, and asks
-    /// the peer for its handle if it has not sent it. What is open costs no system call.
+    /// Imports a range of a peer's allocation. Opens the allocation if needed, and requests its
+    /// handle if the peer has not sent it. An open allocation costs no system call.
     pub fn import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -148,14 +149,13 @@ impl<D: Device> Sharing<D> {
 
     fn give_up<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer, ask: Ask) {
         if let Some(mut line) = links.line(peer)
-            && let Some(packet) = board(&mut line).give_up(ask)
+            && let Some(packet) = record(&mut line).give_up(ask)
         {
             line.tell(packet, None);
         }
     }
 
-    /// As [`import`](Sharing::import), without waiting:
-    /// asks for the handle, and is `None` until it comes.
+    /// As [`import`](Sharing::import), without waiting: returns `None` until the handle arrives.
     pub fn try_import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -164,7 +164,7 @@ impl<D: Device> Sharing<D> {
         offset: u64,
         len: u64,
     ) -> Result<Option<Imported>, ImportError> {
-        // What is open needs no look at any socket.
+        // An open allocation needs no look at a socket.
         if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
             return found.map(Some);
         }
@@ -178,15 +178,15 @@ impl<D: Device> Sharing<D> {
             return Err(error(Fault::PeerGone));
         }
         let incarnation = line.incarnation();
-        if let Some(offer) = board(&mut line).accept(alloc) {
+        if let Some(offer) = record(&mut line).accept(alloc) {
             let opened = self.imports.open(&mut self.device, peer, incarnation, offer, offset, len);
             return opened.map(Some).map_err(error);
         }
         let ask = Ask::Alloc(alloc);
-        if board(&mut line).refused(ask) {
+        if record(&mut line).refused(ask) {
             return Err(error(Fault::NotExported));
         }
-        for packet in board(&mut line).ask(ask) {
+        for packet in record(&mut line).ask(ask) {
             line.tell(packet, None);
         }
         Ok(None)
@@ -208,7 +208,7 @@ impl<D: Device> Sharing<D> {
         Some(found.map_err(|why| fault(peer, Some(alloc), why)))
     }
 
-    /// Gives an import back.
+    /// Releases an import.
     pub fn release(&mut self, id: ImportId) {
         self.imports.release(id);
     }

@@ -1,9 +1,9 @@
-//! What went wrong in others, one test each.
+//! Known bugs of other implementations, one test each.
 
 use super::*;
 use crate::wire::Offer;
 
-/// A handle of an allocation, as it comes from a peer.
+/// The handle of an allocation, as a peer sends it.
 fn offer(of: &mut End<FakeDevice>, base: DevicePtr, alloc: AllocId) -> Offer {
     let device = of.sharing.driver();
     let allocation = device.allocation(base).unwrap();
@@ -38,7 +38,7 @@ fn b1_a_mapping_that_is_replaced_is_closed() {
 }
 
 #[test]
-fn b1_a_handle_offered_again_is_not_kept_twice() {
+fn b1_a_handle_offered_twice_is_kept_once() {
     let (_, mut a, mut b) = pair(Behaviour { kind: MemoryKind::Virtual, ..Behaviour::PLAIN });
     let base = a.alloc(1 << 16);
     let at = a.register(base, 1 << 16).unwrap();
@@ -53,20 +53,20 @@ fn b1_a_handle_offered_again_is_not_kept_twice() {
         settle(&mut a, &mut b);
         assert_eq!(import_from(&mut b, &mut a, &at).unwrap(), imported);
     }
-    // The one that was not needed.
+    // The handle that was not needed is closed.
     assert_eq!(copies(fd.as_fd()), before + 1);
     assert_eq!(opened(b.process()), (1, 0));
 }
 
 #[test]
-fn b11_nothing_of_an_earlier_life_of_the_peer_is_believed() {
+fn b11_state_of_an_earlier_incarnation_is_dropped() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
     a.process().poke(base, b"old").unwrap();
     let at = a.register(base, 4096).unwrap();
     let told = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
     let (old, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // It dies, and comes again: the same numbers for other memory.
+    // The peer dies and restarts: the same numbers name other memory.
     a.process().kill();
     drop(a);
     let mut a = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -77,8 +77,8 @@ fn b11_nothing_of_an_earlier_life_of_the_peer_is_believed() {
     let again = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
     assert_eq!(told.binding.version, again.binding.version);
     b.turn();
-    let new = b.fetch(PEER, 1, Wanted::Version(1)).unwrap().unwrap();
-    // A new process counts its allocations from the beginning, as the old one did.
+    let new = b.query(PEER, 1, Wanted::Version(1)).unwrap().unwrap();
+    // A new process numbers its allocations from the start, as the old one did.
     let base = a.alloc(4096);
     a.process().poke(base, b"new").unwrap();
     at.alloc = a.register(base, 4096).unwrap().alloc;
@@ -100,13 +100,13 @@ fn b11_nothing_of_an_earlier_life_of_the_peer_is_believed() {
 }
 
 #[test]
-fn b12_memory_freed_and_taken_again_at_the_same_address_is_other_memory() {
+fn b12_memory_reallocated_at_the_same_address_is_new_memory() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
     let old = a.register(base, 1 << 20).unwrap();
     let first = a.publish(PEER, 1, &old);
     let (token, was) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // Nobody tells us.
+    // Freed without a revocation.
     a.free(base);
     assert_eq!(a.alloc(1 << 20), base);
     a.process().poke(base, b"fresh").unwrap();
@@ -116,20 +116,20 @@ fn b12_memory_freed_and_taken_again_at_the_same_address_is_other_memory() {
     assert!(!a.sharing.exports().holds(&old));
     let second = a.publish(PEER, 1, &new);
     assert!(second.told && second.binding.version > first.binding.version);
-    // The stale mapping is closed, without ever being used again.
+    // The stale mapping is closed without being used.
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (1, 1));
     assert_eq!(b.sharing.imports_mut().begin(was.id), Err(Fault::Revoked));
-    let now = b.fetch(PEER, 1, Wanted::Latest).unwrap().unwrap();
+    let now = b.query(PEER, 1, Wanted::Latest).unwrap().unwrap();
     let there = b.open(PEER, &now).unwrap();
     assert_eq!(b.read(&there, 5).unwrap(), b"fresh");
-    assert_eq!(b.fetch(PEER, 1, Wanted::Version(token.binding().version)), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Version(token.binding().version)), Ok(None));
     assert_eq!(driver.violations(), [fake::Violation::FreedWhileOpen]);
     assert_eq!(a.sharing.exports().len(), 1);
 }
 
 #[test]
-fn b12_what_lies_across_the_old_addresses_supersedes_all_of_them() {
+fn b12_memory_across_several_old_ranges_supersedes_all_of_them() {
     let (_, mut a, mut b) = pair(Behaviour { recycle: true, ..Behaviour::PLAIN });
     let base = a.alloc(1 << 20);
     let at = a.register(base.at(4096), 4096).unwrap();
@@ -137,23 +137,23 @@ fn b12_what_lies_across_the_old_addresses_supersedes_all_of_them() {
     settle(&mut a, &mut b);
     a.free(base);
     assert_eq!(a.alloc(1 << 20), base);
-    // Whoever asks is told, before another is registered.
+    // `verify` detects it before another registration does.
     assert_eq!(a.sharing.verify(&mut a.links[..], &at), Err(ExportError::Unknown(at.alloc)));
     settle(&mut a, &mut b);
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None));
     let new = a.register(base, 1 << 20).unwrap();
     assert!(a.publish(PEER, 1, &new).told);
     assert_eq!(a.sharing.verify(&mut a.links[..], &new), Ok(()));
 }
 
 #[test]
-fn b13_sizes_are_checked_by_whoever_uses_them() {
+fn b13_sizes_are_checked_at_every_use() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         let (driver, mut a, mut b) = pair(Behaviour { kind, ..Behaviour::PLAIN });
         let size = 1 << 16;
         let base = a.alloc(size);
         let at = a.register(base, size).unwrap();
-        // More than there is, on the way to the handle and when it is open.
+        // Too long, both while the handle is requested and once it is open.
         for (offset, len) in [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
             for _ in 0..2 {
                 let wrong = Registration { offset, len, ..at };
@@ -170,7 +170,7 @@ fn b13_sizes_are_checked_by_whoever_uses_them() {
         a.revoke(at.alloc).unwrap();
         settle(&mut a, &mut b);
 
-        // A peer that says another size than there is.
+        // A peer that announces a wrong size.
         let (_, handle) = {
             let at = a.register(base, size).unwrap();
             a.sharing.exports().handle(at.alloc).unwrap()
@@ -196,7 +196,7 @@ fn b13_sizes_are_checked_by_whoever_uses_them() {
 }
 
 #[test]
-fn b19_memory_has_no_name_that_anybody_could_guess() {
+fn b19_memory_has_no_guessable_name() {
     let names = || {
         let shm = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         shm.filter(|name| name.to_string_lossy().contains("fishplate")).collect::<Vec<_>>()
@@ -209,16 +209,16 @@ fn b19_memory_has_no_name_that_anybody_could_guess() {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     assert_eq!(path.to_str(), Some("/memfd:fishplate (deleted)"));
     assert_eq!(names(), before);
-    // Sealed: nobody can cut it short under a mapping.
-    // SAFETY: a call on our descriptor with plain numbers.
+    // Sealed: nobody can truncate it under a mapping. SAFETY: a call on our descriptor with plain
+    // numbers.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
 }
 
 #[test]
-fn b23_what_nobody_takes_does_not_pile_up() {
+fn b23_unread_messages_and_unused_state_stay_bounded() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
-    // A receiver that reads nothing: at some point the sender is told so, and keeps no more.
+    // The receiver reads nothing: eventually the sender gets an error, and keeps no more.
     let mut refused = 0;
     let mut last = None;
     for i in 0..20_000u64 {
@@ -237,9 +237,9 @@ fn b23_what_nobody_takes_does_not_pile_up() {
     for _ in 0..100 {
         settle(&mut a, &mut b);
     }
-    let token = b.fetch(PEER, 1, Wanted::Latest).unwrap().unwrap();
+    let token = b.query(PEER, 1, Wanted::Latest).unwrap().unwrap();
     assert_eq!(Some(token.binding()), last);
-    // One that reads: of many versions a few are kept, at both ends.
+    // The receiver reads: both ends keep only a few versions.
     let mut versions = Vec::new();
     for i in 0..10_000u64 {
         let at = a.register(base.at(i * 8), 8).unwrap();
@@ -247,15 +247,15 @@ fn b23_what_nobody_takes_does_not_pile_up() {
         a.sharing.deregister(&at);
         b.turn();
     }
-    let known = |version: &&u64| board(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
+    let known = |version: &&u64| record(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
     assert_eq!(versions.iter().filter(known).count(), VERSIONS_KEPT);
-    // Questions that nobody answers: a few stand, and the peer keeps no more than that.
+    // Requests without answers: a few are outstanding, and the peer keeps a bounded number.
     for version in 0..5000 {
-        assert_eq!(b.fetch(PEER, 77, Wanted::Version(u64::MAX - version)), Ok(None));
+        assert_eq!(b.query(PEER, 77, Wanted::Version(u64::MAX - version)), Ok(None));
         a.turn();
     }
-    assert!(board(&mut a.line(PEER)).queries.len() <= 32, "{}", board(&mut a.line(PEER)).queries.len());
-    // Names: no more than can be published at once, and the peer is told why not.
+    assert!(record(&mut a.line(PEER)).queries.len() <= 32, "{}", record(&mut a.line(PEER)).queries.len());
+    // Publications are limited, and the error names the limit.
     let at = a.register(base, 8).unwrap();
     let mut full = None;
     for buffer in 100..100 + MAX_BUFFERS as u64 {
@@ -274,11 +274,11 @@ fn b23_what_nobody_takes_does_not_pile_up() {
 }
 
 #[test]
-fn b24_offsets_count_from_the_allocation_wherever_that_begins() {
+fn b24_offsets_count_from_the_start_of_the_allocation() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         for handles_differ in [false, true] {
             let (driver, mut a, mut b) = pair(Behaviour { kind, handles_differ, ..Behaviour::PLAIN });
-            // Somewhere in between.
+            // Moves the next allocation off its usual place.
             a.alloc(4096 + 512);
             let base = a.alloc(5 << 20);
             assert_ne!(base.0 % (1 << 20), 0);
@@ -298,7 +298,7 @@ fn b24_offsets_count_from_the_allocation_wherever_that_begins() {
 }
 
 #[test]
-fn an_open_that_fails_leaves_nothing_and_may_be_tried_again() {
+fn a_failed_open_leaves_nothing_and_may_be_retried() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         let (_, mut a, mut b) = pair(Behaviour { kind, ..Behaviour::PLAIN });
         let base = a.alloc(1 << 16);
@@ -323,7 +323,7 @@ fn an_open_that_fails_leaves_nothing_and_may_be_tried_again() {
 }
 
 #[test]
-fn room_is_made_among_what_nobody_uses_the_one_for_longest_first() {
+fn eviction_takes_the_least_recently_used_unused_import() {
     let driver = FakeDriver::new(Behaviour::PLAIN, 7);
     let limits = ImportLimits { mappings: 3, bytes: 10_000 };
     let mut a = End::new(driver.process().device(0).unwrap(), limits);
@@ -339,7 +339,7 @@ fn room_is_made_among_what_nobody_uses_the_one_for_longest_first() {
     let error = import_from(&mut b, &mut a, &at[3]).unwrap_err();
     assert_eq!(error.why, Fault::Full, "all are in use");
     assert_eq!(opened(b.process()), (3, 0));
-    // The second is given back with a transfer still under way, then the third, then the first.
+    // The second is released with a transfer in flight, then the third, then the first.
     b.sharing.imports_mut().begin(there[1].id).unwrap();
     for i in [1, 2, 0] {
         b.sharing.release(there[i].id);
@@ -351,17 +351,17 @@ fn room_is_made_among_what_nobody_uses_the_one_for_longest_first() {
     assert_eq!([0, 1].map(|i| b.sharing.imports().is_open(there[i].id)), [false, true]);
     assert_eq!(opened(b.process()), (5, 2));
     assert_eq!(b.sharing.imports().stats().evictions, 2);
-    // Nothing is left that could go.
+    // Nothing is left to evict.
     assert_eq!(import_from(&mut b, &mut a, &at[0]).unwrap_err().why, Fault::Full);
     b.sharing.imports_mut().end(there[1].id);
     let again = import_from(&mut b, &mut a, &at[0]).unwrap();
     assert_eq!(opened(b.process()), (6, 3));
-    // More bytes than there may ever be.
+    // More bytes than the limit.
     let base = a.alloc(20_000);
     let large = a.register(base, 20_000).unwrap();
     b.sharing.release(again.id);
     assert_eq!(import_from(&mut b, &mut a, &large).unwrap_err().why, Fault::Full);
-    assert!(b.sharing.imports().is_open(again.id), "and nothing was closed for it");
+    assert!(b.sharing.imports().is_open(again.id), "and nothing was evicted for it");
     for imported in [fourth, fifth] {
         b.sharing.release(imported.id);
         b.sharing.release(imported.id);
@@ -372,7 +372,7 @@ fn room_is_made_among_what_nobody_uses_the_one_for_longest_first() {
 }
 
 #[test]
-fn an_offer_names_one_allocation() {
+fn an_offer_belongs_to_one_allocation() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
     let alloc = AllocId::from_key(9).unwrap();
@@ -388,14 +388,15 @@ fn an_offer_names_one_allocation() {
 }
 
 #[test]
-fn b23_exports_of_which_nothing_is_registered_make_room() {
+fn b23_exports_without_registrations_make_room() {
     let (driver, mut a, mut b) = pair(Behaviour { recycle: false, memory: 1 << 40, ..Behaviour::PLAIN });
     let mut first = None;
     for n in 0..MAX_EXPORTS as u64 + 100 {
         let base = a.alloc(64);
         let at = a.register(base, 64).unwrap();
         if n < 2 {
-            // One that is open and in use there, one that is open and not registered here any more.
+            // One export is open and in use at the peer; another is open there but not registered
+            // here.
             import_from(&mut b, &mut a, &at).unwrap();
         }
         if n == 0 {
@@ -408,8 +409,8 @@ fn b23_exports_of_which_nothing_is_registered_make_room() {
     assert!(a.sharing.exports().len() <= MAX_EXPORTS);
     assert!(a.sharing.exports().holds(&first.unwrap()));
     settle(&mut a, &mut b);
-    assert_eq!(opened(b.process()), (2, 1), "the second was taken back");
-    // All in use: said so.
+    assert_eq!(opened(b.process()), (2, 1), "the second was revoked");
+    // All are in use, which is an error.
     let mut error = None;
     for _ in 0..MAX_EXPORTS {
         let base = a.alloc(64);
@@ -423,12 +424,12 @@ fn b23_exports_of_which_nothing_is_registered_make_room() {
 }
 
 #[test]
-fn b18_devices_are_known_by_what_they_are_and_not_by_their_number() {
+fn b18_devices_are_identified_by_uuid_and_not_by_ordinal() {
     let driver = FakeDriver::new(Behaviour::PLAIN, 7);
     let end = |devices: &[u32]| {
         End::new(driver.process_seeing(devices).device(0).unwrap(), ImportLimits::default())
     };
-    // The same number for different devices, and devices that the other process does not see.
+    // The same ordinal for different devices, and devices that the other process does not see.
     for (theirs, ours) in [(&[1, 0][..], &[0, 1][..]), (&[1], &[0])] {
         let (mut a, mut b) = (end(theirs), end(ours));
         link(&mut a, 0, &mut b, 0);

@@ -1,4 +1,4 @@
-//! The host's memory as a device.
+//! Host memory as a device.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 
 #[test]
-fn allocations_have_their_own_pages_and_never_the_same_number() {
+fn allocations_have_their_own_pages_and_unique_ids() {
     let mut device = HostDevice::new();
     assert_eq!(device.alloc(0), Err(DeviceError::Exhausted));
     assert_eq!(device.alloc(u64::MAX), Err(DeviceError::Exhausted));
@@ -32,20 +32,20 @@ fn allocations_have_their_own_pages_and_never_the_same_number() {
 }
 
 #[test]
-fn only_sealed_memory_of_others_opens_and_only_at_its_size() {
+fn only_sealed_memory_of_another_process_opens_at_its_size() {
     let mut device = HostDevice::new();
     let base = device.alloc(4096).unwrap();
     let allocation = device.allocation(base).unwrap();
     let own = device.export(&allocation).unwrap();
     let other = fishplate_shm::extension::create(8192).unwrap();
     let mut open = |handle: &Handle, size| {
-        // SAFETY: memory that stays until the end of the test, or a handle that is refused.
+        // SAFETY: memory that lives until the end of the test, or a handle that is rejected.
         unsafe { device.open(handle, size) }
     };
     assert_eq!(open(&own, 4096), Err(DeviceError::SameProcess));
     assert_eq!(open(&Handle::Legacy([0; LEGACY_HANDLE]), 4096), Err(DeviceError::BadHandle));
     let handle = Handle::Descriptor(other.try_clone().unwrap());
-    assert_eq!(open(&handle, 8192), Err(DeviceError::BadHandle), "it could be cut short");
+    assert_eq!(open(&handle, 8192), Err(DeviceError::BadHandle), "it could be truncated");
     fishplate_shm::extension::seal(other.as_fd()).unwrap();
     assert_eq!(open(&handle, 4096), Err(DeviceError::BadHandle));
     let there = open(&handle, 8192).unwrap();
@@ -58,19 +58,19 @@ fn only_sealed_memory_of_others_opens_and_only_at_its_size() {
 }
 
 #[test]
-fn a_word_is_stored_after_what_was_copied_before_it() {
+fn a_word_is_stored_after_earlier_copies() {
     let mut device = HostDevice::new();
     let base = device.alloc(1 << 16).unwrap();
     let mut memory = vec![0u64; 1024];
     memory[3] = 42;
     let ptr = NonNull::from(&mut memory[..]).cast::<u8>();
-    // SAFETY: the vector stays until it is unpinned.
+    // SAFETY: the vector lives until it is unpinned.
     let pinned = unsafe { device.pin(ptr, 8192) }.unwrap();
     assert_eq!(device.host_view(pinned.at(8), 8184), NonNull::new(ptr.as_ptr().wrapping_add(8)));
     let word = device.host_view(base.at(4096), 8).unwrap().cast::<AtomicU64>();
     let word = word.as_ptr() as usize;
     let seen = std::thread::spawn(move || {
-        // SAFETY: mapped until the thread is joined, and accessed as an atomic alone.
+        // SAFETY: mapped until the thread is joined, and accessed only as an atomic.
         let word = unsafe { AtomicU64::from_ptr(word as *mut u64) };
         while word.load(Ordering::Acquire) != 77 {
             std::thread::yield_now();

@@ -1,18 +1,18 @@
-//! Peers that say what no correct one does: an error, and nothing else. No panic, nothing opened
-//! that is not what it must be, no descriptor kept, nothing that grows.
+//! Peers that send invalid messages get an error. Nothing panics, no unexpected memory is opened,
+//! no descriptor is kept, and nothing grows without bound.
 
 use std::sync::Arc;
 
 use fishplate_shm::extension::{Batch, Extension, Reader};
 
 use super::*;
-use crate::board::Board;
+use crate::record::LinkRecord;
 
 fn id(key: u64) -> AllocId {
     AllocId::from_key(key).unwrap()
 }
 
-/// A handle of segments of those sizes.
+/// A handle of segments of these sizes.
 fn segments(sizes: &[u64]) -> Handle {
     Handle::Segments(sizes.iter().map(|size| (junk(), *size)).collect())
 }
@@ -25,7 +25,7 @@ fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
         (wire::export(id(6), 4096, uuid, Some(&Handle::Descriptor(junk()))), 1),
         (wire::export(id(7), 4096, uuid, None), 0),
         (wire::export(id(8), 12288, uuid, Some(&segments(&[4096, 8192]))), 2),
-        (wire::fetch(id(5)), 0),
+        (wire::request(id(5)), 0),
         (wire::refuse(wire::Ask::Alloc(id(5))), 0),
         (wire::refuse(wire::Ask::Buffer(9, Wanted::Latest)), 0),
         (wire::publish(9, &binding), 0),
@@ -36,66 +36,66 @@ fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
     ]
 }
 
-/// Takes a packet in as the socket does, with so many descriptors.
-fn take(board: &mut Board, packet: &[u8], fds: usize) -> bool {
-    take_with(board, packet, fds, junk().as_fd())
+/// Handles a packet as the socket does, with this many descriptors.
+fn take(record: &mut LinkRecord, packet: &[u8], fds: usize) -> bool {
+    take_with(record, packet, fds, junk().as_fd())
 }
 
-/// The same, the descriptors being of this file.
-fn take_with(board: &mut Board, packet: &[u8], fds: usize, file: BorrowedFd<'_>) -> bool {
+/// The same, with descriptors of this file.
+fn take_with(record: &mut LinkRecord, packet: &[u8], fds: usize, file: BorrowedFd<'_>) -> bool {
     let Ok((kind, body)) = Reader::extension(packet) else { return false };
     let fds = (0..fds).map(|_| file.try_clone_to_owned().unwrap().into()).collect::<Vec<_>>();
     let mut fds = Batch::from(fds);
-    board.take(kind, body, &mut fds).is_ok() && fds.next().is_none()
+    record.take(kind, body, &mut fds).is_ok() && fds.next().is_none()
 }
 
 #[test]
-fn b18_every_bit_and_every_length_of_every_packet() {
-    let mut board = Board::default();
+fn b18_packets_with_a_flipped_bit_or_wrong_length_are_harmless() {
+    let mut record = LinkRecord::default();
     let file = junk();
     for (packet, fds) in packets(&[1; 16]) {
         let home = packet == wire::export(id(7), 4096, &[1; 16], None);
-        assert_eq!(take_with(&mut board, &packet, fds, file.as_fd()), !home, "{packet:?}");
+        assert_eq!(take_with(&mut record, &packet, fds, file.as_fd()), !home, "{packet:?}");
         for len in 0..packet.len() {
-            assert!(!take_with(&mut board, &packet[..len], fds, file.as_fd()), "cut at {len}");
+            assert!(!take_with(&mut record, &packet[..len], fds, file.as_fd()), "cut at {len}");
             let mut cut = packet[..len].to_vec();
             if len >= 16 {
-                // The length that it says agrees.
+                // The length field matches.
                 cut[12..16].copy_from_slice(&(len as u32).to_ne_bytes());
-                assert!(!take_with(&mut board, &cut, fds, file.as_fd()), "cut at {len}");
+                assert!(!take_with(&mut record, &cut, fds, file.as_fd()), "cut at {len}");
             }
         }
         let mut long = packet.clone();
         long.push(0);
-        assert!(!take_with(&mut board, &long, fds, file.as_fd()));
+        assert!(!take_with(&mut record, &long, fds, file.as_fd()));
         long[12..16].copy_from_slice(&(packet.len() as u32 + 1).to_ne_bytes());
-        assert!(!take_with(&mut board, &long, fds, file.as_fd()));
+        assert!(!take_with(&mut record, &long, fds, file.as_fd()));
         for bit in 0..packet.len() * 8 {
             let mut flipped = packet.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            let taken = take_with(&mut board, &flipped, fds, file.as_fd());
+            let taken = take_with(&mut record, &flipped, fds, file.as_fd());
             assert!(bit >= 128 || !taken || flipped[10] != packet[10], "bit {bit} of the head");
         }
         for wrong in (0..4).filter(|wrong| *wrong != fds) {
-            assert!(!take_with(&mut board, &packet, wrong, file.as_fd()), "{wrong} descriptors");
+            assert!(!take_with(&mut record, &packet, wrong, file.as_fd()), "{wrong} descriptors");
         }
-        // What is kept are handles that nobody has opened, a bounded number of them.
-        assert!(copies(file.as_fd()) <= 1 + board::MAX_DESCRIPTORS);
+        // Unopened handles are kept, up to the limit.
+        assert!(copies(file.as_fd()) <= 1 + record::MAX_DESCRIPTORS);
     }
 }
 
 #[test]
-fn b18_numbers_at_their_ends_are_refused() {
-    let mut board = Board::default();
+fn b18_extreme_numbers_are_refused() {
+    let mut record = LinkRecord::default();
     let alloc = id(5);
     for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (0, 0), (1 << 63, 1), (i64::MAX as u64, 1)] {
         let binding = Binding { version: 1, alloc, offset, len };
-        assert!(!take(&mut board, &wire::publish(1, &binding), 0), "{offset} {len}");
+        assert!(!take(&mut record, &wire::publish(1, &binding), 0), "{offset} {len}");
     }
-    assert!(!take(&mut board, &wire::publish(1, &Binding { version: 0, alloc, offset: 0, len: 1 }), 0));
+    assert!(!take(&mut record, &wire::publish(1, &Binding { version: 0, alloc, offset: 0, len: 1 }), 0));
     for size in [0, 1 << 63, u64::MAX] {
         let handle = Handle::Legacy([0; LEGACY_HANDLE]);
-        assert!(!take(&mut board, &wire::export(alloc, size, &[0; 16], Some(&handle)), 0), "{size}");
+        assert!(!take(&mut record, &wire::export(alloc, size, &[0; 16], Some(&handle)), 0), "{size}");
     }
     let whole = |sizes: &[u64], said: u64| wire::export(alloc, said, &[0; 16], Some(&segments(sizes)));
     for (sizes, said) in [
@@ -108,47 +108,47 @@ fn b18_numbers_at_their_ends_are_refused() {
         (&[1 << 62, 1 << 62], 1 << 63),
         (&[1; MAX_SEGMENTS + 1], MAX_SEGMENTS as u64 + 1),
     ] {
-        assert!(!take(&mut board, &whole(sizes, said), sizes.len()), "{} segments", sizes.len());
+        assert!(!take(&mut record, &whole(sizes, said), sizes.len()), "{} segments", sizes.len());
     }
-    // As many as there may be.
-    assert!(take(&mut board, &whole(&[1; MAX_SEGMENTS], MAX_SEGMENTS as u64), MAX_SEGMENTS));
+    // The most segments allowed.
+    assert!(take(&mut record, &whole(&[1; MAX_SEGMENTS], MAX_SEGMENTS as u64), MAX_SEGMENTS));
     // A version that changes its meaning.
     let binding = Binding { version: 1, alloc, offset: 0, len: 1 };
-    assert!(take(&mut board, &wire::publish(1, &binding), 0));
-    assert!(take(&mut board, &wire::publish(1, &binding), 0));
-    assert!(!take(&mut board, &wire::publish(1, &Binding { len: 2, ..binding }), 0));
+    assert!(take(&mut record, &wire::publish(1, &binding), 0));
+    assert!(take(&mut record, &wire::publish(1, &binding), 0));
+    assert!(!take(&mut record, &wire::publish(1, &Binding { len: 2, ..binding }), 0));
 }
 
 #[test]
-fn b18_what_a_peer_can_make_grow_has_an_end() {
-    let mut board = Board::default();
+fn b18_state_that_a_peer_controls_is_bounded() {
+    let mut record = LinkRecord::default();
     let handle = Handle::Legacy([0; LEGACY_HANDLE]);
     for key in 1..100_000 {
-        assert!(take(&mut board, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
+        assert!(take(&mut record, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
     }
-    assert_eq!((1..100_000).filter(|key| board.accept(id(*key)).is_some()).count(), board::MAX_OFFERS);
-    // Descriptors too, however many one handle has.
+    assert_eq!((1..100_000).filter(|key| record.accept(id(*key)).is_some()).count(), record::MAX_OFFERS);
+    // Descriptors too, whatever their number per handle.
     let file = junk();
     let many = segments(&[1; 120]);
     for key in 1..20 {
         let packet = wire::export(id(key), 120, &[0; 16], Some(&many));
-        assert!(take_with(&mut board, &packet, 120, file.as_fd()));
+        assert!(take_with(&mut record, &packet, 120, file.as_fd()));
     }
-    assert_eq!(copies(file.as_fd()) - 1, board::MAX_DESCRIPTORS / 120 * 120);
-    assert!(board.accept(id(19)).is_some() && board.accept(id(1)).is_none());
+    assert_eq!(copies(file.as_fd()) - 1, record::MAX_DESCRIPTORS / 120 * 120);
+    assert!(record.accept(id(19)).is_some() && record.accept(id(1)).is_none());
     let ends = |what: &dyn Fn(u64) -> Vec<u8>| {
-        let mut board = Board::default();
-        (1..100_000).position(|n| !take(&mut board, &what(n), 0))
+        let mut record = LinkRecord::default();
+        (1..100_000).position(|n| !take(&mut record, &what(n), 0))
     };
-    assert_eq!(ends(&|n| wire::fetch(id(n))), Some(MAX_EXPORTS));
+    assert_eq!(ends(&|n| wire::request(id(n))), Some(MAX_EXPORTS));
     assert_eq!(ends(&|n| wire::revoke(n, id(n))), Some(MAX_EXPORTS));
     assert_eq!(ends(&|n| wire::revoke_ack(n, id(n))), Some(MAX_EXPORTS));
     assert_eq!(ends(&|n| wire::query(n, Wanted::Latest, true)), Some(1024));
     let publish = |n| wire::publish(n, &Binding { version: 1, alloc: id(1), offset: 0, len: 1 });
     assert_eq!(ends(&publish), Some(MAX_BUFFERS));
-    // Answers to nothing are nothing.
-    assert!(take(&mut board, &wire::refuse(wire::Ask::Alloc(id(3))), 0));
-    assert!(!board.refused(wire::Ask::Alloc(id(3))));
+    // Answers without a request are ignored.
+    assert!(take(&mut record, &wire::refuse(wire::Ask::Alloc(id(3))), 0));
+    assert!(!record.refused(wire::Ask::Alloc(id(3))));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn b18_garbage_handles_are_errors_that_name_the_peer_and_the_allocation() {
     assert_eq!(b.sharing.imports().mapped(), (0, 0));
     let (opens, closes) = opened(b.process());
     assert_eq!(opens, closes);
-    // And the link is none the worse.
+    // The link still works.
     import_from(&mut b, &mut a, &at).unwrap();
     assert_eq!(driver.violations(), []);
 }
@@ -199,7 +199,7 @@ fn dup(handle: &Handle) -> OwnedFd {
 }
 
 #[test]
-fn b18_a_peer_that_says_anything_at_all() {
+fn b18_a_peer_that_sends_random_messages_is_harmless() {
     let seed = std::process::id().into();
     println!("seed {seed}");
     let mut random = Random(seed);
@@ -214,7 +214,7 @@ fn b18_a_peer_that_says_anything_at_all() {
         while a.line(PEER).ended().is_none() && known.len() < 200 {
             let all = packets(&uuid);
             let (mut packet, fds) = all[random.below(all.len())].clone();
-            // Mostly small numbers, so that they name something.
+            // Mostly small numbers, so that they hit existing objects.
             for word in packet[16..].chunks_exact_mut(8) {
                 match random.below(4) {
                     0 => word.copy_from_slice(&(random.below(12) as u64).to_ne_bytes()),
@@ -233,16 +233,16 @@ fn b18_a_peer_that_says_anything_at_all() {
                     .map(|found| assert!(found.is_none()));
             }
             for buffer in 0..12 {
-                let _ = b.fetch(PEER, buffer, Wanted::Latest);
+                let _ = b.query(PEER, buffer, Wanted::Latest);
             }
-            // Its own work goes on.
+            // Its own work continues.
             let again = b.register(base, 4096).unwrap();
             assert_eq!(again, at);
             a.line(PEER).pump();
         }
         assert_eq!(b.process().counts().opens, 0);
-        assert!(copies(file.as_fd()) <= 1 + board::MAX_DESCRIPTORS);
-        // Whatever it has said, it cannot keep us from taking back what is ours.
+        assert!(copies(file.as_fd()) <= 1 + record::MAX_DESCRIPTORS);
+        // Whatever the peer sent, memory can be revoked.
         a.links[0] = None;
         assert_eq!(b.sharing.revoke_and_wait(&mut b.links[..], at.alloc, soon()), Ok(()));
         b.free(base);

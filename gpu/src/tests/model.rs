@@ -1,38 +1,38 @@
-//! Random work of two processes against a model of it: registering, freeing, importing,
-//! transferring, revoking, dying, in any order. Every allocation is full of words that are its own,
-//! so that whatever is read through a mapping says where it came from.
+//! Random operations of two processes against a model: registering, freeing, importing,
+//! transferring, revoking and dying, in any order. Every allocation is filled with unique words, so
+//! a read through a mapping shows whose memory it is.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::fake::Violation;
 
-/// What is open at once, at most.
+/// Limits of open memory.
 const LIMITS: ImportLimits = ImportLimits { mappings: 3, bytes: 24_000 };
 
 /// An allocation of a side.
 struct Own {
     base: DevicePtr,
     size: u64,
-    /// What it is full of.
+    /// The word that fills it.
     word: u64,
     alloc: Option<AllocId>,
     registered: Vec<Registration>,
     revoking: bool,
-    /// A revocation was called off, and not all that was said of it has arrived.
+    /// A revocation was cancelled, and not all its messages have arrived.
     unsettled: bool,
 }
 
-/// A range of the peer's that is imported, and not given back.
+/// An imported range of the peer.
 struct Held {
     imported: Imported,
     alloc: AllocId,
     word: u64,
-    /// A revocation that was called off may have voided it.
+    /// A cancelled revocation may have invalidated it.
     doubtful: bool,
 }
 
-/// A copy under way.
+/// A copy in flight.
 struct Flight {
     id: ImportId,
     mark: Mark,
@@ -43,7 +43,7 @@ struct Flight {
 struct Side {
     end: End<FakeDevice>,
     own: Vec<Own>,
-    /// Every version ever published in this life: where it is, and what is there.
+    /// Every version ever published in this incarnation: its location and contents.
     published: BTreeMap<(u64, u64), (Binding, u64)>,
     held: Vec<Held>,
     flights: Vec<Flight>,
@@ -54,9 +54,9 @@ struct Run {
     random: Random,
     sides: Vec<Side>,
     words: u64,
-    /// Allocations that were freed behind everybody's back, and so perhaps while open.
+    /// Allocations freed without a revocation, possibly while open.
     behind: usize,
-    /// How often what happened.
+    /// How often each event happened.
     seen: BTreeMap<&'static str, u64>,
 }
 
@@ -66,8 +66,8 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// Whether the numbered allocation may be imported,
-    /// and was while any message has been in flight.
+    /// Whether the allocation may be imported, and could be as long as any message has been in
+    /// flight.
     fn steady(&self, alloc: AllocId) -> bool {
         self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
     }
@@ -90,7 +90,7 @@ impl Run {
         self.driver.behaviour().kind == MemoryKind::Segments
     }
 
-    /// How often the driver opens, closes or frees memory of so many bytes.
+    /// How often the driver opens, closes or frees memory of this size.
     fn pieces(&self, pieces: u64, bytes: u64) -> u64 {
         if self.segments() { bytes / 4096 } else { pieces }
     }
@@ -99,7 +99,7 @@ impl Run {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    /// Memory full of a word of its own.
+    /// Memory filled with a new word.
     fn fill(&mut self, s: usize, size: u64) -> (DevicePtr, u64) {
         self.words += 1;
         let base = self.sides[s].end.alloc(size);
@@ -153,7 +153,7 @@ impl Run {
     fn register(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
         let size = self.sides[s].own[i].size;
-        // Of several segments, the first and the last are always touched: so it is one allocation.
+        // With several segments, a range touches the first and the last, so that it is one export.
         let edge = if self.segments() { 4096 } else { size };
         let offset = 8 * self.random.below(edge as usize / 8) as u64;
         let least = (size - edge).saturating_sub(offset) + 8;
@@ -200,7 +200,7 @@ impl Run {
         self.note("published");
     }
 
-    /// Looks a buffer of the peer up, and opens what was found.
+    /// Looks up a buffer of the peer, and opens it.
     fn look_up(&mut self, s: usize) {
         let buffer = self.random.below(3) as u64;
         let versions: Vec<_> = self.sides[1 - s].published.range((buffer, 0)..(buffer + 1, 0)).collect();
@@ -211,7 +211,7 @@ impl Run {
             }
             _ => Wanted::Latest,
         };
-        match self.sides[s].end.fetch(PEER, buffer, wanted) {
+        match self.sides[s].end.query(PEER, buffer, wanted) {
             Ok(None) => {}
             Ok(Some(token)) => {
                 let binding = token.binding();
@@ -231,7 +231,7 @@ impl Run {
         }
     }
 
-    /// Imports something of the peer by its number, whether or not that is still good.
+    /// Imports from the peer by number, whether or not it is still valid.
     fn import(&mut self, s: usize) {
         let all: Vec<_> = self.sides[1 - s]
             .own
@@ -265,7 +265,7 @@ impl Run {
             Err(ImportError { why: Fault::NotExported, .. }) => assert!(!steady, "it is exported"),
             Err(ImportError { why: Fault::Deadline, .. }) => assert!(token.is_some()),
             Err(ImportError { why: Fault::Full, .. }) => {
-                // Only if what is in use leaves no room.
+                // Fails only if memory in use leaves no room.
                 let mut used: Vec<_> = side.held.iter().map(|held| held.alloc).collect();
                 used.sort();
                 used.dedup();
@@ -296,7 +296,7 @@ impl Run {
                 let device = end.sharing.driver();
                 let into = device.alloc(8).unwrap();
                 let stream = (word % 4) as u8;
-                // SAFETY: of the fake, which looks at it.
+                // SAFETY: memory of the fake, which checks the copy.
                 unsafe { device.copy(stream, into, imported.ptr.at(place), 8) }.unwrap();
                 let mark = device.mark(stream).unwrap();
                 self.sides[s].flights.push(Flight { id: imported.id, mark, into, word });
@@ -304,13 +304,13 @@ impl Run {
             }
             Err(fault) => {
                 assert_eq!(fault, Fault::Revoked);
-                assert!(!steady, "what is in use was closed");
+                assert!(!steady, "memory in use was closed");
                 self.note("refused");
             }
         }
     }
 
-    /// Ends so many copies, and looks at what came.
+    /// Finishes this many copies, and checks the bytes.
     fn finish(&mut self, s: usize, count: usize) {
         for _ in 0..count.min(self.sides[s].flights.len()) {
             let side = &mut self.sides[s];
@@ -352,11 +352,11 @@ impl Run {
             for held in self.sides[1 - s].held.iter_mut().filter(|held| held.alloc == alloc) {
                 held.doubtful = true;
             }
-            self.note("called off");
+            self.note("cancelled");
         }
     }
 
-    /// Frees something that nobody has open any more, which the driver checks.
+    /// Frees memory that no peer has open any more; the driver checks that.
     fn free_revoked(&mut self, s: usize) -> bool {
         let side = &mut self.sides[s];
         let done = side.own.iter().position(|own| {
@@ -370,10 +370,10 @@ impl Run {
         done.is_some()
     }
 
-    /// Frees memory without a word, and takes other memory, perhaps at the same address.
+    /// Frees memory without a revocation and allocates other memory, perhaps at the same address.
     fn free_behind(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
-        // What is being copied at this moment would be lost with any cache.
+        // A copy in flight at this moment would fail with any cache.
         self.finish(1 - s, usize::MAX);
         let own = self.sides[s].own.swap_remove(i);
         if own.revoking || own.unsettled {
@@ -382,7 +382,7 @@ impl Run {
         self.sides[s].end.free(own.base);
         self.behind += self.pieces(1, own.size) as usize;
         let (base, word) = self.fill(s, own.size);
-        assert_eq!(base, own.base, "the driver gives addresses again");
+        assert_eq!(base, own.base, "the driver reuses addresses");
         let side = &mut self.sides[s];
         let at = side.end.register(base, own.size).unwrap();
         assert_ne!(Some(at.alloc), own.alloc);
@@ -399,7 +399,7 @@ impl Run {
         }
     }
 
-    /// One side dies, at whatever it was doing, and comes again.
+    /// Kills one side at any point, and restarts it.
     fn kill(&mut self, s: usize) {
         let mut fresh = Side::new(&self.driver);
         std::mem::swap(&mut self.sides[s], &mut fresh);
@@ -431,7 +431,7 @@ impl Run {
             for held in &side.held {
                 let steady = !held.doubtful && self.sides[1 - s].steady(held.alloc);
                 let is_open = side.end.sharing.imports().is_open(held.imported.id);
-                assert!(is_open || !steady, "what is in use was closed");
+                assert!(is_open || !steady, "memory in use was closed");
             }
         }
         let violations = self.driver.violations();
@@ -441,7 +441,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_two_processes_do_no_stale_mapping_is_used_and_every_open_is_closed() {
+fn random_histories_use_no_stale_mapping_and_close_every_open() {
     let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
     let seeds = number("FISHPLATE_SEEDS").unwrap_or(60);
     let first = number("FISHPLATE_SEED").unwrap_or(u64::from(std::process::id()) << 16 | 1);
@@ -470,7 +470,7 @@ fn whatever_two_processes_do_no_stale_mapping_is_used_and_every_open_is_closed()
     println!("{seen:?}");
     let all = [
         "evicted",
-        "called off",
+        "cancelled",
         "freed behind",
         "full",
         "killed",

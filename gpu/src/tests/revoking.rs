@@ -1,8 +1,8 @@
-//! Taking memory back.
+//! Revocation of memory.
 
 use super::*;
 
-/// An end with one allocation, which the other has imported.
+/// An end with one allocation that the other has imported.
 fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registration, Imported) {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
@@ -13,7 +13,7 @@ fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registr
 }
 
 #[test]
-fn memory_is_acknowledged_when_the_last_transfer_has_ended_and_it_is_closed() {
+fn a_revocation_is_acknowledged_after_the_last_transfer() {
     let (driver, mut a, mut b, base, at, imported) = shared();
     for _ in 0..3 {
         b.sharing.imports_mut().begin(imported.id).unwrap();
@@ -27,7 +27,7 @@ fn memory_is_acknowledged_when_the_last_transfer_has_ended_and_it_is_closed() {
         assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Revoked));
         b.sharing.imports_mut().end(imported.id);
     }
-    // Nobody gets it any more, whatever he knows.
+    // It is not handed out any more, by any route.
     assert_eq!(a.register(base, 8), Err(ExportError::Revoking(at.alloc)));
     let mut other = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     link(&mut a, 1, &mut other, 0);
@@ -36,14 +36,14 @@ fn memory_is_acknowledged_when_the_last_transfer_has_ended_and_it_is_closed() {
     assert_eq!(a.sharing.awaited(at.alloc).count(), 0);
     assert_eq!(opened(b.process()), (1, 1));
     a.free(base);
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None));
     b.sharing.release(imported.id);
     assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Stale));
     assert_eq!(driver.violations(), []);
 }
 
 #[test]
-fn the_deadline_says_who_has_not_answered_and_a_dead_peer_needs_not() {
+fn an_expired_deadline_names_the_peer_and_a_dead_peer_is_not_awaited() {
     let (driver, mut a, mut b, base, at, imported) = shared();
     let mut c = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     link(&mut a, 2, &mut c, 0);
@@ -67,7 +67,7 @@ fn the_deadline_says_who_has_not_answered_and_a_dead_peer_needs_not() {
 }
 
 #[test]
-fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
+fn a_late_acknowledgement_of_an_earlier_revocation_is_ignored() {
     let (driver, mut a, mut b, _, at, imported) = shared();
     a.revoke(at.alloc).unwrap();
     b.turn();
@@ -80,7 +80,7 @@ fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
     for _ in 0..3 {
         // Keep it back: it arrives after the second revocation has begun.
         a.line(PEER).pump();
-        late.extend(board(&mut a.line(PEER)).acks.drain(..));
+        late.extend(record(&mut a.line(PEER)).acks.drain(..));
         a.turn();
         let Registration { alloc, offset, len, .. } = at;
         if b.sharing.try_import(&mut b.links[..], PEER, alloc, offset, len).unwrap().is_some() {
@@ -89,7 +89,7 @@ fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
     }
     assert_eq!((opened(b.process()), late.len()), ((2, 1), 1));
     a.revoke(at.alloc).unwrap();
-    board(&mut a.line(PEER)).acks.extend(late);
+    record(&mut a.line(PEER)).acks.extend(late);
     a.turn();
     assert_eq!(a.sharing.awaited(at.alloc).collect::<Vec<_>>(), [PEER]);
     settle(&mut a, &mut b);
@@ -99,7 +99,7 @@ fn a_late_acknowledgement_of_an_earlier_revocation_says_nothing() {
 }
 
 #[test]
-fn what_was_called_off_is_not_opened_beside_itself() {
+fn a_cancelled_revocation_does_not_open_memory_twice() {
     let (driver, mut a, mut b, _, at, imported) = shared();
     b.sharing.imports_mut().begin(imported.id).unwrap();
     a.revoke(at.alloc).unwrap();
@@ -111,13 +111,13 @@ fn what_was_called_off_is_not_opened_beside_itself() {
     let again = import_from(&mut b, &mut a, &at).unwrap();
     assert!(b.sharing.imports().is_open(again.id) && !b.sharing.imports().is_open(imported.id));
     assert_eq!(opened(b.process()), (2, 1));
-    // Published again it is told again.
+    // Publishing again sends it again.
     assert!(a.publish(PEER, 1, &at).told);
     assert_eq!(driver.violations(), []);
 }
 
 #[test]
-fn the_death_of_a_peer_drops_its_mappings_and_touches_none() {
+fn the_death_of_a_peer_closes_its_mappings_without_access() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let at: Vec<_> = (0..10)
         .map(|_| {
@@ -130,7 +130,11 @@ fn the_death_of_a_peer_drops_its_mappings_and_touches_none() {
     a.process().kill();
     drop(a);
     b.turn();
-    assert_eq!(opened(b.process()), (10, 9), "what is being copied stays until that has ended");
+    assert_eq!(
+        opened(b.process()),
+        (10, 9),
+        "a mapping with a copy in flight stays until the copy has finished"
+    );
     for there in &there {
         assert_eq!(b.sharing.imports_mut().begin(there.id), Err(Fault::Revoked));
     }
@@ -139,7 +143,7 @@ fn the_death_of_a_peer_drops_its_mappings_and_touches_none() {
     assert_eq!(opened(b.process()), (10, 10));
     let gone = ImportError { peer: PEER, alloc: Some(at[0].alloc), why: Fault::PeerGone };
     assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest).unwrap_err().why, Fault::PeerGone);
+    assert_eq!(b.query(PEER, 1, Wanted::Latest).unwrap_err().why, Fault::PeerGone);
     b.links[0] = None;
     assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
     assert_eq!(b.process().counts().orphans_touched, 0);
@@ -147,12 +151,12 @@ fn the_death_of_a_peer_drops_its_mappings_and_touches_none() {
 }
 
 #[test]
-fn three_that_wait_for_each_other_in_a_circle_are_all_served() {
+fn three_processes_waiting_in_a_circle_are_all_served() {
     let driver = FakeDriver::new(Behaviour::PLAIN, 7);
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     let mut ends = [end(), end(), end()];
     let [a, b, c] = &mut ends;
-    // Each has the next as its peer 0 and the one before as its peer 1.
+    // Each has the next as peer 0 and the previous one as peer 1.
     link(a, 0, b, 1);
     link(b, 0, c, 1);
     link(c, 0, a, 1);
@@ -170,7 +174,7 @@ fn three_that_wait_for_each_other_in_a_circle_are_all_served() {
         .map(|(mut end, at)| {
             std::thread::spawn(move || {
                 end.sharing.import(&mut end.links[..], PEER, at.alloc, 0, 4096, soon()).unwrap();
-                // Serves the one before until that has left.
+                // Serves the previous one until it has left.
                 while end.links[1].as_mut().is_some_and(|link| link.line().ended().is_none()) {
                     end.links[0] = None;
                     end.turn();
@@ -184,16 +188,16 @@ fn three_that_wait_for_each_other_in_a_circle_are_all_served() {
 }
 
 #[test]
-fn a_refusal_that_nobody_waited_for_is_not_believed_later() {
+fn a_refusal_that_nobody_awaits_is_not_used_later() {
     let (_, mut a, mut b, _, at, imported) = shared();
     b.sharing.release(imported.id);
     a.revoke(at.alloc).unwrap();
-    // The acknowledgement is kept back, so that it can be called off.
+    // Keep the acknowledgement back, so that the revocation can be cancelled.
     b.turn();
     let error = b.import(PEER, at.alloc, 0, 8).unwrap_err();
     assert_eq!(error.why, Fault::Deadline);
     a.line(PEER).pump();
-    board(&mut a.line(PEER)).acks.clear();
+    record(&mut a.line(PEER)).acks.clear();
     a.turn();
     b.turn();
     a.sharing.call_off(at.alloc).unwrap();

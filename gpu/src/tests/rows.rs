@@ -1,9 +1,9 @@
-//! What can be seen from outside, row by row of the list of features.
+//! Observable features, one row of the feature list per test.
 
 use super::*;
 
 #[test]
-fn row_1_one_driver_export_for_an_allocation_whatever_part_of_it_is_registered() {
+fn row_1_an_allocation_is_exported_once() {
     let (driver, mut a, mut b) = pair(Behaviour { handles_differ: true, ..Behaviour::PLAIN });
     let base = a.alloc(10 << 20);
     a.process().poke(base.at(7 << 20), b"seven").unwrap();
@@ -18,25 +18,25 @@ fn row_1_one_driver_export_for_an_allocation_whatever_part_of_it_is_registered()
     }
     let seven = import_from(&mut b, &mut a, &Registration { offset: 7 << 20, len: 5, ..whole }).unwrap();
     assert_eq!(b.read(&seven, 5).unwrap(), b"seven");
-    // Found by address, with no call of the driver.
+    // Lookup by address makes no driver call.
     let calls = a.process().counts().calls;
     assert_eq!(a.sharing.exports().find(base.at(9 << 20), 100), Some((whole.alloc, 9 << 20)));
     assert_eq!(a.sharing.exports().find(base.at(9 << 20), 2 << 20), None);
     assert_eq!(a.sharing.exports().find(DevicePtr(base.0 - 1), 1), None);
     assert_eq!(a.process().counts().calls, calls);
-    // As often as it was registered it is taken back.
+    // Each registration needs its own deregistration.
     assert_eq!(a.register(base, 10 << 20).unwrap(), whole);
     assert!(a.sharing.deregister(&whole) && a.sharing.exports().holds(&whole));
     assert!(a.sharing.deregister(&whole) && !a.sharing.exports().holds(&whole));
     assert!(!a.sharing.deregister(&whole));
-    // What lies in no single allocation is refused, and says how much there is.
+    // A range outside one allocation is refused, and the error states its size.
     assert_eq!(a.register(base.at(100), 10 << 20), Err(ExportError::BadRange { there: (10 << 20) - 100 }));
     assert_eq!(a.register(base, 0), Err(ExportError::BadRange { there: 10 << 20 }));
     assert_eq!(driver.violations(), []);
 }
 
 #[test]
-fn row_2_one_handle_serves_every_peer_and_every_way_of_asking() {
+fn row_2_one_handle_serves_all_peers_and_all_requests() {
     let driver = FakeDriver::new(Behaviour { kind: MemoryKind::Virtual, ..Behaviour::PLAIN }, 7);
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     let (mut a, mut b, mut c) = (end(), end(), end());
@@ -44,10 +44,10 @@ fn row_2_one_handle_serves_every_peer_and_every_way_of_asking() {
     link(&mut a, 1, &mut c, 0);
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
-    // One is told, the other asks.
+    // One peer is told, the other asks.
     a.publish(PEER, 5, &at);
     b.turn();
-    let token = b.fetch(PEER, 5, Wanted::Latest).unwrap().unwrap();
+    let token = b.query(PEER, 5, Wanted::Latest).unwrap().unwrap();
     b.open(PEER, &token).unwrap();
     import_from(&mut c, &mut a, &at).unwrap();
     assert_eq!(a.process().counts().calls[Call::Export], 1);
@@ -55,7 +55,7 @@ fn row_2_one_handle_serves_every_peer_and_every_way_of_asking() {
 }
 
 #[test]
-fn row_3_versions_the_latest_and_this_one() {
+fn row_3_lookup_of_the_latest_and_of_a_given_version() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
     let at: Vec<_> = (0..6).map(|i| a.register(base.at(i * 1000), 1000).unwrap()).collect();
@@ -67,12 +67,12 @@ fn row_3_versions_the_latest_and_this_one() {
     };
     assert_eq!(find(&mut b, Wanted::Latest), Some(5000));
     for (i, version) in versions.iter().enumerate() {
-        // Of six the first two are forgotten.
+        // The first two of six are no longer kept.
         let want = (i >= 2).then_some(i as u64 * 1000);
         assert_eq!(find(&mut b, Wanted::Version(*version)), want);
     }
     assert_eq!(find(&mut b, Wanted::Version(versions[5] + 1)), None);
-    // The user's own versions must grow, or be what is there already.
+    // The caller's own versions must grow, or repeat what exists.
     let last = versions[5];
     let mut publish = |version, at| a.sharing.publish(&mut a.links[..], PEER, 9, Some(version), at);
     let refused = Err(TellError::Publish(PublishError::Version { last }));
@@ -84,7 +84,7 @@ fn row_3_versions_the_latest_and_this_one() {
 }
 
 #[test]
-fn row_3_a_buffer_whose_latest_version_was_taken_back_is_nowhere() {
+fn row_3_a_buffer_whose_latest_version_was_revoked_is_not_found() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let at = [0, 1].map(|_| {
         let base = a.alloc(4096);
@@ -93,44 +93,44 @@ fn row_3_a_buffer_whose_latest_version_was_taken_back_is_nowhere() {
     let versions = at.map(|at| a.publish(PEER, 1, &at).binding.version);
     a.revoke(at[1].alloc).unwrap();
     settle(&mut a, &mut b);
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None), "not where it was before");
-    let older = b.fetch(PEER, 1, Wanted::Version(versions[0])).unwrap().unwrap();
+    assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None), "not where it was before");
+    let older = b.query(PEER, 1, Wanted::Version(versions[0])).unwrap().unwrap();
     assert_eq!(older.binding().alloc, at[0].alloc);
-    // There again, under a version of its own.
+    // Published again, it gets a new version.
     let again = a.publish(PEER, 1, &at[0]);
     assert!(again.told && again.binding.version > versions[1]);
     b.turn();
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest).unwrap().unwrap().binding(), again.binding);
+    assert_eq!(b.query(PEER, 1, Wanted::Latest).unwrap().unwrap().binding(), again.binding);
     assert!(a.sharing.unpublish(&mut a.links[..], 1));
     b.turn();
-    assert_eq!(b.fetch(PEER, 1, Wanted::Version(again.binding.version)), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Version(again.binding.version)), Ok(None));
 }
 
 #[test]
-fn row_4_waiting_ends_with_the_version_or_the_deadline_and_fetching_does_not_wait() {
+fn row_4_wait_returns_the_version_or_expires_and_query_does_not_wait() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
     let at = a.register(base, 4096).unwrap();
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest), Ok(None));
-    assert_eq!(b.fetch(PEER, 1, Wanted::Version(77)), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None));
+    assert_eq!(b.query(PEER, 1, Wanted::Version(77)), Ok(None));
     let error = b.sharing.wait(&mut b.links[..], PEER, 2, Wanted::Latest, at_once()).unwrap_err();
     assert_eq!(error, ImportError { peer: PEER, alloc: None, why: Fault::Deadline });
     settle(&mut a, &mut b);
-    // Asked for before it was there: published for somebody, it is answered.
+    // Requested before it existed: publishing it for another peer answers the request.
     let version = a.publish(PEER, 1, &at).binding.version;
     b.turn();
-    assert_eq!(b.fetch(PEER, 1, Wanted::Latest).unwrap().unwrap().binding().version, version);
+    assert_eq!(b.query(PEER, 1, Wanted::Latest).unwrap().unwrap().binding().version, version);
     let waiter = std::thread::spawn(move || {
         let token = b.sharing.wait(&mut b.links[..], PEER, 3, Wanted::Latest, soon()).unwrap();
         (b, token)
     });
-    // Whichever comes first, the question or the answer.
+    // Request and publication may cross.
     std::thread::yield_now();
     let version = a.publish(PEER, 3, &at).binding.version;
     a.turn();
     let (mut b, token) = waiter.join().unwrap();
     assert_eq!(token.binding().version, version);
-    // What was followed by so many others that nobody remembers it is said to be gone, at once.
+    // A version that is no longer kept is reported as gone, at once.
     let parts: Vec<_> =
         (0..VERSIONS_KEPT as u64 + 1).map(|i| a.register(base.at(i * 8), 8).unwrap()).collect();
     let first = a.publish(PEER, 4, &parts[0]).binding.version;
@@ -138,14 +138,14 @@ fn row_4_waiting_ends_with_the_version_or_the_deadline_and_fetching_does_not_wai
         a.publish(PEER, 4, at);
     }
     settle(&mut a, &mut b);
-    assert_eq!(b.fetch(PEER, 4, Wanted::Version(first)), Ok(None));
+    assert_eq!(b.query(PEER, 4, Wanted::Version(first)), Ok(None));
     a.turn();
-    let gone = b.fetch(PEER, 4, Wanted::Version(first)).unwrap_err();
+    let gone = b.query(PEER, 4, Wanted::Version(first)).unwrap_err();
     assert_eq!(gone, ImportError { peer: PEER, alloc: None, why: Fault::Gone });
 }
 
 #[test]
-fn row_5_opened_before_the_first_transfer_and_not_again() {
+fn row_5_memory_is_opened_once_before_the_first_transfer() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
     a.process().poke(base.at(100), b"data").unwrap();
@@ -163,7 +163,7 @@ fn row_5_opened_before_the_first_transfer_and_not_again() {
 }
 
 #[test]
-fn row_6_in_steady_state_nothing_is_said_and_the_driver_is_not_called() {
+fn row_6_steady_state_sends_no_packet_and_calls_no_driver() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
@@ -185,20 +185,20 @@ fn row_6_in_steady_state_nothing_is_said_and_the_driver_is_not_called() {
     for end in [&mut a, &mut b] {
         let mut poll = libc::pollfd { fd: end.line(PEER).fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure, which is ours.
-        assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "something was said");
+        assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "a packet was sent");
     }
 }
 
 #[test]
-fn row_7_within_one_process_addresses_are_what_they_are_and_the_driver_is_not_called() {
+fn row_7_within_one_process_imports_use_the_address_without_a_driver_call() {
     let driver = FakeDriver::new(Behaviour::PLAIN, 7);
     let process = driver.process();
     let end = |ordinal| End::new(process.device(ordinal).unwrap(), ImportLimits::default());
     for (one, two) in [(0, 0), (0, 1)] {
         let (mut a, mut b) = (end(one), end(two));
         link(&mut a, 0, &mut b, 0);
-        board(&mut a.line(PEER)).home = true;
-        board(&mut b.line(PEER)).home = true;
+        record(&mut a.line(PEER)).home = true;
+        record(&mut b.line(PEER)).home = true;
         let base = a.alloc(1 << 20);
         let at = a.register(base.at(12), 100).unwrap();
         a.publish(PEER, 1, &at);
@@ -206,7 +206,7 @@ fn row_7_within_one_process_addresses_are_what_they_are_and_the_driver_is_not_ca
         assert_eq!(imported.ptr, base.at(12));
         let id = imported.id;
         assert_eq!(b.sharing.imports_mut().begin(id), Ok(base));
-        // It is revoked as any other.
+        // It can be revoked like any other.
         a.revoke(at.alloc).unwrap();
         settle(&mut a, &mut b);
         assert_eq!(a.sharing.awaited(at.alloc).collect::<Vec<_>>(), [PEER]);
@@ -222,10 +222,10 @@ fn row_7_within_one_process_addresses_are_what_they_are_and_the_driver_is_not_ca
 }
 
 #[test]
-fn row_7_a_link_to_oneself_is_known_by_the_handshake() {
+fn row_7_the_handshake_detects_a_link_to_the_same_process() {
     let [mut one, mut two] = met(ShmConfig::default());
-    assert!(board(&mut one.line()).home && board(&mut two.line()).home);
-    // And the host's memory is not mapped a second time.
+    assert!(record(&mut one.line()).home && record(&mut two.line()).home);
+    // Host memory is not mapped a second time either.
     let end = || End::new(HostDevice::new(), ImportLimits::default());
     let (mut a, mut b) = (end(), end());
     a.links[0] = Some(one);
@@ -235,9 +235,9 @@ fn row_7_a_link_to_oneself_is_known_by_the_handshake() {
     let imported = import_from(&mut b, &mut a, &at).unwrap();
     assert_eq!(imported.ptr, base.at(100));
     assert_eq!(b.sharing.device().held(), (0, 0));
-    // Whoever does not know it is told by the device.
+    // Without the handshake's knowledge, the device detects it.
     for end in [&mut a, &mut b] {
-        board(&mut end.line(PEER)).home = false;
+        record(&mut end.line(PEER)).home = false;
     }
     let other = a.sharing.driver().alloc(4096).unwrap();
     let at = a.register(other, 4096).unwrap();
@@ -246,10 +246,10 @@ fn row_7_a_link_to_oneself_is_known_by_the_handshake() {
 }
 
 #[test]
-fn row_14_what_was_forgotten_is_asked_for_again() {
+fn row_14_a_dropped_handle_is_requested_again() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
-    // More handles than are kept before anybody opens them.
-    let all: Vec<_> = (0..3 * board::MAX_OFFERS as u64)
+    // More handles than are kept unopened.
+    let all: Vec<_> = (0..3 * record::MAX_OFFERS as u64)
         .map(|buffer| {
             let base = a.alloc(4096);
             let at = a.register(base, 4096).unwrap();
@@ -260,7 +260,7 @@ fn row_14_what_was_forgotten_is_asked_for_again() {
         })
         .collect();
     for (buffer, at) in all.iter().enumerate() {
-        let token = b.fetch(PEER, buffer as u64, Wanted::Latest).unwrap().unwrap();
+        let token = b.query(PEER, buffer as u64, Wanted::Latest).unwrap().unwrap();
         assert_eq!(token.binding().alloc, at.alloc);
         import_from(&mut b, &mut a, at).unwrap();
     }
@@ -268,7 +268,7 @@ fn row_14_what_was_forgotten_is_asked_for_again() {
     assert_eq!(a.process().counts().calls[Call::Export], all.len() as u64);
 }
 
-/// One buffer there and back, and all given back.
+/// A round trip of one buffer, after which everything is freed.
 fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     link(&mut a, 0, &mut b, 0);
     let base = a.sharing.driver().alloc(3 << 20).unwrap();
@@ -289,7 +289,7 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
 }
 
 #[test]
-fn row_19_every_kind_of_handle_serves() {
+fn row_19_every_kind_of_handle_works() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual, MemoryKind::Segments] {
         for handles_differ in [false, true] {
             let driver = FakeDriver::new(Behaviour { kind, handles_differ, ..Behaviour::PLAIN }, 7);
@@ -299,11 +299,12 @@ fn row_19_every_kind_of_handle_serves() {
             assert_eq!(driver.counts().held(), 0);
         }
     }
-    // Host memory between two processes: see `two_ends_share_memory` in the tests with real ones.
+    // For host memory between two processes see `two_ends_share_memory` among the integration
+    // tests.
 }
 
 #[test]
-fn what_cannot_be_exported_says_why_and_what_to_do() {
+fn unexportable_memory_names_reason_and_remedy() {
     let (_, mut a, _b) = pair(Behaviour::PLAIN);
     for (kind, why, what) in [
         (MemoryKind::Pool, Unshared::Pool, "allocate with cuMemAlloc"),
@@ -317,7 +318,7 @@ fn what_cannot_be_exported_says_why_and_what_to_do() {
     }
     assert_eq!(a.register(DevicePtr(1), 1), Err(ExportError::Device(DeviceError::NotDeviceMemory)));
     assert!(a.sharing.exports().is_empty());
-    // Only the export itself may show it.
+    // Only the export itself fails.
     let base = a.alloc(4096);
     a.process().fail(Call::Export, 0, DeviceError::NotExportable(Unshared::NoHandleType));
     assert!(a.register(base, 4096).is_err());

@@ -1,5 +1,5 @@
-//! Virtual memory of several physical segments: exported over what a range touches, mapped side by
-//! side, grown, cut and taken back.
+//! Virtual memory of several physical segments: exported over the range, mapped at adjacent
+//! addresses, grown, cut and revoked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ const EACH: u64 = 1 << 16;
 
 const SEGMENTS: Behaviour = Behaviour { kind: MemoryKind::Segments, segment: EACH, ..Behaviour::PLAIN };
 
-/// Reserved addresses, and memory that is mapped at some of them, as a growing pool has it.
+/// A reserved range with memory mapped in part of it, like a growing pool.
 struct Pool {
     base: DevicePtr,
-    /// What the segment at each place is full of, if one is mapped there.
+    /// The byte that fills the segment at each index, if one is mapped.
     words: Vec<Option<u8>>,
     next: u8,
 }
 
 impl Pool {
-    /// Addresses for so many segments, with so many mapped from the first on.
+    /// Reserves `places` segments and maps the first `mapped`.
     fn new(of: &mut End<FakeDevice>, places: usize, mapped: usize) -> Pool {
         let base = of.process().reserve(places as u64 * EACH);
         let mut pool = Pool { base, words: vec![None; places], next: 1 };
@@ -33,7 +33,7 @@ impl Pool {
         self.base.at(place as u64 * EACH)
     }
 
-    /// Maps new memory, full of a word of its own.
+    /// Maps new memory, filled with a new byte.
     fn map(&mut self, of: &mut End<FakeDevice>, place: usize) {
         let memory = of.process().create(0, MemoryKind::Virtual, EACH).unwrap();
         of.process().map(0, self.at(place), EACH, &memory).unwrap();
@@ -53,7 +53,7 @@ impl Pool {
     }
 }
 
-/// The words of an import, one of each segment, from both of its ends.
+/// Reads one word of each segment of an import, at both of its ends.
 fn words(b: &mut End<FakeDevice>, there: &Imported) -> Vec<u8> {
     let bytes = b.read(there, there.len).unwrap();
     let one = |segment: &[u8]| {
@@ -64,13 +64,13 @@ fn words(b: &mut End<FakeDevice>, there: &Imported) -> Vec<u8> {
 }
 
 #[test]
-fn a_range_over_segments_is_one_export_and_one_mapping_that_one_offset_addresses() {
+fn a_range_over_segments_is_one_export_and_one_mapping() {
     let (driver, mut a, mut b) = pair(SEGMENTS);
     let size = 5 * EACH + 4096;
     let base = a.alloc(size);
     let data = Random(3 | 1 << 40).bytes(size as usize);
     a.process().poke(base, &data).unwrap();
-    // From the middle of the second to the middle of the fourth.
+    // From the middle of the second segment to the middle of the fourth.
     let (from, len) = (EACH + 1000, 2 * EACH);
     let at = a.register(base.at(from), len).unwrap();
     assert_eq!((at.offset, at.len), (1000, len));
@@ -82,20 +82,20 @@ fn a_range_over_segments_is_one_export_and_one_mapping_that_one_offset_addresses
     let wanted = &data[from as usize..(from + len) as usize];
     assert!(b.read(&there, len).unwrap() == wanted);
     assert_eq!(b.sharing.imports().mapped(), (1, 3 * EACH));
-    // What is written there arrives, over the edges of segments as well.
+    // Writes arrive, also across the edges of segments.
     let token = b.sharing.imports_mut().begin(there.id).unwrap();
     assert_eq!(there.ptr.0 - token.0, 1000);
     b.process().poke(there.ptr.at(EACH - 1004), b"over the edge").unwrap();
     assert_eq!(a.process().peek(base.at(2 * EACH - 4), 13).unwrap(), b"over the edge");
     b.sharing.imports_mut().end(there.id);
-    // Parts of it share it, at both ends.
+    // Parts of it share the export, at both ends.
     let part = a.register(base.at(2 * EACH), EACH + 1).unwrap();
     assert_eq!((part.alloc, part.offset), (at.alloc, EACH));
     import_from(&mut b, &mut a, &part).unwrap();
     assert_eq!((a.process().counts().calls[Call::Export], opened(b.process())), (3, (3, 0)));
     assert_eq!(a.sharing.exports().find(base.at(2 * EACH), EACH), Some((at.alloc, EACH)));
     assert_eq!(a.sharing.verify(&mut a.links[..], &at), Ok(()));
-    // Taken back, all of it is closed at once, and nothing is left of it.
+    // Revoking it closes all segments at once.
     a.revoke(at.alloc).unwrap();
     settle(&mut a, &mut b);
     assert_eq!(a.sharing.awaited(at.alloc).count(), 0);
@@ -106,7 +106,7 @@ fn a_range_over_segments_is_one_export_and_one_mapping_that_one_offset_addresses
 }
 
 #[test]
-fn memory_that_grows_at_its_end_keeps_what_was_registered_and_the_shorter_mapping_goes() {
+fn memory_that_grows_keeps_its_registrations_and_drops_the_shorter_export() {
     let (driver, mut a, mut b) = pair(SEGMENTS);
     let mut pool = Pool::new(&mut a, 4, 2);
     let short = pool.register(&mut a, 0..2).unwrap();
@@ -116,24 +116,24 @@ fn memory_that_grows_at_its_end_keeps_what_was_registered_and_the_shorter_mappin
     pool.map(&mut a, 2);
     let long = pool.register(&mut a, 0..3).unwrap();
     assert_ne!(long.alloc, short.alloc);
-    // What was registered before goes on.
+    // The earlier registration stays valid.
     let new = import_from(&mut b, &mut a, &long).unwrap();
     assert!(a.sharing.exports().holds(&short));
     assert_eq!((words(&mut b, &old), words(&mut b, &new)), (vec![1, 2], vec![1, 2, 3]));
     assert_eq!(pool.register(&mut a, 0..2).unwrap(), short, "the same range is the same registration");
     assert!(a.sharing.deregister(&short) && a.sharing.exports().holds(&short));
     assert_eq!(opened(b.process()), (5, 0));
-    // The shorter one goes with the last that was registered in it.
+    // The shorter export ends with its last registration.
     assert!(a.sharing.deregister(&short));
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (5, 2));
     assert_eq!(b.read(&old, 1), Err(Fault::Revoked));
     assert_eq!(words(&mut b, &new), [1, 2, 3]);
     assert_eq!((a.sharing.exports().len(), a.sharing.stats().0.outgrown), (1, 1));
-    // From now on that range is one of the longer.
+    // Later registrations of that range belong to the longer export.
     let within = pool.register(&mut a, 0..2).unwrap();
     assert_eq!((within.alloc, within.offset), (long.alloc, 0));
-    // One of which nothing is registered goes as soon as there is a longer one.
+    // An export without registrations ends as soon as a longer one exists.
     assert!(a.sharing.deregister(&within) && a.sharing.deregister(&long));
     assert_eq!(a.sharing.exports().len(), 1);
     pool.map(&mut a, 3);
@@ -148,7 +148,7 @@ fn memory_that_grows_at_its_end_keeps_what_was_registered_and_the_shorter_mappin
 }
 
 #[test]
-fn a_segment_unmapped_in_the_middle_and_mapped_anew_is_other_memory() {
+fn a_segment_remapped_in_the_middle_is_new_memory() {
     let (driver, mut a, mut b) = pair(SEGMENTS);
     let mut pool = Pool::new(&mut a, 4, 4);
     let old = pool.register(&mut a, 0..3).unwrap();
@@ -163,20 +163,20 @@ fn a_segment_unmapped_in_the_middle_and_mapped_anew_is_other_memory() {
         Err(ExportError::Device(DeviceError::NotDeviceMemory)),
         "reserved, not mapped"
     );
-    // Nobody tells us; other memory is at the same address.
+    // Other memory is mapped at the same address without a revocation.
     pool.map(&mut a, 1);
     let new = pool.register(&mut a, 0..3).unwrap();
     assert_ne!(new.alloc, old.alloc);
     assert!(!a.sharing.exports().holds(&old));
-    assert!(a.sharing.exports().holds(&beside), "it has no part in that");
+    assert!(a.sharing.exports().holds(&beside), "it does not contain that segment");
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (5, 3));
     assert_eq!(b.read(&was, 1), Err(Fault::Revoked));
     assert_eq!(words(&mut b, &also), [3, 4]);
     let there = import_from(&mut b, &mut a, &new).unwrap();
     assert_eq!(words(&mut b, &there), [1, 5, 3]);
-    // A peer that asks is told before another is registered:
-    // also if nothing is there, or it is the last one.
+    // A request detects it before another registration does, whether nothing is mapped there or
+    // another segment is.
     for place in [1, 2] {
         let at = pool.register(&mut a, 0..3).unwrap();
         pool.unmap(&mut a, place);
@@ -184,7 +184,7 @@ fn a_segment_unmapped_in_the_middle_and_mapped_anew_is_other_memory() {
         assert_eq!(a.sharing.verify(&mut a.links[..], &at), gone, "{place}");
         pool.map(&mut a, place);
     }
-    // Nor is another part of an export had that has lost one.
+    // Other parts of an export that has lost a segment are not handed out either.
     let at = pool.register(&mut a, 0..3).unwrap();
     pool.unmap(&mut a, 2);
     let first = pool.register(&mut a, 0..1).unwrap();
@@ -198,7 +198,7 @@ fn a_segment_unmapped_in_the_middle_and_mapped_anew_is_other_memory() {
 }
 
 #[test]
-fn more_segments_than_one_export_may_have_are_refused_and_what_may_be_is_said() {
+fn too_many_segments_are_refused_with_the_size_that_fits() {
     let (driver, mut a, _b) = pair(Behaviour { granule: 4096, ..SEGMENTS });
     driver.behave(|behaviour| behaviour.segment = 4096);
     let most = MAX_SEGMENTS as u64 * 4096;
@@ -208,7 +208,7 @@ fn more_segments_than_one_export_may_have_are_refused_and_what_may_be_is_said() 
     assert_eq!(error, ExportError::Segments { max: MAX_SEGMENTS, there });
     assert!(error.to_string().contains("more than 253 physical segments"), "{error}");
     assert_eq!(a.process().counts().calls[Call::Export], 0);
-    // In parts, as it says.
+    // In parts, as the error suggests.
     let first = a.register(base.at(100), there).unwrap();
     let second = a.register(base.at(100 + there), 200).unwrap();
     assert_ne!(first.alloc, second.alloc);
@@ -216,7 +216,7 @@ fn more_segments_than_one_export_may_have_are_refused_and_what_may_be_is_said() 
 }
 
 #[test]
-fn an_open_that_fails_in_the_middle_leaves_nothing_open_and_nothing_reserved() {
+fn an_open_that_fails_halfway_leaves_nothing_open_or_reserved() {
     for skip in 0..3 {
         let (driver, mut a, mut b) = pair(SEGMENTS);
         let base = a.alloc(3 * EACH);
@@ -226,7 +226,7 @@ fn an_open_that_fails_in_the_middle_leaves_nothing_open_and_nothing_reserved() {
         assert_eq!(error.why, Fault::Device(DeviceError::Exhausted));
         let counts = b.process().counts();
         assert_eq!((counts.opens, counts.closes, counts.held()), (skip, skip, 0));
-        // Another time it opens.
+        // The next attempt succeeds.
         import_from(&mut b, &mut a, &at).unwrap();
         assert_eq!(b.process().counts().held(), 4);
         assert_eq!(driver.violations(), []);
@@ -234,7 +234,7 @@ fn an_open_that_fails_in_the_middle_leaves_nothing_open_and_nothing_reserved() {
 }
 
 #[test]
-fn a_segment_that_cannot_be_exported_is_refused_and_no_descriptor_of_the_others_is_kept() {
+fn an_unexportable_segment_is_refused_and_no_descriptor_is_kept() {
     let (_, mut a, _b) = pair(SEGMENTS);
     let base = a.process().reserve(3 * EACH);
     let kinds = [MemoryKind::Virtual, MemoryKind::Virtual, MemoryKind::VirtualUnshared];
@@ -248,14 +248,14 @@ fn a_segment_that_cannot_be_exported_is_refused_and_no_descriptor_of_the_others_
     assert_eq!(a.register(base, 3 * EACH), Err(ExportError::Device(why)));
     assert_eq!(copies(fd.as_fd()), before);
     a.process().fail(Call::Export, 1, DeviceError::Exhausted);
-    // The first is exported, the second is not. The next attempt has both.
+    // The first segment is exported, the second fails. The next attempt exports both.
     assert!(a.register(base, 2 * EACH).is_ok());
     assert_eq!(copies(fd.as_fd()), before + 1);
     assert_eq!(a.process().counts().calls[Call::Export], 2 + 2 + 2);
 }
 
 #[test]
-fn what_lies_side_by_side_in_two_reservations_is_two_memories() {
+fn neighbours_in_two_reservations_are_separate_memory() {
     let (driver, mut a, _b) = pair(SEGMENTS);
     let base = a.process().reserve(2 * EACH);
     a.process().release(base, 2 * EACH).unwrap();
@@ -271,7 +271,7 @@ fn what_lies_side_by_side_in_two_reservations_is_two_memories() {
 }
 
 #[test]
-fn what_a_peer_says_of_segments_is_checked_against_what_opens() {
+fn announced_segments_are_checked_against_the_opened_memory() {
     let (driver, mut a, mut b) = pair(SEGMENTS);
     let base = a.alloc(3 * EACH);
     let at = a.register(base, 3 * EACH).unwrap();
@@ -298,7 +298,7 @@ fn what_a_peer_says_of_segments_is_checked_against_what_opens() {
 }
 
 #[test]
-fn a_peer_that_dies_with_segments_open_or_opened_leaves_nothing() {
+fn a_peer_that_dies_with_open_segments_leaves_nothing() {
     let (driver, mut a, mut b) = pair(SEGMENTS);
     let [ours, theirs] = [a.alloc(3 * EACH), b.alloc(2 * EACH)];
     let [at, from] = [a.register(ours, 3 * EACH).unwrap(), b.register(theirs, 2 * EACH).unwrap()];
@@ -317,11 +317,11 @@ fn a_peer_that_dies_with_segments_open_or_opened_leaves_nothing() {
     assert_eq!((driver.violations(), counts.held(), counts.orphans_touched), (vec![], 0, 0));
 }
 
-/// Registers, grows, cuts and looks at random, and compares with what is known to be there.
+/// Registers, grows, cuts and reads at random, and compares with a model.
 struct Walk {
     pool: Pool,
     random: Random,
-    /// What is registered, and what its segments were full of.
+    /// The registrations, and the bytes that filled their segments.
     live: Vec<(Registration, Range<usize>, Vec<u8>)>,
 }
 
@@ -364,12 +364,12 @@ impl Walk {
                 } else {
                     self.pool.words[place] = None;
                 }
-                // Whoever does not trust who frees asks for each.
+                // Callers that do not control who frees memory verify each registration.
                 self.live.retain(|(at, range, words)| {
                     let now: Vec<u8> =
                         self.pool.words[range.clone()].iter().map_while(|word| *word).collect();
                     let known = a.sharing.verify(&mut a.links[..], at);
-                    // A longer export that it is one of may have lost a segment elsewhere.
+                    // A longer export that contains it may have lost a segment elsewhere.
                     assert!(known.is_err() || now == *words, "{at:?}");
                     known.is_ok()
                 });
@@ -388,7 +388,7 @@ impl Walk {
 }
 
 #[test]
-fn whatever_grows_and_is_cut_every_registration_reads_its_own_and_every_open_is_closed() {
+fn random_growth_and_cuts_keep_registrations_correct_and_close_every_open() {
     for seed in 1..60 {
         let (driver, mut a, mut b) = pair(Behaviour { late: 3, ..SEGMENTS });
         let pool = Pool::new(&mut a, PLACES, 3);
@@ -398,7 +398,7 @@ fn whatever_grows_and_is_cut_every_registration_reads_its_own_and_every_open_is_
             assert!(a.sharing.deregister(&at));
         }
         settle(&mut a, &mut b);
-        // Nothing that is left lies inside another, for nothing is registered.
+        // Without registrations, no remaining export lies inside another.
         let left = a.sharing.exports().idle(100);
         let spans: Vec<_> =
             left.iter().map(|alloc| a.sharing.exports().allocation(*alloc).unwrap()).collect();

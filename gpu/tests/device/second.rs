@@ -1,4 +1,4 @@
-//! The second process: opens what it is told of, and does with it what it is asked.
+//! The second process: opens a handle, and executes commands of the first process.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -14,19 +14,19 @@ use super::suite::{Pinned, pattern, settle};
 use super::support::{Killed, name, spawn};
 use super::{Kit, first};
 
-/// The second process, as the first one has it.
+/// The first process's view of the second.
 pub struct Second {
     child: Killed,
     stream: BufReader<UnixStream>,
 }
 
 impl Second {
-    /// Starts it, and tells it of a handle. Descriptors are inherited.
+    /// Starts it with a handle. It inherits the descriptors.
     pub fn start<K: Kit>(handle: &Handle, size: u64) -> Second {
         let address = name();
         let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
         let listener = UnixListener::bind_addr(&told).unwrap();
-        // SAFETY: a call with plain numbers; the new descriptor is ours, and lives on in children.
+        // SAFETY: a call with plain numbers; the new descriptor is ours, and children inherit it.
         let inherit = |fd: &OwnedFd| unsafe { OwnedFd::from_raw_fd(libc::dup(fd.as_raw_fd())) };
         let inherited: Vec<(OwnedFd, u64)> = match handle {
             Handle::Legacy(_) => vec![],
@@ -50,7 +50,7 @@ impl Second {
         second
     }
 
-    /// Asks for something, and waits for the answer.
+    /// Sends a command, and waits for the answer.
     pub fn ask(&mut self, what: &str) -> String {
         writeln!(self.stream.get_mut(), "{what}").unwrap();
         let mut line = String::new();
@@ -58,14 +58,14 @@ impl Second {
         line.trim_end().to_owned()
     }
 
-    /// Lets it end, well.
+    /// Lets it exit, and checks its status.
     pub fn end(mut self) {
         assert_eq!(self.ask("end"), "ok");
         self.child.join();
     }
 }
 
-/// What the second process does.
+/// The body of the second process.
 pub fn serve<K: Kit>(address: &OsStr) {
     let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
     let stream = UnixStream::connect_addr(&told).unwrap();
@@ -88,7 +88,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
                     _ => {
                         let one = |word: &str| {
                             let (fd, size) = word.split_once(':').unwrap();
-                            // SAFETY: inherited, and nobody else's here.
+                            // SAFETY: inherited, and not owned elsewhere in this process.
                             let fd = unsafe { OwnedFd::from_raw_fd(fd.parse().unwrap()) };
                             (fd, size.parse().unwrap())
                         };
@@ -112,7 +112,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
                         "ok".into()
                     }
                     (Ok(base), Some(before)) => {
-                        // SAFETY: nothing is queued.
+                        // SAFETY: no work is queued.
                         unsafe { device.close(base) }.unwrap();
                         if base == before { "same".into() } else { "another".into() }
                     }
@@ -126,7 +126,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
                 let writes = words[0] == "write";
                 host.fill(0, &if writes { pattern(seed, len as usize) } else { vec![0; len as usize] });
                 let (to, from) = if writes { (there, host.seen) } else { (host.seen, there) };
-                // SAFETY: open, and pinned, until the stream has ended.
+                // SAFETY: open or pinned until the stream has finished.
                 unsafe { device.copy(0, to, from, len) }.unwrap();
                 settle(&mut device, 0);
                 match writes || host.read(0, len as usize) == pattern(seed, len as usize) {
@@ -136,7 +136,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
                 }
             }
             "close" => {
-                // SAFETY: nothing is queued.
+                // SAFETY: no work is queued.
                 unsafe { device.close(open.take().unwrap()) }.unwrap();
                 "ok".into()
             }

@@ -1,4 +1,4 @@
-//! The tests. What may differ between drivers is said where it is let through.
+//! The tests. Permitted differences between drivers are noted where they are accepted.
 
 use std::fs::File;
 use std::ptr::NonNull;
@@ -13,19 +13,19 @@ use super::second::Second;
 use super::support::soon;
 use super::{Kit, first};
 
-/// Memory of the processor that a device uses.
+/// Host memory that a device uses.
 pub struct Pinned {
     bytes: Box<[u64]>,
     pub seen: DevicePtr,
 }
 
 impl Pinned {
-    /// Whole pages, which no other has.
+    /// Allocates whole pages.
     pub fn new<D: Device>(device: &mut D, len: usize) -> Pinned {
         let mut bytes = vec![0u64; (len + 8192) / 8].into_boxed_slice();
         let at = bytes.as_mut_ptr().cast::<u8>();
         let skip = at.align_offset(4096);
-        // SAFETY: the box is there until it is unpinned, and holds these bytes.
+        // SAFETY: the box holds these bytes and lives until they are unpinned.
         let seen = unsafe {
             let page = NonNull::new(at.add(skip)).unwrap();
             device.pin(page, len.next_multiple_of(4096)).unwrap()
@@ -35,40 +35,40 @@ impl Pinned {
 
     pub fn at(&mut self) -> NonNull<u8> {
         let at = self.bytes.as_mut_ptr().cast::<u8>();
-        // SAFETY: there are two pages more than the memory.
+        // SAFETY: the box has two pages more than the memory.
         NonNull::new(unsafe { at.add(at.align_offset(4096)) }).unwrap()
     }
 
     pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
-        // SAFETY: within the memory, and nothing queued uses it.
+        // SAFETY: inside the memory, and no queued work uses it.
         unsafe { self.at().add(offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn read(&mut self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: within the memory; everything queued on it has ended.
+        // SAFETY: inside the memory; all queued work on it has finished.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.at().add(offset).as_ptr(), len) };
         bytes
     }
 
     pub fn word(&mut self, offset: usize) -> u64 {
-        // SAFETY: aligned, and within the memory; a device may write it meanwhile.
+        // SAFETY: aligned, and inside the memory; a device may write it concurrently.
         unsafe { std::sync::atomic::AtomicU64::from_ptr(self.at().add(offset).as_ptr().cast()) }
             .load(std::sync::atomic::Ordering::Acquire)
     }
 
     pub fn end<D: Device>(mut self, device: &mut D) {
-        // SAFETY: nothing is queued.
+        // SAFETY: no work is queued.
         unsafe { device.unpin(self.at()) }.unwrap();
     }
 }
 
-/// Bytes that depend on place and seed.
+/// Bytes that depend on index and seed.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
 
-/// Waits for everything queued on a stream.
+/// Waits for all work queued on a stream.
 pub fn settle<D: Device>(device: &mut D, stream: u8) {
     let mark = device.mark(stream).unwrap();
     let end = soon();
@@ -77,7 +77,7 @@ pub fn settle<D: Device>(device: &mut D, stream: u8) {
     }
 }
 
-/// Takes memory, lets it be used, gives it back, and sees that nothing is left.
+/// Allocates memory, runs the body, frees the memory, and checks that nothing is left.
 fn with<K: Kit>(size: u64, body: impl FnOnce(&mut K::Device, DevicePtr)) {
     let mut device = first::<K>();
     let base = device.alloc(size).unwrap();
@@ -85,7 +85,7 @@ fn with<K: Kit>(size: u64, body: impl FnOnce(&mut K::Device, DevicePtr)) {
     for stream in 0..device.caps().streams {
         settle(&mut device, stream);
     }
-    // SAFETY: everything has ended, and who had it open has closed it.
+    // SAFETY: all work has finished, and peers have closed it.
     unsafe { device.free(base) }.unwrap();
     assert_eq!(K::held(&device), 0);
 }
@@ -127,7 +127,7 @@ pub fn addresses_come_back_and_buffers_do_not<K: Kit>() {
     let mut buffers = std::collections::HashSet::new();
     for _ in 0..20 {
         let base = device.alloc(2 << 20).unwrap();
-        assert!(buffers.insert(device.allocation(base).unwrap().buffer), "a buffer came back");
+        assert!(buffers.insert(device.allocation(base).unwrap().buffer), "a buffer id was reused");
         // SAFETY: nothing uses it.
         unsafe { device.free(base) }.unwrap();
     }
@@ -145,7 +145,7 @@ pub fn copies_arrive_whole<K: Kit>() {
             let sent = pattern(round as u8, len);
             from.fill(3, &sent);
             to.fill(1, &vec![0xEE; len + 2]);
-            // SAFETY: all of it is there until the stream has ended.
+            // SAFETY: all of it is valid until the stream has finished.
             unsafe {
                 device.copy(stream, base.at(5), from.seen.at(3), len as u64).unwrap();
                 device.copy(stream, behind, base.at(5), len as u64).unwrap();
@@ -169,7 +169,7 @@ pub fn a_stream_keeps_its_order<K: Kit>() {
         }
         for stream in 0..device.caps().streams {
             for value in 0..256 {
-                // SAFETY: all of it is there until the stream has ended.
+                // SAFETY: all of it is valid until the stream has finished.
                 unsafe { device.copy(stream, base, from.seen.at(256 * value), 256) }.unwrap();
             }
             // SAFETY: as above.
@@ -183,11 +183,11 @@ pub fn a_stream_keeps_its_order<K: Kit>() {
     });
 }
 
-pub fn marks_run_out_and_come_back<K: Kit>() {
+pub fn marks_run_out_and_are_reused<K: Kit>() {
     let mut device = first::<K>();
     let marks = device.caps().marks;
     if marks > 1000 {
-        // Of more there is no end to be seen.
+        // Too many marks to exhaust in a test.
         settle(&mut device, 0);
         return;
     }
@@ -198,7 +198,7 @@ pub fn marks_run_out_and_come_back<K: Kit>() {
             while !device.reached(mark).unwrap() {}
         }
         let again = device.mark(0).unwrap();
-        assert!(!set.contains(&again), "a mark names one moment");
+        assert!(!set.contains(&again), "a freed mark is invalid");
         while !device.reached(again).unwrap() {}
     }
 }
@@ -212,7 +212,7 @@ pub fn a_word_follows_what_it_tells_of<K: Kit>() {
         for round in 1..=20u64 {
             let sent = pattern(round as u8, 1 << 20);
             host.fill(4096, &sent);
-            // SAFETY: all of it is there until the stream has ended.
+            // SAFETY: all of it is valid until the stream has finished.
             unsafe {
                 device.copy(0, base, host.seen.at(4096), 1 << 20).unwrap();
                 settle(device, 0);
@@ -220,7 +220,7 @@ pub fn a_word_follows_what_it_tells_of<K: Kit>() {
                 device.copy(0, host.seen.at(4096), base, 1 << 20).unwrap();
                 device.write_word(0, host.seen.at(8), round).unwrap();
             }
-            // What lets time pass for a fake.
+            // Advances time in a fake.
             let mark = device.mark(0).unwrap();
             let end = soon();
             let mut over = false;
@@ -248,7 +248,7 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
         for (seed, offset, len) in [(1, 0, 100), (2, 12_345, 1 << 20), (3, (2 << 20) + 511, (1 << 20) - 511)]
         {
             host.fill(0, &pattern(seed, len));
-            // SAFETY: all of it is there until the stream has ended.
+            // SAFETY: all of it is valid until the stream has finished.
             unsafe { device.copy(0, base.at(offset), host.seen, len as u64) }.unwrap();
             settle(device, 0);
             assert_eq!(second.ask(&format!("check {seed} {offset} {len}")), "good");
@@ -259,7 +259,7 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
             assert!(host.read(0, len) == pattern(seed + 100, len), "{len} bytes at {offset}");
         }
         assert_eq!(second.ask("close"), "ok");
-        // Closed, it can be opened again.
+        // Once closed, it can be opened again.
         assert_eq!(second.ask("open"), "ok");
         assert_eq!(second.ask("check 103 2097663 1048065"), "good");
         assert_eq!(second.ask("close"), "ok");
@@ -268,10 +268,11 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
     });
 }
 
-/// Size of a physical segment, in what [`Kit::segments`] gives.
+/// Size of a physical segment of [`Kit::segments`].
 pub const SEGMENT: u64 = 2 << 20;
 
-/// Memory in three physical segments, what the driver says of each, and a handle of all.
+/// Runs the body with memory in three physical segments, the driver's description of each, and a
+/// handle of all.
 fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation])) {
     let mut device = first::<K>();
     let Some(base) = K::segments(&mut device, 3 * SEGMENT) else { return };
@@ -280,7 +281,7 @@ fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation
     for stream in 0..device.caps().streams {
         settle(&mut device, stream);
     }
-    // SAFETY: everything has ended, and who had it open has closed it.
+    // SAFETY: all work has finished, and peers have closed it.
     unsafe { device.free(base) }.unwrap();
     for part in parts {
         assert_eq!(device.allocation(part.base), Err(DeviceError::NotDeviceMemory));
@@ -307,7 +308,7 @@ pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
             [(1, SEGMENT - 100, 200), (2, 1000, 4 << 20), (3, 5, (4 << 20) - 1), (4, 2 * SEGMENT - 1, 2)];
         for (seed, offset, len) in ranges {
             host.fill(0, &pattern(seed, len));
-            // SAFETY: all of it is there until the stream has ended.
+            // SAFETY: all of it is valid until the stream has finished.
             unsafe { device.copy(0, base.at(offset), host.seen, len as u64) }.unwrap();
             settle(device, 0);
             assert_eq!(second.ask(&format!("check {seed} {offset} {len}")), "good");
@@ -318,7 +319,7 @@ pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
             assert!(host.read(0, len) == pattern(seed + 100, len), "{len} bytes at {offset}");
         }
         assert_eq!(second.ask("close"), "ok");
-        // Closed, they can be opened again.
+        // Once closed, they can be opened again.
         assert_eq!(second.ask("open"), "ok");
         assert_eq!(second.ask(&format!("check 104 {} 2", 2 * SEGMENT - 1)), "good");
         assert_eq!(second.ask("close"), "ok");
@@ -354,7 +355,8 @@ pub fn an_allocation_is_opened_once<K: Kit>() {
         let handle = device.export(&allocation).unwrap();
         let mut second = Second::start::<K>(&handle, allocation.size);
         assert_eq!(second.ask("open"), "ok");
-        // Some drivers count, some map it a second time, some refuse: none takes away what is open.
+        // Some drivers count opens, some map the memory again, some refuse. None closes the first
+        // mapping.
         let again = second.ask("again");
         assert!(["refused", "same", "another"].contains(&again.as_str()), "{again}");
         assert_eq!(second.ask("write 9 100 1000"), "ok");
@@ -379,14 +381,14 @@ pub fn garbage_does_not_open<K: Kit>() {
     handles.push(Handle::Segments(vec![]));
     for handle in handles {
         for size in [2 << 20, 0, u64::MAX] {
-            // SAFETY: it does not open.
+            // SAFETY: the open fails.
             match unsafe { device.open(&handle, size) } {
                 Err(DeviceError::BadHandle | DeviceError::Exhausted | DeviceError::Driver(_)) => {}
                 other => panic!("{handle:?} of {size} bytes: {other:?}"),
             }
         }
     }
-    // Nothing the worse for it.
+    // The device still works.
     let base = device.alloc(4096).unwrap();
     settle(&mut device, 0);
     // SAFETY: nothing uses it.
@@ -401,15 +403,15 @@ pub fn a_handle_of_this_process_does_not_open<K: Kit>() {
         // SAFETY: it is not used.
         match unsafe { device.open(&handle, allocation.size) } {
             Err(DeviceError::SameProcess) => {}
-            // A driver may map a descriptor of its own process a second time.
-            // SAFETY: nothing is queued.
+            // A driver may map a descriptor of its own process a second time. SAFETY: no work is
+            // queued.
             Ok(again) if allocation.share == Share::Descriptor => unsafe { device.close(again) }.unwrap(),
             other => panic!("{other:?}"),
         }
     });
 }
 
-pub fn memory_that_cannot_be_exported_says_why<K: Kit>() {
+pub fn unexportable_memory_names_the_reason<K: Kit>() {
     let mut device = first::<K>();
     for (base, why) in K::unshared(&mut device) {
         let allocation = device.allocation(base).unwrap();
@@ -422,14 +424,14 @@ pub fn memory_that_cannot_be_exported_says_why<K: Kit>() {
     let host = Pinned::new(&mut device, 4096);
     match device.allocation(host.seen) {
         Ok(allocation) => assert_eq!(allocation.share, Share::Never(Unshared::Host)),
-        // A device to which all memory of the processor is the same.
+        // A device that treats all host memory alike.
         Err(error) => assert_eq!(error, DeviceError::NotDeviceMemory),
     }
     host.end(&mut device);
 }
 
 pub fn the_call_that_flushes_remote_writes_is_taken<K: Kit>() {
-    // There is no NIC here, so nothing is there to be flushed.
+    // Without a NIC there is nothing to flush.
     with::<K>(4096, |device, _| assert_eq!(device.flush_remote_writes(), Ok(())));
 }
 
@@ -438,7 +440,7 @@ pub fn only_what_is_pinned_is_seen_and_only_set_marks_are_known<K: Kit>() {
         let mut host = Pinned::new(device, 4096);
         assert_eq!(device.host_view(host.seen.at(8), 4088), NonNull::new(host.at().as_ptr().wrapping_add(8)));
         assert_eq!(device.host_view(host.seen.at(8), 4089), None);
-        // Where there is no end of marks, all are reached.
+        // Where marks are unlimited, all are reached.
         assert!(device.reached(Mark(u32::MAX)).is_err() || device.caps().marks > 1000);
         host.end(device);
     });

@@ -1,4 +1,4 @@
-//! Shared by the tests: those of shared memory, and rails whose devices are processor memory.
+//! Shared by the tests: those of shared memory, and rails whose devices are host memory.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
@@ -14,10 +14,10 @@ use fishplate_sys::LinuxHost;
 
 pub use shm::*;
 
-/// A rail over Linux, with devices that are memory of the processor.
+/// A rail over Linux whose devices are host memory.
 pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
 
-/// Makes one.
+/// Creates one.
 pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
     let (host, config) = linux(config);
     GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()

@@ -1,11 +1,11 @@
-//! What goes through bounce slots.
+//! Transfers through bounce slots.
 
 use fishplate_shm::Segment;
 
 use super::*;
 
 #[test]
-fn row_15_without_peer_access_or_by_force_everything_is_relayed_and_whole() {
+fn row_15_without_peer_access_transfers_are_relayed_intact() {
     for seed in 1..8 {
         let mut pair = match seed % 2 {
             0 => Pair::apart(Behaviour::LATE, small(), seed),
@@ -37,7 +37,7 @@ fn row_15_without_peer_access_or_by_force_everything_is_relayed_and_whole() {
 }
 
 #[test]
-fn row_15_several_pieces_are_under_way_at_once_and_never_more_than_there_are_slots() {
+fn row_15_pieces_are_pipelined_up_to_the_number_of_slots() {
     let mut pair = Pair::apart(Behaviour { late: 40, ..Behaviour::LATE }, small(), 3);
     pair.write(0, 0, 60_000, Some(1), 1);
     let mut most = 0;
@@ -58,12 +58,12 @@ fn row_15_several_pieces_are_under_way_at_once_and_never_more_than_there_are_slo
 
 #[test]
 fn device_and_host_memory_of_any_kind_reach_each_other() {
-    // Not pinned: neither the device nor the processor sees both.
+    // Not pinned, so neither the device nor the processor sees both.
     let config = GpuConfig { pin_regions: false, ..small() };
     let mut pair = Pair::new(Behaviour::LATE, config, 4);
     let segment = Segment::create(20_000).unwrap();
     let mut private = vec![0u8; 20_000];
-    // SAFETY: both outlive the pair's use of them, and are touched only between transfers.
+    // SAFETY: both outlive the pair's use, and are accessed only between transfers.
     let regions = unsafe {
         let ptr = NonNull::from(&mut private[..]).cast();
         [segment.region(0, 20_000).unwrap(), Region::new(ptr, 20_000, RegionKind::Private)]
@@ -80,7 +80,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
             got
         };
         let n = n as u64 * 10;
-        // Device here to host there, and back.
+        // From device memory here to host memory there, and back.
         let (key, _) = pair.rails[1].register(region).unwrap();
         pair.rails[0].import(PEER, key, 20_000).unwrap();
         let remote = Remote { key, offset: 0 };
@@ -97,7 +97,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
         pair.rails[0].release(PEER, key);
         pair.rails[1].deregister(key).unwrap();
-        // Host here to device there, and back.
+        // From host memory here to device memory there, and back.
         let (key, desc) = pair.rails[0].register(region).unwrap();
         let local = Local { ptr: region.ptr(), len: 20_000, desc };
         set(&bytes(n + 2, 20_000));
@@ -119,7 +119,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
 }
 
 #[test]
-fn a_region_taken_back_ends_what_is_relayed_to_it() {
+fn deregistering_a_region_fails_transfers_relayed_to_it() {
     let mut pair = Pair::apart(Behaviour::LATE, small(), 5);
     pair.write(0, 0, 40_000, Some(1), 1);
     let key = pair.memory[1].key;
@@ -134,7 +134,7 @@ fn a_region_taken_back_ends_what_is_relayed_to_it() {
 }
 
 #[test]
-fn a_relayed_write_whose_piece_fails_on_either_side_is_not_told() {
+fn a_relayed_write_with_a_failed_piece_is_not_reported() {
     for (end, skip) in [(0usize, 0u64), (0, 2), (1, 0), (1, 2), (1, 4)] {
         let mut pair = Pair::apart(Behaviour::LATE, small(), 5);
         process(&pair.rails[end]).fail(Call::Copy, skip, DeviceError::Driver(717));
@@ -155,12 +155,12 @@ fn a_relayed_write_whose_piece_fails_on_either_side_is_not_told() {
 }
 
 #[test]
-fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
+fn b15_three_ranks_sending_in_a_circle_all_finish() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
         let driver = FakeDriver::new(Behaviour::LATE, 6);
         let mut rails: Vec<FakeRail> = (0..3).map(|_| rail(&driver.process(), config.clone())).collect();
-        // Each numbers the next 1 and the one before 2.
+        // Each has the next rank as peer 1 and the previous one as peer 2.
         for i in 0..3 {
             let [mut a, mut b] = [i, (i + 1) % 3]
                 .map(|i| std::mem::replace(&mut rails[i], rail(&driver.process(), config.clone())));
@@ -176,13 +176,13 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
             .map(|(i, mut rail)| {
                 let (next, from) = (keys[(i + 1) % 3], memory[i][1]);
                 std::thread::spawn(move || {
-                    // Cold: the import itself waits for the next, which waits for the one after.
+                    // Nothing is imported yet, so each import waits for the next rank.
                     rail.import(Peer(1), next, 50_000).unwrap();
                     let mut seen = Seen::default();
                     for n in 0..20u32 {
                         let remote = Remote { key: next, offset: 0 };
                         loop {
-                            // SAFETY: the memory is there until the rail is dropped.
+                            // SAFETY: the memory outlives the rail.
                             let posted = unsafe {
                                 rail.post_write(Peer(1), from.local(0, 50_000), remote, Some(n), n.into())
                             };
@@ -200,7 +200,7 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
                         rail.check_peers(&mut seen);
                     }
                     assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
-                    // The others may still need what this one owes them.
+                    // The others may still need answers from this one.
                     for _ in 0..2000 {
                         rail.poll(8, &mut seen);
                     }
@@ -208,7 +208,7 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
                 })
             })
             .collect();
-        // None goes before all are done.
+        // No rail is dropped before all are done.
         let rails: Vec<FakeRail> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         assert_eq!(driver.violations(), []);
         drop(rails);
@@ -216,7 +216,7 @@ fn b15_three_ranks_that_send_in_a_circle_cold_all_end() {
 }
 
 #[test]
-fn one_peer_that_takes_nothing_out_stops_no_other() {
+fn a_peer_that_empties_no_slots_blocks_no_other() {
     let driver = FakeDriver::new(Behaviour::LATE, 2);
     let config = GpuConfig { force_relay: true, ..small() };
     let mut origin = rail(&driver.process(), config.clone());
@@ -233,13 +233,13 @@ fn one_peer_that_takes_nothing_out_stops_no_other() {
     let (mut seen, mut there) = (Seen::default(), Seen::default());
     for n in [0u16, 1] {
         let remote = targets[usize::from(n)].1.remote(0);
-        // SAFETY: the memory is there until the rails are dropped.
+        // SAFETY: the memory outlives the rails.
         unsafe { origin.post_write(Peer(n), from.local(0, 60_000), remote, Some(n.into()), n.into()) }
             .unwrap();
     }
     for _ in 0..PATIENCE {
         origin.poll(8, &mut seen);
-        // The first is never polled.
+        // The first target is never polled.
         targets[1].0.poll(8, &mut there);
         if !seen.done.is_empty() {
             break;
@@ -252,12 +252,12 @@ fn one_peer_that_takes_nothing_out_stops_no_other() {
 }
 
 #[test]
-fn memory_taken_back_while_a_peer_reads_it_is_read_no_more_and_the_link_lives() {
+fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
     for seed in 1..101 {
         let config = GpuConfig { pin_regions: false, ..small() };
         let mut pair = Pair::apart(Behaviour::LATE, config, seed);
         let mut private = vec![1u8; 60_000];
-        // SAFETY: outlives the pair, and is touched only between polls.
+        // SAFETY: outlives the pair, and is accessed only between polls.
         let region =
             unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private) };
         let device = pair.memory[1];

@@ -1,11 +1,11 @@
-//! What the device carries itself.
+//! Transfers that the device copies itself.
 
 use super::*;
 
 #[test]
-fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
+fn random_transfers_arrive_intact_on_a_slow_device() {
     for seed in 1..12 {
-        // Every other of them in eight physical segments side by side.
+        // Every other allocation has eight adjacent physical segments.
         let kind = if seed % 2 == 0 { MemoryKind::Segments } else { MemoryKind::Legacy };
         let (granule, segment) = (4096, LEN as u64 / 8);
         let behaviour = Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
@@ -27,7 +27,7 @@ fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
                 let posted = pair.write(from, to, len, Some(round as u32), round);
                 let landed = |pair: &Pair| pair.seen[1].landed.contains(&(round as u32));
                 pair.until("a write", landed);
-                // Its word came after it, so it is here now.
+                // Its completion word has arrived, so its bytes have.
                 assert!(peek(&pair.rails[1], &pair.memory[1], to, len) == sent, "seed {seed} {round}");
                 if posted == Posted::Pending {
                     pair.until("its end", |pair| pair.ended(round).is_some());
@@ -43,7 +43,7 @@ fn random_transfers_are_whole_whatever_the_device_is_slow_at() {
 }
 
 #[test]
-fn row_5_an_allocation_is_open_before_the_first_transfer_and_not_again() {
+fn row_5_an_allocation_is_opened_once_before_the_first_transfer() {
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
     assert_eq!(process(&pair.rails[0]).counts().opens, 1);
     for n in 0..20 {
@@ -55,7 +55,7 @@ fn row_5_an_allocation_is_open_before_the_first_transfer_and_not_again() {
 }
 
 #[test]
-fn row_6_steady_state_says_nothing_and_calls_the_driver_for_the_copy_its_mark_and_its_word() {
+fn row_6_steady_state_takes_three_driver_calls_and_no_packet() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 1);
     pair.write(0, 0, 400, Some(0), 0);
     pair.until("the first", |pair| pair.ended(0).is_some() && pair.seen[1].landed.len() == 1);
@@ -71,7 +71,7 @@ fn row_6_steady_state_says_nothing_and_calls_the_driver_for_the_copy_its_mark_an
         assert!(expected || calls[call] == 0, "{call:?}");
     }
     assert_eq!(process(&pair.rails[1]).counts().calls.since(&before[1]).total(), 0, "of the target");
-    // Nothing lies in the socket, at either end.
+    // No packet is in the socket, at either end.
     for rail in &mut pair.rails {
         use std::os::fd::AsRawFd;
         let line = rail.inner.line(PEER).unwrap();
@@ -84,7 +84,7 @@ fn row_6_steady_state_says_nothing_and_calls_the_driver_for_the_copy_its_mark_an
 }
 
 #[test]
-fn row_16_a_transfer_is_cut_into_pieces_over_the_streams_with_its_remainder() {
+fn row_16_a_transfer_is_cut_into_pieces_over_the_streams() {
     for (len, spread) in [(512usize, 1u64), (513, 2), (4 * 512, 4), (7 * 512 + 13, 4), (40_001, 4)] {
         let mut pair = Pair::new(Behaviour { write_word: true, ..Behaviour::LATE }, small(), 3);
         let sent = bytes(len as u64, len);
@@ -94,8 +94,8 @@ fn row_16_a_transfer_is_cut_into_pieces_over_the_streams_with_its_remainder() {
         let calls = process(&pair.rails[0]).counts().calls.since(&before);
         assert_eq!(calls[Call::Copy], len.div_ceil(512) as u64, "{len}");
         assert_eq!(calls[Call::Mark], spread, "{len}");
-        // The device reports a word behind one copy;
-        // behind several streams, whoever sees all of them end does.
+        // The device stores the word after a single copy. With several streams, the rail does once
+        // all have finished.
         assert_eq!(calls[Call::WriteWord], u64::from(spread == 1), "{len}");
         pair.until("the write", |pair| pair.seen[1].landed.len() == 1);
         assert!(peek(&pair.rails[1], &pair.memory[1], 9, len) == sent, "{len}");
@@ -105,8 +105,8 @@ fn row_16_a_transfer_is_cut_into_pieces_over_the_streams_with_its_remainder() {
 }
 
 #[test]
-fn what_is_refused_for_want_of_room_has_changed_nothing() {
-    // Of marks, of operations, of done words: whichever runs out first.
+fn a_post_refused_for_lack_of_room_changes_nothing() {
+    // Limited by marks, operations or done words.
     let configs = [
         (Behaviour { marks: 3, ..Behaviour::LATE }, small()),
         (Behaviour::LATE, GpuConfig { ops: 3, ..small() }),
@@ -148,7 +148,7 @@ fn what_is_refused_for_want_of_room_has_changed_nothing() {
 }
 
 #[test]
-fn short_transfers_are_stores_where_the_processor_sees_both_memories() {
+fn short_transfers_are_processor_stores_if_both_sides_are_mapped() {
     let behaviour = Behaviour { host_view: true, ..Behaviour::LATE };
     let mut pair = Pair::new(behaviour, GpuConfig { mapped_store: 64, ..small() }, 2);
     let before = process(&pair.rails[0]).counts().calls;
@@ -169,11 +169,11 @@ fn short_transfers_are_stores_where_the_processor_sees_both_memories() {
 }
 
 #[test]
-fn host_memory_that_is_pinned_goes_to_a_device_and_back_at_one_copy() {
+fn pinned_host_memory_is_transferred_by_one_device_copy() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 4);
     let mut host = bytes(1, 4000);
     let ptr = NonNull::from(&mut host[..]).cast::<u8>();
-    // SAFETY: the vector outlives the pair's use, and only this pointer touches it meanwhile.
+    // SAFETY: the vector outlives the pair's use, and is accessed only through this pointer.
     let region = unsafe { Region::new(ptr, 4000, RegionKind::Private) };
     let (key, desc) = pair.rails[0].register(&region).unwrap();
     let local = Local { ptr, len: 4000, desc };
@@ -186,7 +186,7 @@ fn host_memory_that_is_pinned_goes_to_a_device_and_back_at_one_copy() {
     // SAFETY: as above.
     let posted = unsafe { pair.rails[0].post_read(PEER, local, pair.memory[1].remote(8), 2) };
     assert_eq!(posted, Ok(Posted::Pending));
-    // Taken back with the copy under way: that ends first.
+    // Deregistered with the copy in flight, which finishes first.
     pair.rails[0].deregister(key).unwrap();
     assert_eq!(host, bytes(2, 4000));
     assert_eq!(pair.rails[0].stats().relayed, 0);
@@ -200,7 +200,7 @@ fn device_bytes_pass_through_pinned_memory() {
         let rail = &mut pair.rails[0];
         let at = memory(rail, 300_000);
         let sent = bytes(3, 200_000);
-        // SAFETY: registered, and there.
+        // SAFETY: registered, and valid.
         unsafe { rail.write_device(at.local(70, 200_000), Untrusted::from_slice(&sent)) }.unwrap();
         assert!(peek(rail, &at, 70, 200_000) == sent);
         let mut got = vec![0; 200_000];
@@ -208,14 +208,14 @@ fn device_bytes_pass_through_pinned_memory() {
         unsafe { rail.read_device(at.local(70, 200_000), &mut got) }.unwrap();
         assert!(got == sent);
         let outside = at.local(299_999, 2);
-        // SAFETY: as above, and refused.
+        // SAFETY: refused.
         assert_eq!(unsafe { rail.read_device(outside, &mut got) }, Err(PostError::BadKey));
         pair.check();
     }
 }
 
 #[test]
-fn a_rail_may_wait_for_ever() {
+fn an_unlimited_timeout_works() {
     let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::MAX, ..small() }, 1);
     assert_eq!(pair.write(0, 0, 100, Some(1), 1), Posted::Pending);
     pair.until("a write", |pair| pair.ended(1).is_some());

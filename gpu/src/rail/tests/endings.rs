@@ -1,12 +1,12 @@
-//! Peers that go, devices that are lost or slow, and what may be reused when.
+//! Failed peers, lost or slow devices, and when memory may be reused.
 
 use super::*;
 
-/// Steps that no copy of a test waits for by itself.
+/// More steps than any copy of a test waits for by itself.
 const NEVER: u32 = 1_000_000;
 
 #[test]
-fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknown() {
+fn b14_a_write_reported_as_failed_does_not_land_later() {
     for relay in [false, true] {
         for seed in 1..6 {
             let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
@@ -17,7 +17,7 @@ fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknow
             }
             pair.read(30_000, 0, 4000, 6);
             pair.poll();
-            // The peer goes with copies under way: this waits for the device.
+            // The peer leaves with copies in flight: this waits for the device.
             pair.rails[0].detach(PEER);
             let mut seen = Seen::default();
             while pair.rails[0].poll(8, &mut seen) > 0 {}
@@ -30,7 +30,7 @@ fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknow
             for n in 0..7 {
                 over(n, &pair);
             }
-            // The buffer is reused at once: no ended operation may carry or fill in the new bytes.
+            // Reuse the buffer at once: no finished operation may read or write the new bytes.
             poke(&pair.rails[0], &pair.memory[0], 0, &[2; 40_000]);
             pair.driver.drain();
             assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 40_000), [2; 40_000]);
@@ -42,7 +42,7 @@ fn b14_what_is_reported_over_does_not_land_later_and_what_may_is_reported_unknow
 }
 
 #[test]
-fn b14_a_copy_that_does_not_end_keeps_everything_that_it_uses() {
+fn b14_an_unfinished_copy_keeps_its_memory() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_millis(4), ..small() };
         let mut pair = Pair::new(Behaviour::LATE, config, 3);
@@ -77,7 +77,7 @@ fn b14_a_copy_that_does_not_end_keeps_everything_that_it_uses() {
 }
 
 #[test]
-fn a_lost_device_ends_everything_as_unknown_and_hangs_nobody() {
+fn a_lost_device_completes_all_operations_as_unknown() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, ..small() };
         let mut pair = Pair::new(Behaviour { late: 200, ..Behaviour::LATE }, config, 4);
@@ -101,7 +101,7 @@ fn a_lost_device_ends_everything_as_unknown_and_hangs_nobody() {
 }
 
 #[test]
-fn memory_of_what_has_an_unknown_end_stays_in_use_at_both_ends() {
+fn memory_of_an_unknown_outcome_stays_in_use_at_both_ends() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_millis(4), ..small() };
         let mut host = Box::new([0u64; 512]);
@@ -113,21 +113,21 @@ fn memory_of_what_has_an_unknown_end_stays_in_use_at_both_ends() {
         let counts = process(&pair.rails[0]).counts();
         assert!(!pair.rails[0].touches(local));
         pair.write(0, 0, 300, None, 0);
-        // The driver does not say how it goes, once.
+        // The driver fails one query, so the outcome is unknown.
         process(&pair.rails[0]).fail(Call::Reached, 0, DeviceError::Driver(999));
         if relay {
             while pair.rails[0].streams.out() > 0 {
                 pair.rails[0].poll(8, &mut pair.seen[0]);
             }
         } else {
-            pair.until("an end", |pair| pair.ended(0).is_some());
+            pair.until("a completion", |pair| pair.ended(0).is_some());
             assert_eq!(pair.ended(0), Some(Err(CompleteError::Unknown(999))));
         }
         assert!(pair.rails[0].touches(local), "relay {relay}");
         for key in [pair.memory[0].key, pinned] {
             assert_eq!(pair.rails[0].deregister(key), Err(AttachError::Kept(libc::EBUSY)));
         }
-        // Nor does the peer get back what is open here.
+        // The memory stays open here, so the peer does not get it back either.
         pair.rails[0].release(PEER, pair.memory[1].key);
         pair.rails[0].detach(PEER);
         let Pair { driver, rails, .. } = pair;
@@ -141,7 +141,7 @@ fn memory_of_what_has_an_unknown_end_stays_in_use_at_both_ends() {
 }
 
 #[test]
-fn memory_that_the_processor_gave_up_to_fill_stays_until_the_device_has_finished() {
+fn memory_of_an_abandoned_staged_copy_stays_until_the_device_has_finished() {
     let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
     let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 7);
     let local = pair.memory[0].local(0, 64);
@@ -157,7 +157,7 @@ fn memory_that_the_processor_gave_up_to_fill_stays_until_the_device_has_finished
 }
 
 #[test]
-fn a_peer_that_dies_ends_what_was_posted_to_it_and_its_memory_is_not_touched_again() {
+fn the_death_of_a_peer_completes_its_operations_and_its_memory_is_not_accessed() {
     for relay in [false, true] {
         for seed in 1..6 {
             let config = GpuConfig { force_relay: relay, ..small() };
@@ -194,13 +194,13 @@ fn a_peer_that_dies_ends_what_was_posted_to_it_and_its_memory_is_not_touched_aga
 }
 
 #[test]
-fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothing_in_use() {
+fn b16_an_end_that_leaves_during_traffic_blocks_no_other_and_frees_nothing_in_use() {
     for round in 0..12u64 {
         let behaviour = Behaviour { write_word: round % 2 == 0, ..Behaviour::LATE };
         let config = GpuConfig { force_relay: round % 3 == 0, ..small() };
         let Pair { driver, rails, memory, .. } = Pair::new(behaviour, config, round);
         let [mut a, mut b] = rails;
-        // The one leaves after so many polls, wherever the other stands.
+        // One end leaves after a number of polls, whatever the state of the other.
         let leaving = std::thread::spawn(move || {
             let mut seen = Seen::default();
             for _ in 0..(round * 37 % 400) {
@@ -231,7 +231,7 @@ fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothin
         let leaver = leaving.join().unwrap();
         a.detach(PEER);
         while a.poll(8, &mut seen) > 0 {}
-        assert_eq!(seen.done.len(), pending, "round {round}: every post ends once");
+        assert_eq!(seen.done.len(), pending, "round {round}: every post completes once");
         let stayer = process(&a).clone();
         drop(a);
         driver.drain();
@@ -243,7 +243,7 @@ fn b16_an_end_that_leaves_in_the_middle_of_traffic_stops_nobody_and_frees_nothin
 }
 
 #[test]
-fn b6_b7_a_name_of_an_operation_that_is_over_names_nothing_also_when_generations_wrap() {
+fn b6_b7_a_stale_operation_id_is_rejected_even_when_generations_wrap() {
     use crate::rail::queue::{Op, OpKind, Ops};
     let op = Op {
         cx: 0,
@@ -267,7 +267,7 @@ fn b6_b7_a_name_of_an_operation_that_is_over_names_nothing_also_when_generations
         for _ in 0..8 {
             let index = ops.insert(op).unwrap();
             let id = ops.id(index);
-            assert!(id >> 32 != 0, "a generation of 0 would be that of a name of nothing");
+            assert!(id >> 32 != 0, "generation 0 is reserved");
             assert_eq!(ops.find(id), Some(index));
             assert!(!old.contains(&id));
             assert!(ops.remove(index).is_some());

@@ -1,24 +1,25 @@
-//! A peer that writes anything into what is shared.
+//! A peer that writes arbitrary values into the shared segments.
 
 use fishplate_core::error::Violation;
 
 use super::*;
 use crate::relay::{Outgoing, Piece, What};
 
-/// A piece, of a region's key and length.
+/// Builds a piece from a region's key and length.
 type Says = fn(RailKey, u64) -> What;
 
-/// Has the second end of a pair say a piece to the first that no rail would.
+/// Makes the second end send the first a piece that no rail would send.
 fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);
-    // SAFETY: both boards are mapped as long as the pair lives; the rail itself has sent no piece.
+    // SAFETY: both segments are mapped as long as the pair lives; the rail itself has sent no
+    // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
     out.fill(0, &Piece { what, offset, len });
 }
 
 #[test]
-fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
+fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
     let len = LEN as u64;
     let cases: &[(Says, u64, u32, Violation)] = &[
         (|key, _| What::Write { key, last: true, data: Some(1) }, 1, 4097, Violation::Length),
@@ -53,7 +54,7 @@ fn b13_sizes_that_do_not_fit_are_refused_and_nothing_outside_is_touched() {
 }
 
 #[test]
-fn b13_a_reply_that_is_not_what_was_asked_for_fills_nothing() {
+fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096)] {
         let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
         poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
@@ -74,7 +75,7 @@ fn b13_a_reply_that_is_not_what_was_asked_for_fills_nothing() {
         assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0);
         assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
     }
-    // More replies than bytes: the second is one to nothing.
+    // More replies than bytes: the second one has no read.
     let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
     pair.read(500, 0, 100, 1);
     let id = pair.rails[0].ops.id(0);
@@ -97,11 +98,11 @@ fn b13_a_reply_that_is_not_what_was_asked_for_fills_nothing() {
 }
 
 #[test]
-fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_goes_on() {
+fn b13_bounds_are_those_of_the_region_and_not_of_its_allocation() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, ..small() };
         let mut pair = Pair::new(Behaviour::PLAIN, config, 1);
-        // A slice in the middle of an allocation.
+        // A region in the middle of an allocation.
         let base = pair.rails[1].alloc(10_000).unwrap();
         let (key, _) = pair.rails[1].register(&device_region(base.at(1000), 2000)).unwrap();
         if !relay {
@@ -113,7 +114,7 @@ fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_go
             // SAFETY: refused.
             let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(1), 1) };
             match relay {
-                // What is relayed is checked where it arrives.
+                // A relayed transfer is checked at the target.
                 true if posted.is_ok() => {}
                 _ => assert_eq!(posted, Err(PostError::BadKey), "{offset} {len}"),
             }
@@ -122,7 +123,7 @@ fn b13_the_origin_is_refused_beyond_what_was_registered_though_its_allocation_go
 }
 
 #[test]
-fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
+fn b18_flipped_bits_in_shared_segments_fail_at_most_the_link() {
     for seed in 1..16u64 {
         let config = GpuConfig { force_relay: seed % 2 == 0, ..small() };
         let mut pair = Pair::new(Behaviour::LATE, config, seed);
@@ -130,15 +131,16 @@ fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
         let before = peek(&pair.rails[0], &pair.memory[0], 0, 64);
         for n in 0..400u64 {
             let (local, remote) = (pair.memory[0].local(64, 700), pair.memory[1].remote(64));
-            // SAFETY: the memory is there until the pair is dropped.
+            // SAFETY: the memory outlives the pair.
             let _ = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) };
             let Some(shared) = pair.rails[1].shared(PEER) else { break };
-            // Everything but the bounce slots, whose bytes are anybody's; either segment.
-            let board = if random.below(2) == 0 { shared.mine } else { shared.theirs };
-            let at = random.below(board.bounce_at(0) as usize) & !7;
+            // Any word of either segment, except the bounce slots, which hold arbitrary bytes
+            // anyway.
+            let record = if random.below(2) == 0 { shared.mine } else { shared.theirs };
+            let at = random.below(record.bounce_at(0) as usize) & !7;
             // SAFETY: inside the segment and aligned; both ends access it through atomics.
             let word = unsafe {
-                fishplate_core::sync::primitive::AtomicU64::from_ptr(board.ptr().as_ptr().add(at).cast())
+                fishplate_core::sync::primitive::AtomicU64::from_ptr(record.ptr().as_ptr().add(at).cast())
             };
             word.fetch_xor(1 << random.below(64), fishplate_core::sync::primitive::Ordering::Relaxed);
             pair.poll();
@@ -152,18 +154,18 @@ fn b18_bits_flipped_in_what_is_shared_cost_the_link_at_most() {
 }
 
 #[test]
-fn bad_input_is_refused_at_once_and_by_name() {
+fn bad_input_is_refused_with_its_reason() {
     use crate::{Fault, Unshared};
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
     let [rail, other] = &mut pair.rails;
-    // A device that is not there.
+    // A device that does not exist.
     let at = rail.alloc(4096).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
     // SAFETY: refused.
     let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
     assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
-    // Memory that cannot be exported, with a remedy; an address of nothing; more than there is.
+    // Unexportable memory, with its remedy; an unmapped address; a range that is too long.
     for (kind, why) in [(MemoryKind::Pool, Unshared::Pool), (MemoryKind::Managed, Unshared::Managed)] {
         let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));
@@ -173,7 +175,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
     let nothing = device_region(DevicePtr(64), 4096);
     assert_eq!(rail.register(&nothing), Err(AttachError::Unsupported));
     assert_eq!(rail.register(&device_region(at, 4097)), Err(AttachError::BadRange));
-    // What the peer never registered: an answer within the time that the configuration gives.
+    // Keys that the peer never registered: an error within the configured time.
     let RailKey { key, base } = pair.memory[1].key;
     for (key, base, len, want) in [
         (key + 1000, base, 8, AttachError::Unheard),
@@ -191,7 +193,7 @@ fn bad_input_is_refused_at_once_and_by_name() {
         other => panic!("{other:?}"),
     }
     assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
-    // A second import is the same one; what is given back too often is not there.
+    // A second import shares the first. An import released too often is unknown.
     rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
     for _ in 0..3 {
         rail.release(PEER, pair.memory[1].key);

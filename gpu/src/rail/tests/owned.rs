@@ -1,12 +1,12 @@
-//! Memory of the rail that peers were given, and its way back to the device.
+//! Memory that the rail allocated and peers imported, and how it is freed.
 
 use super::*;
 use crate::RevokeError;
 
-/// Steps that no copy of a test waits for by itself.
+/// More steps than any copy of a test waits for by itself.
 const NEVER: u32 = 1_000_000;
 
-/// The owner is the second; the first copies into its memory and does not end.
+/// The second end owns the memory; the first copies into it and does not finish.
 fn copying() -> Pair {
     let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
     pair.driver.behave(|behaviour| behaviour.late = NEVER);
@@ -14,13 +14,13 @@ fn copying() -> Pair {
     pair
 }
 
-/// Polls both for several turns.
+/// Polls both long enough for several turns.
 fn polls(pair: &mut Pair) {
     (0..2000).for_each(|_| pair.poll());
 }
 
 #[test]
-fn what_is_given_back_is_freed_by_polls_once_the_peer_copies_no_more() {
+fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     let mut pair = copying();
     let Memory { at, key, .. } = pair.memory[1];
     let frees = |pair: &Pair| process(&pair.rails[1]).counts().frees;
@@ -32,8 +32,8 @@ fn what_is_given_back_is_freed_by_polls_once_the_peer_copies_no_more() {
     assert_eq!(frees(&pair), before, "freed under a copy");
     pair.driver.behave(|behaviour| behaviour.late = 0);
     pair.driver.drain();
-    pair.until("it goes back", |pair| frees(pair) > before);
-    // What nobody was given goes back at once.
+    pair.until("it is freed", |pair| frees(pair) > before);
+    // Memory that no peer imported is freed at once.
     let other = pair.rails[1].alloc(64).unwrap();
     // SAFETY: as above.
     unsafe { pair.rails[1].give_back(other) };
@@ -42,14 +42,14 @@ fn what_is_given_back_is_freed_by_polls_once_the_peer_copies_no_more() {
 }
 
 #[test]
-fn all_memory_is_taken_back_at_once_and_the_deadline_counts_each_peer_once() {
+fn revoke_all_counts_each_late_peer_once() {
     let mut pair = copying();
     memory(&mut pair.rails[1], 64);
     let soon = || Instant::now() + Duration::from_millis(5);
     let revoked = pair.rails[1].revoke_all(soon());
     assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
     polls(&mut pair);
-    // Now it is open at the peer only where that copies.
+    // The peer now has open only the allocation that it copies into.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
     let left = pair.rails[1].revoke_all(soon());
     assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));
@@ -61,7 +61,7 @@ fn all_memory_is_taken_back_at_once_and_the_deadline_counts_each_peer_once() {
 }
 
 #[test]
-fn memory_of_a_copy_that_does_not_end_before_the_rail_is_dropped_stays_for_good() {
+fn memory_of_an_unfinished_copy_is_leaked_when_the_rail_is_dropped() {
     for late in [0, NEVER] {
         let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
         let mut pair = Pair::new(Behaviour::LATE, config, 9);
@@ -79,7 +79,7 @@ fn memory_of_a_copy_that_does_not_end_before_the_rail_is_dropped_stays_for_good(
 }
 
 #[test]
-fn polls_beside_peers_without_a_device_take_no_turns() {
+fn polls_with_device_less_peers_take_no_turns() {
     for device in [false, true] {
         let driver = FakeDriver::new(Behaviour::PLAIN, 1);
         let mut one = rail(&driver.process(), small());

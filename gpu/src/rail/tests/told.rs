@@ -1,4 +1,4 @@
-//! How writes are told: done words or records, agreed by both.
+//! How writes are reported, by done words or records; both ends agree on it.
 
 use super::*;
 use crate::pair;
@@ -8,7 +8,7 @@ fn with(done: bool, words: u32, slots: u32) -> GpuConfig {
 }
 
 #[test]
-fn b4_what_one_end_does_not_use_neither_does() {
+fn b4_a_feature_off_at_one_end_is_off_at_both() {
     let cases = [
         (with(true, 16, 4), with(true, 16, 4), (true, true)),
         (with(true, 16, 4), with(false, 16, 4), (false, true)),
@@ -28,7 +28,9 @@ fn b4_what_one_end_does_not_use_neither_does() {
         for n in 0..40u32 {
             pair.write(0, 0, 600, Some(n), n.into());
         }
-        pair.until("all are told", |pair| pair.seen[1].landed.len() == 40 && pair.seen[0].done.len() == 40);
+        pair.until("all are reported", |pair| {
+            pair.seen[1].landed.len() == 40 && pair.seen[0].done.len() == 40
+        });
         let told = pair.rails[0].stats().told;
         assert_eq!(told, if want.0 { (40, 0) } else { (0, 40) });
         pair.check();
@@ -36,7 +38,7 @@ fn b4_what_one_end_does_not_use_neither_does() {
 }
 
 #[test]
-fn b4_an_end_that_cannot_map_the_other_s_segment_turns_it_off_for_both() {
+fn b4_an_unmappable_segment_turns_features_off_at_both_ends() {
     let driver = FakeDriver::new(Behaviour::PLAIN, 1);
     let rails = [rail(&driver.process(), small()), rail(&driver.process(), small())];
     let (x, y) = socket_pair().unwrap();
@@ -47,18 +49,18 @@ fn b4_an_end_that_cannot_map_the_other_s_segment_turns_it_off_for_both() {
         one.agree(link, soon()).unwrap().active()
     });
     let mut link = Link::over(x, Role::Second, two.profile(), soon()).unwrap();
-    // Its own segment is shorter than it says: it maps the other's well, but not the reverse.
+    // Its own segment is shorter than announced: it can map the other's, but not the reverse.
     let agreed = pair::agree_cut_short(&mut link, two.layout, soon()).unwrap();
     assert_eq!((agreed.done, agreed.relay), (false, false));
-    assert!(agreed.boards.is_none());
+    assert!(agreed.segments.is_none());
     assert_eq!(first.join().unwrap(), (false, false));
 }
 
 #[test]
-fn b8_the_failure_of_one_write_is_not_the_success_of_another() {
+fn b8_a_failed_write_does_not_report_another_as_landed() {
     for word in [false, true] {
         let mut pair = Pair::new(Behaviour { write_word: word, ..Behaviour::LATE }, small(), 6);
-        // The second piece of the first write is refused by the driver.
+        // The driver rejects the second piece of the first write.
         process(&pair.rails[0]).fail(Call::Copy, 1, DeviceError::Driver(700));
         pair.write(0, 0, 1024, Some(10), 0);
         for n in 1..30u32 {
@@ -83,7 +85,7 @@ fn b8_the_failure_of_one_write_is_not_the_success_of_another() {
 }
 
 #[test]
-fn b17_a_ticket_whose_word_never_comes_holds_nobody_else_up() {
+fn b17_a_missing_word_delays_no_other_write() {
     let driver = FakeDriver::new(Behaviour::LATE, 8);
     let mut target = rail(&driver.process(), small());
     let into = memory(&mut target, 4096);
@@ -92,8 +94,7 @@ fn b17_a_ticket_whose_word_never_comes_holds_nobody_else_up() {
         join(origin, PEER, &mut target, Peer(n as u16));
         origin.import(PEER, into.key, 4096).unwrap();
     }
-    // The first has taken tickets, and dies before it stores their words,
-    // at every distance from its first.
+    // The first takes tickets and dies before it stores their words, in each position.
     if let Some((sender, _)) = &mut origins[0].shared(PEER).unwrap().done {
         for _ in 0..3 {
             sender.reserve().unwrap();
@@ -101,7 +102,7 @@ fn b17_a_ticket_whose_word_never_comes_holds_nobody_else_up() {
         }
     }
     let from = memory(&mut origins[0], 64);
-    // SAFETY: the memory is there until the rail is dropped.
+    // SAFETY: the memory outlives the rail.
     unsafe { origins[0].post_write(PEER, from.local(0, 64), into.remote(0), Some(7), 1) }.unwrap();
     let from = memory(&mut origins[1], 64);
     let mut seen = [Seen::default(), Seen::default(), Seen::default()];
@@ -126,7 +127,7 @@ fn b17_a_ticket_whose_word_never_comes_holds_nobody_else_up() {
         origins[0].poll(8, &mut seen[0]);
         origins[1].poll(8, &mut seen[1]);
     }
-    assert_eq!(seen[2].landed.len(), 101, "a word behind three that never come, and all of another peer");
+    assert_eq!(seen[2].landed.len(), 101, "the word after three missing ones, and all of another peer");
     drop(origins.remove(0));
     target.check_peers(&mut seen[2]);
     assert_eq!(seen[2].down, [(Peer(0), PeerError::Closed)]);

@@ -1,9 +1,9 @@
-//! One end's record of the messages about device memory on one link. Dropped with the link, so that
+//! The state of the device-memory messages on one link, at one end. Dropped with the link, so that
 //! nothing of an earlier incarnation of the peer survives. Slow path: allocates.
 //!
 //! Everything that a peer can make grow is bounded. Unopened offers and old versions of a buffer
-//! may legitimately exceed a bound: the oldest are dropped, and requested again when needed. What
-//! no correct peer does ends the link.
+//! may legitimately exceed a bound: the oldest are dropped, and requested again when needed. A
+//! message that no correct peer sends ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ use super::export::MAX_EXPORTS;
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
 
-/// Most kept handles that are not open yet.
+/// Most handles kept before they are opened.
 pub(crate) const MAX_OFFERS: usize = 64;
 
 /// Most descriptors of those handles in total: two exports with the most segments.
@@ -41,10 +41,10 @@ enum Answer {
     Refused,
 }
 
-/// The record of one end.
+/// The state of one end.
 #[derive(Debug, Default)]
-pub(crate) struct Board {
-    /// Whether the peer is this very process.
+pub(crate) struct LinkRecord {
+    /// Whether the peer is this process.
     pub(crate) home: bool,
 
     // Received from the peer.
@@ -55,7 +55,7 @@ pub(crate) struct Board {
     /// Our allocations that the peer has closed.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
     /// Handles that the peer requests.
-    pub(crate) fetches: BTreeSet<AllocId>,
+    pub(crate) requested: BTreeSet<AllocId>,
     /// Versions that the peer waits for.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
@@ -68,14 +68,14 @@ pub(crate) struct Board {
     pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
-impl Extension for Board {
+impl Extension for LinkRecord {
     const KINDS: RangeInclusive<u16> = KINDS;
 
-    /// The one that a pair has: see [`pair`](super::pair).
+    /// The segment of a pair: see [`pair`](super::pair).
     const SEGMENTS: u16 = 1;
 
     fn new(home: bool) -> Self {
-        Board { home, ..Board::default() }
+        LinkRecord { home, ..LinkRecord::default() }
     }
 
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError> {
@@ -92,7 +92,7 @@ impl Extension for Board {
                 }
                 self.offers.insert(offer.alloc, offer);
             }
-            Said::Fetch(alloc) if self.fetches.len() < MAX_EXPORTS => drop(self.fetches.insert(alloc)),
+            Said::Request(alloc) if self.requested.len() < MAX_EXPORTS => drop(self.requested.insert(alloc)),
             Said::Refuse(ask) => {
                 // The answer may cross with the cancellation of its request.
                 if let Some(i) = self.asked.iter().position(|(asked, _)| *asked == ask) {
@@ -131,7 +131,7 @@ impl Extension for Board {
             Said::RevokeAck { sequence, alloc } if self.acks.len() < MAX_EXPORTS => {
                 self.acks.push_back((sequence, alloc));
             }
-            Said::Fetch(_) | Said::Revoke { .. } | Said::RevokeAck { .. } => {
+            Said::Request(_) | Said::Revoke { .. } | Said::RevokeAck { .. } => {
                 return Err(HandshakeError::BadPacket);
             }
         }
@@ -144,7 +144,7 @@ impl Extension for Board {
     }
 }
 
-impl Board {
+impl LinkRecord {
     /// Number of descriptors of unopened handles.
     fn descriptors(&self) -> usize {
         self.offers.values().map(Offer::descriptors).sum()
@@ -192,7 +192,7 @@ impl Board {
         }
         self.asked.push_back((ask, Answer::None));
         packets.push(match ask {
-            Ask::Alloc(alloc) => wire::fetch(alloc),
+            Ask::Alloc(alloc) => wire::request(alloc),
             Ask::Buffer(buffer, wanted) => wire::query(buffer, wanted, true),
         });
         packets
