@@ -234,12 +234,10 @@ pub fn c4_no_write_is_in_place_before_an_earlier_message_where_the_rail_orders_a
             write(&mut link, &mut seen, field.local(64, 64), field.remote(n * 64), Some(n as u32), n);
             check(&field, &seen);
         }
-        for _ in 0..PATIENCE {
+        let mut patience = Patience::new();
+        while seen.landed.len() < 8 && patience.lasts() {
             link.turn(1, &mut seen);
             check(&field, &seen);
-            if seen.landed.len() == 8 {
-                break;
-            }
         }
         assert_eq!((seen.landed.len(), seen.messages.len()), (8, 8), "seed {seed}");
     }

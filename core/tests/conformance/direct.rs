@@ -60,17 +60,10 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     {
         let amo = Amo { op, width, operand: 0x55, compare: 0 };
         let fetch = field.source.ptr().cast();
-        let mut result = Err(PostError::Again);
-        for _ in 0..PATIENCE {
-            // SAFETY: the source is never freed and aligned.
-            result = unsafe {
-                link.origin().post_atomic(to, amo, field.remote(n as u64 * 8), Some(fetch), n as u64)
-            };
-            if result != Err(PostError::Again) {
-                break;
-            }
-            link.turn(8, &mut seen);
-        }
+        // SAFETY: the source is never freed and aligned.
+        let result = attempt(&mut link, &mut seen, |rail| unsafe {
+            rail.post_atomic(to, amo, field.remote(n as u64 * 8), Some(fetch), n as u64)
+        });
         if !native {
             assert_eq!(result, Err(PostError::Unsupported));
             continue;

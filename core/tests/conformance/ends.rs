@@ -16,6 +16,7 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
         let mut after = Seen::default();
         let at = link.origin;
         let mut last = None;
+        let mut patience = Patience::new();
         for turns in 0.. {
             link.rails[at].flush();
             link.rails[at].poll(8, &mut after);
@@ -25,7 +26,7 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             if last.is_some() && turns > 400 {
                 break;
             }
-            assert!(turns < PATIENCE, "seed {seed}: {after:?} of {pending:?}");
+            assert!(patience.lasts(), "seed {seed}: {after:?} of {pending:?}");
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         assert!(after.ends().into_values().all(|n| n == 1), "seed {seed}: {after:?}");
@@ -56,7 +57,7 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
 
 pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>() {
     for seed in SEEDS {
-        let mut link = F::link(seed);
+        let mut link = F::impatient(seed);
         let field = Field::new::<F>(&mut link, 4096);
         let (to, pending) = (link.to, posts_of_each_kind(&mut link, &field));
         if !F::kill_target(&mut link) {
@@ -65,13 +66,14 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
         }
         let mut after = Seen::default();
         let at = link.origin;
+        let mut patience = Patience::new();
         for turns in 0.. {
             link.rails[at].poll(8, &mut after);
             link.rails[at].check_peers(&mut after);
             if after.done.len() >= pending.len() && turns > 400 {
                 break;
             }
-            assert!(turns < PATIENCE, "seed {seed}: {after:?} of {pending:?}");
+            assert!(patience.lasts(), "seed {seed}: {after:?} of {pending:?}");
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         let ok = after.done.iter().filter(|(_, result)| result.is_ok()).count();

@@ -21,16 +21,12 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
         let mut seen = Seen::default();
         let body = vec![1; max_message];
         let longest = |link: &mut Link<F::Rail>, len: usize| {
-            for _ in 0..PATIENCE {
-                let (head, body) = body[..len.min(max_message)].split_at(16);
-                let extra = [1; 17];
-                let head = if len > max_message { &extra[..] } else { head };
-                match link.origin().post_message(to, head, Untrusted::from_slice(body), 5) {
-                    Err(PostError::Again) => link.turn(8, &mut Seen::default()),
-                    other => return other,
-                };
-            }
-            Err(PostError::Again)
+            let (head, body) = body[..len.min(max_message)].split_at(16);
+            let extra = [1; 17];
+            let head = if len > max_message { &extra[..] } else { head };
+            attempt(link, &mut Seen::default(), |rail| {
+                rail.post_message(to, head, Untrusted::from_slice(body), 5)
+            })
         };
         let error = PostError::TooLong { len: max_message + 1, max: max_message };
         assert_eq!(longest(&mut link, max_message + 1), Err(error), "seed {seed}");

@@ -1,6 +1,7 @@
 //! The ends under test, what they report, and posts that are made until they are accepted.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use fishplate_core::error::{CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};
@@ -8,8 +9,24 @@ use fishplate_core::rail::{Caps, Local, Posted, Rail, Remote, Sink};
 
 use super::Field;
 
-/// Polls after which a rail that still owes something is held to have lost it.
-pub const PATIENCE: usize = 100_000;
+/// How long a test waits for what a rail owes: for many polls, and for long enough that a loaded
+/// machine has run the rail's other threads meanwhile.
+pub struct Patience {
+    polls: u32,
+    since: Instant,
+}
+
+impl Patience {
+    pub fn new() -> Patience {
+        Patience { polls: 0, since: Instant::now() }
+    }
+
+    /// Counts one poll. Returns whether it is worth making.
+    pub fn lasts(&mut self) -> bool {
+        self.polls += 1;
+        self.polls < 100_000 || self.since.elapsed() < Duration::from_secs(20)
+    }
+}
 
 /// Two ends that are connected, or one that is connected to itself.
 pub struct Link<R> {
@@ -56,11 +73,10 @@ impl<R: Rail> Link<R> {
 
     /// Polls until `enough`, and then some, so that what comes twice is seen.
     pub fn until(&mut self, seen: &mut Seen, what: &str, enough: impl Fn(&Seen) -> bool) {
-        let mut turns = 0;
+        let mut patience = Patience::new();
         while !enough(seen) {
             self.turn(8, seen);
-            turns += 1;
-            assert!(turns < PATIENCE, "{what}: not after {turns} polls; seen {seen:?}");
+            assert!(patience.lasts(), "{what}: not after {} polls; seen {seen:?}", patience.polls);
         }
         self.linger(seen);
     }
@@ -132,23 +148,28 @@ impl Sink for Seen {
     }
 }
 
+/// Posts, and polls in between, until the answer is not `Again`.
+pub fn attempt<R: Rail>(
+    link: &mut Link<R>,
+    seen: &mut Seen,
+    mut post: impl FnMut(&mut R) -> Result<Posted, PostError>,
+) -> Result<Posted, PostError> {
+    let mut patience = Patience::new();
+    loop {
+        match post(link.origin()) {
+            Err(PostError::Again) if patience.lasts() => link.turn(8, seen),
+            answer => return answer,
+        };
+    }
+}
+
 /// Posts until it is accepted, polling in between.
 pub fn accept<R: Rail>(
     link: &mut Link<R>,
     seen: &mut Seen,
-    mut post: impl FnMut(&mut R) -> Result<Posted, PostError>,
+    post: impl FnMut(&mut R) -> Result<Posted, PostError>,
 ) -> Posted {
-    for _ in 0..PATIENCE {
-        let at = link.origin;
-        match post(&mut link.rails[at]) {
-            Ok(posted) => return posted,
-            Err(PostError::Again) => {
-                link.turn(8, seen);
-            }
-            Err(error) => panic!("a good post was refused: {error:?}"),
-        }
-    }
-    panic!("Again did not go away by polling");
+    attempt(link, seen, post).unwrap_or_else(|error| panic!("a good post was refused: {error:?}"))
 }
 
 pub fn write<R: Rail>(

@@ -54,6 +54,11 @@ pub trait Fixture {
     /// A fresh pair; randomness, if there is any, comes from `seed`.
     fn link(seed: u64) -> Link<Self::Rail>;
 
+    /// A fresh pair whose origin soon gives up a peer that leaves its posts incomplete.
+    fn impatient(seed: u64) -> Link<Self::Rail> {
+        Self::link(seed)
+    }
+
     /// Memory that the rail can serve: `len` bytes, aligned to 8, zeroed, never freed.
     fn memory(_link: &mut Link<Self::Rail>, len: usize) -> Region {
         leaked(len)

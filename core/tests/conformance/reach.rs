@@ -28,20 +28,13 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
             for read in [false, true] {
                 let local = field.local(0, len.min(128));
                 let cx = n as u64 * 2 + read as u64;
-                let mut result = Err(PostError::Again);
-                for _ in 0..PATIENCE {
-                    // SAFETY: the source is never freed.
-                    result = unsafe {
-                        match read {
-                            false => link.origin().post_write(to, local, remote, Some(cx as u32), cx),
-                            true => link.origin().post_read(to, local, remote, cx),
-                        }
-                    };
-                    if result != Err(PostError::Again) {
-                        break;
+                // SAFETY: the source is never freed.
+                let result = attempt(&mut link, &mut seen, |rail| unsafe {
+                    match read {
+                        false => rail.post_write(to, local, remote, Some(cx as u32), cx),
+                        true => rail.post_read(to, local, remote, cx),
                     }
-                    link.turn(8, &mut seen);
-                }
+                });
                 match result {
                     Ok(Posted::Done) => panic!("seed {seed}: {remote:?} for {len} bytes was done at once"),
                     Ok(Posted::Pending) => pending += 1,
@@ -63,7 +56,7 @@ pub fn c7_bad_keys_and_ranges_touch_nothing<F: Fixture>() {
 
 pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
     for seed in SEEDS {
-        let mut link = F::link(seed);
+        let mut link = F::impatient(seed);
         let field = Field::new::<F>(&mut link, 64);
         link.target().deregister(field.key).unwrap();
         // The next region must not be reachable by the old key.
@@ -97,7 +90,7 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
 
 pub fn c7_a_region_taken_back_in_flight_is_not_written_any_more<F: Fixture>() {
     for seed in SEEDS {
-        let mut link = F::link(seed);
+        let mut link = F::impatient(seed);
         let field = Field::new::<F>(&mut link, 1024);
         set(&field.source, 0, &[0x33; 1024]);
         let (mut seen, mut pending) = (Seen::default(), 0);

@@ -199,7 +199,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
     needs_library!("nothing_beyond");
     for (provider, seed) in [("tcp", 5), ("tcp;ofi_rxm", 7), ("shm", 9)] {
         for inject in [true, false] {
-            let config = FabricConfig { inject, deadline: None, ..SMALL };
+            let config = FabricConfig { inject, ..SMALL };
             let [mut a, mut b] = [0, 1].map(|side| support::open(&Ask::new(provider), config, seed + side));
             a.attach(Peer(0), &b.address().unwrap()).unwrap();
             b.attach(Peer(0), &a.address().unwrap()).unwrap();

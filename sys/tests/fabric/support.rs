@@ -11,6 +11,10 @@ use fishplate_core::mem::Untrusted;
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate};
 
+/// A deadline that tests wait for. Longer than a peer takes to connect on a loaded machine: rxm
+/// looks for connections every 10 ms only.
+pub const SHORT: Duration = Duration::from_millis(300);
+
 /// Small enough that everything runs out.
 pub const SMALL: FabricConfig = FabricConfig {
     max_peers: 16,
@@ -21,7 +25,7 @@ pub const SMALL: FabricConfig = FabricConfig {
     max_regions: 8,
     max_imports: 16,
     completions: 0,
-    deadline: Some(Duration::from_millis(5)),
+    deadline: Some(Duration::from_secs(20)),
     inject: true,
     more: None,
     native_atomics: false,
@@ -75,6 +79,10 @@ macro_rules! rails {
 
                 fn link(seed: u64) -> Link<FabricRail> {
                     pair(&$ask, $config, seed)
+                }
+
+                fn impatient(seed: u64) -> Link<FabricRail> {
+                    pair(&$ask, FabricConfig { deadline: Some(support::SHORT), ..$config }, seed)
                 }
 
                 fn kill_target(link: &mut Link<FabricRail>) -> bool {
