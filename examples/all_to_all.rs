@@ -1,8 +1,9 @@
 //! Any number of processes, on one host or several: in each round every process writes to every
 //! other one, signals, adds to a counter of rank 0, and sends a tagged message; and checks what it
-//! gets. Start it SIZE times: `... --example all_to_all -- SIZE HOST:PORT ROUNDS [INTERFACE,..]`.
+//! gets. Start it by a launcher, such as `mpirun -n 4 all_to_all ROUNDS SECONDS [INTERFACE,..]`, or
+//! several times with FISHPLATE_RENDEZVOUS=tcp://HOST:PORT and FISHPLATE_SIZE.
 
-use fishplate::{Cmp, Node, Notice, Rendezvous, Signal, config::Settings, core::engine::tag::Tag};
+use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
 use std::{env::args, error::Error, time::Duration};
 
 /// The bytes that `from` sends to `to` in a round.
@@ -11,14 +12,13 @@ fn bytes(from: usize, to: usize, round: u64, len: usize) -> Vec<u8> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let timeout = Duration::from_secs(60);
     let given: Vec<String> = args().skip(1).collect();
-    let [size, to, rounds, nics @ ..] = &given[..] else { return Err("say SIZE HOST:PORT ROUNDS".into()) };
-    let (size, rounds): (usize, u64) = (size.parse()?, rounds.parse()?);
+    let [rounds, seconds, nics @ ..] = &given[..] else { return Err("say ROUNDS SECONDS".into()) };
+    let (rounds, timeout): (u64, _) = (rounds.parse()?, Duration::from_secs(seconds.parse()?));
     let interfaces = nics.iter().flat_map(|names| names.split(',')).map(String::from).collect();
-    let mut job = Rendezvous::join(to, size, timeout)?;
+    let mut job = Job::from_env(timeout)?;
     let mut node = Node::builder().settings(Settings { interfaces, ..Settings::DEFAULT }).open()?;
-    let me = job.rank();
+    let (me, size) = (job.rank(), job.size());
     let addresses = job.allgather(node.address())?;
     let peers = addresses.iter().map(|to| node.connect(to)).collect::<Result<Vec<_>, _>>()?;
     // Two slots for each process, then a word of signals for each, then the counter.

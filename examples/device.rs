@@ -2,7 +2,7 @@
 //! the host. The host's memory stands in for the device, so no GPU is needed; `cuda:0` is the first
 //! of NVIDIA's. Run it twice: `cargo run --example device -- HOST:PORT [cuda:N]`.
 
-use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};
 
 const LEN: usize = 1 << 20;
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
     let place = args().nth(1).unwrap_or("127.0.0.1:7117".into());
     let device = args().nth(2).unwrap_or("stand-in".into());
-    let mut job = Rendezvous::join(place, 2, timeout)?;
+    let mut job = Job::join(place, 2, timeout)?;
     let mut node = Node::builder().gpu(device.parse()?).open()?;
     let peer = node.connect(job.exchange(node.address())?)?;
     let (words, from, into) = (node.alloc(64)?, node.alloc_device(LEN)?, node.alloc_device(LEN)?);

@@ -2,7 +2,7 @@
 //! step: put-signal to both neighbours, then wait for both. Start it SIZE times:
 //! `cargo run --example halo -- SIZE [HOST:PORT]`.
 
-use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};
 
 const STEPS: u64 = 100;
@@ -10,7 +10,7 @@ const STEPS: u64 = 100;
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
     let size: usize = args().nth(1).ok_or("say how many processes there are")?.parse()?;
-    let mut job = Rendezvous::join(args().nth(2).unwrap_or("127.0.0.1:7119".into()), size, timeout)?;
+    let mut job = Job::join(args().nth(2).unwrap_or("127.0.0.1:7119".into()), size, timeout)?;
     let mut node = Node::builder().open()?;
     let addresses = job.allgather(node.address())?;
     let rank = job.rank();

@@ -2,12 +2,12 @@
 //! memory of rank 0 and sends it a long message. Run it twice.
 
 use fishplate::core::engine::tag::Tag;
-use fishplate::{Node, Notice, Rendezvous, worker::Options};
+use fishplate::{Job, Node, Notice, worker::Options};
 use std::{env::args, error::Error, thread, time::Duration};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
-    let mut job = Rendezvous::join(args().nth(1).unwrap_or("127.0.0.1:7119".into()), 2, timeout)?;
+    let mut job = Job::join(args().nth(1).unwrap_or("127.0.0.1:7119".into()), 2, timeout)?;
     let mut node = Node::builder().worker(Options::default()).open()?;
     let peer = node.connect(job.exchange(node.address())?)?;
     let memory = node.alloc(1 << 20)?;

@@ -1,13 +1,13 @@
 //! Two processes: each writes to the other, then signals. Run it twice, on one host or on two:
 //! `cargo run --example put_signal -- HOST:PORT`, with the host of the one that is started first.
 
-use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
     let place = args().nth(1).unwrap_or("127.0.0.1:7117".into());
-    let mut job = Rendezvous::join(place, 2, timeout)?;
+    let mut job = Job::join(place, 2, timeout)?;
     let mut node = Node::builder().open()?;
     let peer = node.connect(job.exchange(node.address())?)?;
     let inbox = node.alloc(4096)?;

@@ -2,12 +2,12 @@
 //! sender's memory, and one that is received by another tag than the first that came. Run it twice.
 
 use fishplate::core::engine::tag::Tag;
-use fishplate::{Node, Notice, Rendezvous};
+use fishplate::{Job, Node, Notice};
 use std::{env::args, error::Error, time::Duration};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_secs(20);
-    let mut job = Rendezvous::join(args().nth(1).unwrap_or("127.0.0.1:7118".into()), 2, timeout)?;
+    let mut job = Job::join(args().nth(1).unwrap_or("127.0.0.1:7118".into()), 2, timeout)?;
     let mut node = Node::builder().open()?;
     let peer = node.connect(job.exchange(node.address())?)?;
 

@@ -12,13 +12,13 @@
 //! Two processes; each writes to the other, then signals:
 //!
 //! ```no_run
-//! use fishplate::{Cmp, Node, Notice, Rendezvous, Signal};
+//! use fishplate::{Cmp, Node, Notice, Job, Signal};
 //! use std::{env::args, error::Error, time::Duration};
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
 //!     let timeout = Duration::from_secs(20);
 //!     let place = args().nth(1).unwrap_or("127.0.0.1:7117".into());
-//!     let mut job = Rendezvous::join(place, 2, timeout)?;
+//!     let mut job = Job::join(place, 2, timeout)?;
 //!     let mut node = Node::builder().open()?;
 //!     let peer = node.connect(job.exchange(node.address())?)?;
 //!     let inbox = node.alloc(4096)?;
@@ -84,9 +84,9 @@ mod closer;
 pub mod config;
 mod direct;
 pub mod guard;
+pub mod job;
 pub mod node;
 pub mod rails;
-pub mod rendezvous;
 mod storage;
 pub mod topology;
 pub mod worker;
@@ -96,8 +96,8 @@ pub use direct::direct;
 pub use fishplate_core::engine::{Issued, Notice, Signal};
 pub use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
 pub use fishplate_core::op::Cmp;
+pub use job::Job;
 pub use node::Node;
-pub use rendezvous::Rendezvous;
 pub use storage::{Limits, MatchStorage, Storage};
 
 /// The examples of the documentation, compiled.
@@ -109,6 +109,11 @@ mod first_program {}
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../docs/devices.md")]
 mod devices {}
+
+/// Likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/jobs.md")]
+mod jobs {}
 
 /// Likewise.
 #[cfg(doctest)]

@@ -8,10 +8,20 @@ use std::process::{Child, Command, Stdio};
 
 /// Starts an example.
 fn start(name: &str, arguments: &[String]) -> Child {
+    start_in(&[], name, arguments)
+}
+
+/// Starts an example with these variables.
+fn start_in(variables: &[(&str, &str)], name: &str, arguments: &[String]) -> Child {
     let tests = std::env::current_exe().unwrap();
     let program: PathBuf = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
     let mut command = Command::new(&program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command.spawn().unwrap_or_else(|error| {
         panic!("{}: {error}; build it with `cargo build --examples`", program.display())
     })
@@ -86,7 +96,12 @@ fn halo_with_one_to_five_processes() {
 
 #[test]
 fn all_to_all_with_three_processes() {
-    let lines = job("all_to_all", 3, &["3".into(), address(), "20".into()]);
+    let place = format!("tcp://{}", address());
+    let variables = [("FISHPLATE_RENDEZVOUS", &place[..]), ("FISHPLATE_SIZE", "3")];
+    let children: Vec<Child> =
+        (0..3).map(|_| start_in(&variables, "all_to_all", &["20".into(), "60".into()])).collect();
+    let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();
+    lines.sort();
     let line = |rank: u64, count: u64| format!("rank {rank}: 3 near, 0 rails to others, counted {count}");
     assert_eq!(lines, [line(0, 60), line(1, 0), line(2, 0)]);
 }

@@ -77,7 +77,8 @@ job() {
     for side in 0 1 2 3; do
         local netns=$here interfaces=$1
         [ $((side % 2)) = 0 ] || netns=$there interfaces=$2
-        timeout --kill-after=5 120 ip netns exec "$netns" "$program" 4 "10.98.0.1:$port" 100 "$interfaces" \
+        FISHPLATE_RENDEZVOUS=tcp://10.98.0.1:$port FISHPLATE_SIZE=4 \
+            timeout --kill-after=5 120 ip netns exec "$netns" "$program" 100 60 "$interfaces" \
             >"$work/out.$side" 2>&1 &
         pids+=($!)
     done

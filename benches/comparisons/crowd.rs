@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use fishplate::node::{Fabric, Memory, Remote};
-use fishplate::{Cmp, Limits, Node, Notice, PeerId, Rendezvous, Signal};
+use fishplate::{Cmp, Job, Limits, Node, Notice, PeerId, Signal};
 
 const SILENT: usize = 127;
 const TRIPS: u64 = 20_000;
@@ -38,7 +38,7 @@ fn main() {
             // Whoever listens first is rank 0.
             let leader = std::thread::spawn({
                 let at = at.clone();
-                move || Rendezvous::join(at, 3, SOON).expect("the others")
+                move || Job::join(at, 3, SOON).expect("the others")
             });
             std::thread::sleep(Duration::from_millis(200));
             let others = [start("partner"), start("crowd")];
@@ -47,8 +47,8 @@ fn main() {
                 assert!(other.wait().expect("its end").success());
             }
         }
-        "partner" => pair(Rendezvous::join(at, 3, SOON).expect("the leader"), rounds),
-        _ => crowd(Rendezvous::join(at, 3, SOON).expect("the leader")),
+        "partner" => pair(Job::join(at, 3, SOON).expect("the leader"), rounds),
+        _ => crowd(Job::join(at, 3, SOON).expect("the leader")),
     }
 }
 
@@ -72,7 +72,7 @@ fn unpack(mut bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Whoever says so: a leader's first address is `alone`'s, a partner's two come first of two.
-fn addresses(job: &mut Rendezvous, role: u8, nodes: &[Node]) -> [Vec<Vec<u8>>; 3] {
+fn addresses(job: &mut Job, role: u8, nodes: &[Node]) -> [Vec<Vec<u8>>; 3] {
     let said = job.allgather([&[role], &pack(nodes)[..]].concat()).expect("all addresses");
     let of = |role: u8| unpack(&said.iter().find(|said| said[0] == role).expect("every role")[1..]);
     [of(0), of(1), of(2)]
@@ -99,7 +99,7 @@ struct Side {
 }
 
 /// Connects the two nodes of leader and partner; all make progress until both are connected.
-fn sides(job: &mut Rendezvous, nodes: Vec<Node>, theirs: &[Vec<u8>]) -> Vec<Side> {
+fn sides(job: &mut Job, nodes: Vec<Node>, theirs: &[Vec<u8>]) -> Vec<Side> {
     let mut nodes = nodes;
     let peers: Vec<PeerId> =
         nodes.iter_mut().zip(theirs).map(|(node, address)| node.connect(address).expect("a peer")).collect();
@@ -168,7 +168,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-fn lead(mut job: Rendezvous, rounds: usize) {
+fn lead(mut job: Job, rounds: usize) {
     let nodes = vec![open(1), open(SILENT as u16 + 1)];
     let [_, partner, silent] = addresses(&mut job, 0, &nodes);
     let mut sides = sides(&mut job, nodes, &partner);
@@ -204,7 +204,7 @@ fn lead(mut job: Rendezvous, rounds: usize) {
     job.barrier_with(|| sides.iter_mut().for_each(|side| _ = side.node.progress())).expect("all");
 }
 
-fn pair(mut job: Rendezvous, rounds: usize) {
+fn pair(mut job: Job, rounds: usize) {
     let nodes = vec![open(1), open(1)];
     let [leader, ..] = addresses(&mut job, 1, &nodes);
     let mut sides = sides(&mut job, nodes, &leader);
@@ -217,7 +217,7 @@ fn pair(mut job: Rendezvous, rounds: usize) {
     job.barrier_with(|| sides.iter_mut().for_each(|side| _ = side.node.progress())).expect("all");
 }
 
-fn crowd(mut job: Rendezvous) {
+fn crowd(mut job: Job) {
     let mut nodes: Vec<Node> = (0..SILENT).map(|_| open(1)).collect();
     let [leader, ..] = addresses(&mut job, 2, &nodes);
     nodes.iter_mut().for_each(|node| _ = node.connect(&leader[1]).expect("the leader"));

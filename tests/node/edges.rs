@@ -8,7 +8,7 @@ use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::OpError;
 use fishplate::core::op::Outcome;
 use fishplate::node::{Error, Fabric, OpenError};
-use fishplate::{Cmp, Issued, Limits, Node, Notice, Rendezvous, Signal};
+use fishplate::{Cmp, Issued, Job, Limits, Node, Notice, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
 use super::{SOON, Side, WORKER, Way, fake, two};
@@ -32,7 +32,7 @@ fn settings_out_of_range_are_errors_and_endless_times_are_none() {
     node.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
     node.wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::MAX).unwrap();
     node.quiet(me, Duration::MAX).unwrap();
-    let mut job = Rendezvous::join("127.0.0.1:0", 1, Duration::MAX).unwrap();
+    let mut job = Job::join("127.0.0.1:0", 1, Duration::MAX).unwrap();
     assert_eq!(job.allgather(b"alone").unwrap(), [b"alone"]);
     node.close(Duration::MAX).unwrap();
 }

@@ -14,7 +14,7 @@ use fishplate::core::error::{OpError, PeerError};
 use fishplate::core::op::{AmoOp, Outcome};
 use fishplate::gpu::DeviceError;
 use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
-use fishplate::{Cmp, Issued, Limits, Node, Notice, PeerId, Rendezvous, Signal};
+use fishplate::{Cmp, Issued, Job, Limits, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
 use super::{SOON, Way, builder, fake, two};
@@ -44,7 +44,7 @@ fn open() -> Node {
 struct Process {
     node: Node,
     peer: PeerId,
-    job: Rendezvous,
+    job: Job,
     /// The other process, at the parent.
     child: Option<Child>,
     device: Memory,
@@ -65,7 +65,7 @@ impl Process {
             (child.stdin(Stdio::null()).spawn().unwrap(), place)
         });
         let at = place.or(child.as_ref().map(|(_, place)| place.clone())).unwrap();
-        let mut job = Rendezvous::join(at, 2, SOON).unwrap();
+        let mut job = Job::join(at, 2, SOON).unwrap();
         let mut node = open();
         let peer = node.connect(job.exchange(node.address()).unwrap()).unwrap();
         let (device, words) = (node.alloc_device(LEN).unwrap(), node.alloc(LEN).unwrap());

@@ -23,7 +23,7 @@ def median(run: Callable[[], None], rounds: int) -> float:
 
 def main() -> None:
     place = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7119"
-    job = fishplate.Rendezvous(place, 2)
+    job = fishplate.Job(place, 2)
     with fishplate.Node() as node:
         peer = node.connect(job.exchange(node.address))
         inbox = node.alloc(4096)

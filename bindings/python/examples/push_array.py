@@ -13,7 +13,7 @@ SLOTS = 2
 
 def main() -> None:
     place = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7118"
-    job = fishplate.Rendezvous(place, 2)
+    job = fishplate.Job(place, 2)
     with fishplate.Node() as node:
         peer = node.connect(job.exchange(node.address))
         # A word each for "arrived" and "free", then the slots.

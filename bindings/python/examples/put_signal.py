@@ -8,7 +8,7 @@ import fishplate
 
 def main() -> None:
     place = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7117"
-    job = fishplate.Rendezvous(place, 2)
+    job = fishplate.Job(place, 2)
     with fishplate.Node() as node:
         peer = node.connect(job.exchange(node.address))
         inbox = node.alloc(4096)

@@ -14,7 +14,7 @@ pub(crate) enum Fault {
     Node(Error),
     /// The node did not open.
     Open(OpenError),
-    /// The rendezvous failed.
+    /// The job failed.
     System(std::io::Error),
     /// A wrong argument.
     Misuse(&'static str, String),

@@ -10,17 +10,17 @@
 //!
 //! `shared` is a node behind a lock, and how calls take turns and wait; `inner` is what the lock
 //! guards, `lease` what operations in flight hold, `view` a buffer of the program; `node`, `peer`,
-//! `memory`, `request` and `rendezvous` are the classes; `arguments` and `settings` read what calls
+//! `memory`, `request` and `job` are the classes; `arguments` and `settings` read what calls
 //! are given, `error` makes exceptions.
 
 mod arguments;
 mod error;
 mod inner;
+mod job;
 mod lease;
 mod memory;
 mod node;
 mod peer;
-mod rendezvous;
 mod request;
 mod settings;
 mod shared;
@@ -30,13 +30,13 @@ mod view;
 #[pyo3::pymodule(name = "_native")]
 mod native {
     #[pymodule_export]
+    use crate::job::Job;
+    #[pymodule_export]
     use crate::memory::{Memory, Slice};
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
     use crate::peer::{Peer, Place, Remote};
-    #[pymodule_export]
-    use crate::rendezvous::Rendezvous;
     #[pymodule_export]
     use crate::request::{Message, Request};
 

@@ -47,7 +47,7 @@ def free_address():
 
 def _process(address, size, target, way, arguments, results):
     try:
-        job = fishplate.Rendezvous(address, size, SOON)
+        job = fishplate.Job(address, size, SOON)
         with fishplate.Node(timeout=SOON, **WAYS[way]) as node:
             peers = {}
             for rank, theirs in enumerate(job.allgather(node.address)):

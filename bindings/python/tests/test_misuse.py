@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -53,6 +54,14 @@ def frozen():
     return array
 
 
+def in_environment(name, value, call):
+    os.environ[name] = value
+    try:
+        return call()
+    finally:
+        del os.environ[name]
+
+
 def gone(own):
     own.peer.disconnect()
     return own.peer
@@ -85,14 +94,16 @@ CALLS = {
     "worker of no kind": (lambda own: fishplate.Node(worker="yes"), TypeError),
     "settings by position": (lambda own: fishplate.Node("off"), TypeError),
     "a setting of no name": (lambda own: fishplate.Node(rails=1), TypeError),
-    "a rendezvous of none": (lambda own: fishplate.Rendezvous("127.0.0.1:0", 0), Misuse),
-    "a rendezvous of many": (lambda own: fishplate.Rendezvous("127.0.0.1:0", 10**6), Misuse),
-    "a rendezvous nowhere": (lambda own: fishplate.Rendezvous("nowhere", 2, 0.1), fishplate.Error),
-    "a rendezvous alone": (lambda own: fishplate.Rendezvous("127.0.0.1:0", 2, 0.05), TimeoutError),
+    "a job of none": (lambda own: fishplate.Job("127.0.0.1:0", 0), Misuse),
+    "a place without a size": (
+        lambda own: in_environment("FISHPLATE_RENDEZVOUS", "tcp://127.0.0.1:1", fishplate.Job.from_env), Misuse),
+    "a job of many": (lambda own: fishplate.Job("127.0.0.1:0", 10**6), Misuse),
+    "a job nowhere": (lambda own: fishplate.Job("nowhere", 2, 0.1), fishplate.Error),
+    "a job alone": (lambda own: fishplate.Job("127.0.0.1:0", 2, 0.05), TimeoutError),
     "an exchange in a job of one": (
-        lambda own: fishplate.Rendezvous("127.0.0.1:0", 1).exchange(b""), Misuse),
+        lambda own: fishplate.Job("127.0.0.1:0", 1).exchange(b""), Misuse),
     "a contribution too long": (
-        lambda own: fishplate.Rendezvous("127.0.0.1:0", 1).allgather(bytes(10**6)), Misuse),
+        lambda own: fishplate.Job("127.0.0.1:0", 1).allgather(bytes(10**6)), Misuse),
     # Objects that are not to be made, copied or changed.
     "a peer of one's own": (lambda own: fishplate.Peer(), TypeError),
     "memory of one's own": (lambda own: fishplate.Memory(), TypeError),

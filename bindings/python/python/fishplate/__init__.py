@@ -5,7 +5,7 @@ Two processes; each writes to the other, then signals:
 
     import fishplate
 
-    job = fishplate.Rendezvous("127.0.0.1:7117", 2)
+    job = fishplate.Job("127.0.0.1:7117", 2)
     with fishplate.Node() as node:
         peer = node.connect(job.exchange(node.address))
         inbox = node.alloc(4096)
@@ -25,7 +25,7 @@ from ._native import (
     Peer,
     Place,
     Remote,
-    Rendezvous,
+    Job,
     Request,
     Slice,
     __version__,
@@ -46,7 +46,7 @@ __all__ = [
     "PeerFailed",
     "Place",
     "Remote",
-    "Rendezvous",
+    "Job",
     "Request",
     "Slice",
     "Timeout",

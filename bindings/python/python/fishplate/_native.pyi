@@ -14,7 +14,7 @@ __all__ = [
     "Peer",
     "Place",
     "Remote",
-    "Rendezvous",
+    "Job",
     "Request",
     "Slice",
     "__version__",
@@ -335,14 +335,19 @@ class Message:
         """Its length in bytes, as it was sent."""
 
 @final
-class Rendezvous:
-    """How the processes of a small job find each other. A program with MPI or torch.distributed
-    needs none: it only has to hand over a few bytes. Each call waits for all processes."""
+class Job:
+    """How the processes of a job find each other. A program with MPI or torch.distributed needs
+    none: it only has to hand over a few bytes. Each call waits for all processes. Its errors name
+    the ranks that are missing."""
 
     def __new__(
         cls, address: str = "127.0.0.1:7117", size: int = 2, timeout: float | None = None
     ) -> Self:
-        """Joins a job of `size` processes. Whoever can listen at the address is rank 0."""
+        """Joins a job of `size` processes. The first that listens at the address is rank 0."""
+
+    @staticmethod
+    def from_env(timeout: float | None = None) -> Job:
+        """Joins the job that a launcher or FISHPLATE_RENDEZVOUS describes: see docs/jobs.md."""
 
     @property
     def rank(self) -> int: ...

@@ -1,4 +1,4 @@
-//! How the processes of a small job find each other, without a launcher.
+//! How the processes of a job find each other.
 
 use std::io;
 use std::sync::{Mutex, TryLockError};
@@ -13,25 +13,35 @@ use crate::node::Node;
 
 /// A process's place in a job. A call waits, without the GIL, until all processes have made it.
 #[pyclass(frozen, module = "fishplate")]
-pub(crate) struct Rendezvous {
-    job: Mutex<fishplate::Rendezvous>,
+pub(crate) struct Job {
+    job: Mutex<fishplate::Job>,
     #[pyo3(get)]
     rank: usize,
     #[pyo3(get)]
     size: usize,
 }
 
-impl Rendezvous {
+impl Job {
+    fn new(
+        py: Python<'_>,
+        timeout: Option<f64>,
+        join: impl FnOnce(Duration) -> io::Result<fishplate::Job> + Send,
+    ) -> PyResult<Job> {
+        let timeout = self::timeout(py, Duration::from_secs(30), timeout)?;
+        let job = py.detach(|| join(timeout)).map_err(|error| Fault::System(error).raise(py))?;
+        Ok(Job { rank: job.rank(), size: job.size(), job: Mutex::new(job) })
+    }
+
     fn call<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut fishplate::Rendezvous) -> io::Result<T> + Send,
+        call: impl FnOnce(&mut fishplate::Job) -> io::Result<T> + Send,
     ) -> PyResult<T> {
         let done = py.detach(|| match self.job.try_lock() {
             Ok(mut job) => call(&mut job).map_err(Fault::System),
             Err(TryLockError::Poisoned(job)) => call(&mut job.into_inner()).map_err(Fault::System),
             Err(TryLockError::WouldBlock) => {
-                Err(Fault::Misuse("busy", "another thread is in a call of this rendezvous".into()))
+                Err(Fault::Misuse("busy", "another thread is in a call of this job".into()))
             }
         });
         done.map_err(|fault| fault.raise(py))
@@ -39,14 +49,17 @@ impl Rendezvous {
 }
 
 #[pymethods]
-impl Rendezvous {
+impl Job {
     #[new]
     #[pyo3(signature = (address="127.0.0.1:7117", size=2, timeout=None))]
-    fn join(py: Python<'_>, address: &str, size: usize, timeout: Option<f64>) -> PyResult<Rendezvous> {
-        let timeout = self::timeout(py, Duration::from_secs(30), timeout)?;
-        let joined = py.detach(|| fishplate::Rendezvous::join(address, size, timeout));
-        let job = joined.map_err(|error| Fault::System(error).raise(py))?;
-        Ok(Rendezvous { rank: job.rank(), size: job.size(), job: Mutex::new(job) })
+    fn join(py: Python<'_>, address: &str, size: usize, timeout: Option<f64>) -> PyResult<Job> {
+        Job::new(py, timeout, |timeout| fishplate::Job::join(address, size, timeout))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (timeout=None))]
+    fn from_env(py: Python<'_>, timeout: Option<f64>) -> PyResult<Job> {
+        Job::new(py, timeout, fishplate::Job::from_env)
     }
 
     fn exchange<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {

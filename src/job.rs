@@ -1,0 +1,276 @@
+//! Jobs: how the processes of a program find each other, and exchange the bytes that nodes need,
+//! such as addresses and handles.
+//!
+//! ```no_run
+//! use fishplate::{Job, Node};
+//! use std::time::Duration;
+//!
+//! let mut job = Job::from_env(Duration::from_secs(60))?;
+//! let mut node = Node::builder().open()?;
+//! let addresses = job.allgather(node.address())?;
+//! let peers: Result<Vec<_>, _> = addresses.iter().map(|address| node.connect(address)).collect();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! However the processes meet, they exchange bytes over TCP through rank 0. They differ in how the
+//! others learn where rank 0 listens:
+//!
+//! | call | how a process learns the place |
+//! |---|---|
+//! | [`Job::join`] | all are given one HOST:PORT; the first process there is rank 0 |
+//! | [`Leader::open`], [`Job::follow`] | a [`UniqueId`], which the program hands over |
+//! | [`Job::from_env`] | `FISHPLATE_RENDEZVOUS`, PMI-1, PMIx or torchrun's variables |
+//!
+//! `docs/jobs.md` lists the variables and the launchers.
+//!
+//! Setup only: every call allocates, and blocks until its deadline at the latest. A deadline that
+//! expires names the ranks that are missing; a process that dies is named at once. A process must
+//! present the job's [`Cookie`] before anything else that it says is read, and a stranger costs
+//! only its own connection. The connections are not encrypted.
+
+mod environment;
+mod file;
+mod id;
+mod meet;
+mod pmi;
+mod pmix;
+mod round;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::ToSocketAddrs;
+use std::time::{Duration, Instant};
+
+pub use id::{Cookie, ID_LEN, Leader, UniqueId};
+
+use meet::Entry;
+use round::Conn;
+
+/// Longest contribution to [`Job::allgather`], in bytes.
+pub const CONTRIBUTION_MAX: usize = 64 << 10;
+
+/// Processes of one job, at most. Rank 0 needs a descriptor for each.
+pub const SIZE_MAX: usize = 1024;
+
+/// Interval at which `meanwhile` runs.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A process's place in a job, and its connections.
+#[derive(Debug)]
+pub struct Job {
+    rank: usize,
+    size: usize,
+    links: Links,
+    timeout: Duration,
+}
+
+/// The connections of a process.
+#[derive(Debug)]
+enum Links {
+    /// Rank 0: to ranks 1 and up, in order.
+    Leader(Vec<Conn>),
+    /// The others: to rank 0.
+    Follower(Conn),
+    /// A call has failed. Half a round cannot be told from the next one.
+    Over,
+}
+
+impl Job {
+    /// Joins the job that the environment describes, and waits until all processes are there. The
+    /// first of these that applies decides:
+    ///
+    /// 1. `FISHPLATE_RENDEZVOUS`: `tcp://HOST:PORT` or `file:///DIR`. Rank and size come from
+    ///    `FISHPLATE_RANK` and `FISHPLATE_SIZE`, torchrun, Open MPI, PMI or Slurm. Without a rank
+    ///    the first process there is rank 0.
+    /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` has it.
+    /// 3. `PMIX_NAMESPACE`: PMIx, if the system has `libpmix.so.2`.
+    /// 4. `MASTER_ADDR` and `MASTER_PORT`, torchrun's: the job meets at the port after that one.
+    /// 5. Nothing: a job of this process alone.
+    ///
+    /// `FISHPLATE_COOKIE` is the job's cookie for 1 and 4. `timeout` bounds this call and each
+    /// later one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: a variable is unusable, or there are several processes and
+    /// nothing says how they meet. [`ErrorKind::TimedOut`] names the ranks that are missing. What
+    /// PMI or PMIx report.
+    pub fn from_env(timeout: Duration) -> io::Result<Job> {
+        environment::join(|name| std::env::var(name).ok(), timeout)
+    }
+
+    /// Joins a job of `size` processes at `address` (HOST:PORT), which the host of rank 0 owns, and
+    /// waits until all are there. The first process that listens there is rank 0. The job has no
+    /// cookie.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`]: how many are missing, or why this process could not join.
+    /// [`ErrorKind::InvalidInput`]: a size of 0 or beyond [`SIZE_MAX`], or no such host.
+    pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Job> {
+        let entry = Entry::new(None, size, Cookie::NONE, timeout)?;
+        meet::at_address(&address.to_socket_addrs()?.collect::<Vec<_>>(), &entry)
+    }
+
+    /// Joins the job of the [`Leader`] with this id, as rank `rank` from 1 to `size - 1`, and waits
+    /// until all are there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`]: the ranks that are missing, or why this process could not join.
+    /// [`ErrorKind::InvalidInput`]: the rank or size is out of range.
+    pub fn follow(id: &UniqueId, rank: usize, size: usize, timeout: Duration) -> io::Result<Job> {
+        let entry = Entry::new(Some(rank), size, id.cookie(), timeout)?;
+        if rank == 0 {
+            return Err(invalid("cannot follow as rank 0; rank 0 calls Leader::lead"));
+        }
+        meet::at_leader(id, &entry)
+    }
+
+    /// Returns a job of this process alone.
+    pub fn alone() -> Job {
+        Job { rank: 0, size: 1, links: Links::Leader(vec![]), timeout: Duration::ZERO }
+    }
+
+    fn leader(others: Vec<Conn>, entry: &Entry) -> Job {
+        let links = Links::Leader(others);
+        Job { rank: 0, size: entry.size as usize, links, timeout: entry.timeout }
+    }
+
+    fn follower(rank: u32, leader: Conn, entry: &Entry) -> Job {
+        let links = Links::Follower(leader);
+        Job { rank: rank as usize, size: entry.size as usize, links, timeout: entry.timeout }
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Processes of the job.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Sends this process's bytes to all, and returns those of all processes, by rank. All
+    /// processes call it the same number of times. `meanwhile` runs while this one waits; make a
+    /// node's progress there.
+    ///
+    /// # Errors
+    /// The error names the ranks that are missing ([`ErrorKind::TimedOut`]) or gone
+    /// ([`ErrorKind::UnexpectedEof`]). The job is over then, and later calls fail with
+    /// [`ErrorKind::NotConnected`]. [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`]
+    /// bytes; the job goes on.
+    pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
+        if bytes.len() > CONTRIBUTION_MAX {
+            return Err(invalid("a contribution has at most 64 KiB"));
+        }
+        let deadline = deadline(self.timeout);
+        match std::mem::replace(&mut self.links, Links::Over) {
+            Links::Leader(mut others) => {
+                let all = round::lead(&mut others, bytes, (deadline, self.timeout), &mut meanwhile)?;
+                self.links = Links::Leader(others);
+                Ok(all)
+            }
+            Links::Follower(mut leader) => {
+                let wait = (deadline, self.timeout);
+                let all = round::follow(&mut leader, bytes, self.size, wait, &mut meanwhile)?;
+                self.links = Links::Follower(leader);
+                Ok(all)
+            }
+            Links::Over => Err(io::Error::new(ErrorKind::NotConnected, "an earlier call of this job failed")),
+        }
+    }
+
+    /// [`allgather_with`](Self::allgather_with) nothing to do meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allgather(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<Vec<u8>>> {
+        self.allgather_with(bytes.as_ref(), || {})
+    }
+
+    /// In a job of two: exchanges bytes with the other process.
+    ///
+    /// # Errors
+    /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is
+    /// not of two.
+    pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
+        if self.size != 2 {
+            return Err(invalid("exchange is for a job of two processes"));
+        }
+        Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
+    }
+
+    /// Waits until all processes have called it. `meanwhile` as in
+    /// [`allgather_with`](Self::allgather_with).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn barrier_with(&mut self, meanwhile: impl FnMut()) -> io::Result<()> {
+        self.allgather_with(&[], meanwhile).map(drop)
+    }
+}
+
+/// Returns the end of a timeout that begins now. One of more than a century is cut.
+fn deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
+}
+
+fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, why.into())
+}
+
+/// Ranks that a wait is waiting for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ranks {
+    count: u32,
+    /// The first of them. Empty: processes get their ranks later.
+    first: Vec<u32>,
+}
+
+impl Ranks {
+    /// Ranks that are listed.
+    const LISTED: usize = 16;
+
+    fn new(ranks: impl Iterator<Item = u32>) -> Ranks {
+        let mut these = Ranks { count: 0, first: vec![] };
+        for rank in ranks {
+            these.count += 1;
+            if these.first.len() < Ranks::LISTED {
+                these.first.push(rank);
+            }
+        }
+        these
+    }
+
+    fn one(rank: u32) -> Ranks {
+        Ranks { count: 1, first: vec![rank] }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        [self.count].iter().chain(&self.first).flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Ranks> {
+        let words = bytes.chunks(4).map(|word| word.try_into().map(u32::from_le_bytes));
+        let words: Vec<u32> = words.collect::<Result<_, _>>().ok()?;
+        let (&count, first) = words.split_first()?;
+        let whole = first.len() <= Ranks::LISTED && first.len() <= count as usize;
+        whole.then(|| Ranks { count, first: first.to_vec() })
+    }
+}
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.count == 1 { "" } else { "s" };
+        if self.first.is_empty() {
+            return write!(f, "{} process{}", self.count, if self.count == 1 { "" } else { "es" });
+        }
+        let listed: Vec<String> = self.first.iter().map(u32::to_string).collect();
+        write!(f, "rank{plural} {}", listed.join(", "))?;
+        match self.count as usize - self.first.len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}

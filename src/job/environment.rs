@@ -1,0 +1,117 @@
+//! What launchers say in the environment, and how the job meets by it. `docs/jobs.md` has the
+//! table.
+//!
+//! Reads variables by a function that is passed in.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::time::Duration;
+
+use super::id::Cookie;
+use super::meet::{self, Entry};
+use super::{Job, file, invalid, pmi, pmix};
+
+/// Rank and size as launchers name them. The innermost launcher comes first: torchrun may run under
+/// Slurm, and Open MPI in an allocation of it.
+const LAUNCHERS: [[&str; 2]; 5] = [
+    ["FISHPLATE_RANK", "FISHPLATE_SIZE"],
+    ["RANK", "WORLD_SIZE"],
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+    ["PMI_RANK", "PMI_SIZE"],
+    // Slurm's size of a step is set in steps alone; its other variables also in a batch script.
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
+];
+
+/// Joins the job that the variables describe.
+pub(super) fn join(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Job> {
+    let get = |name: &str| get(name).filter(|value| !value.is_empty());
+    if let Some(place) = get("FISHPLATE_RENDEZVOUS") {
+        let Some((rank, size)) = place_in_job(&get)? else {
+            return Err(invalid(
+                "FISHPLATE_RENDEZVOUS is set, but not the job's size; set FISHPLATE_SIZE too",
+            ));
+        };
+        let entry = Entry::new(rank, size, cookie(&get)?, timeout)?;
+        return match (place.strip_prefix("tcp://"), place.strip_prefix("file://")) {
+            (Some(address), _) => at_address(address, &get, &entry),
+            (_, Some(folder)) if folder.starts_with('/') => file::in_folder(Path::new(folder), &entry),
+            _ => Err(unusable("FISHPLATE_RENDEZVOUS", &place, "tcp://HOST:PORT or file:///DIR")),
+        };
+    }
+    let placed = place_in_job(&get)?;
+    if let Some(fd) = get("PMI_FD") {
+        let Some((Some(rank), size)) = placed else {
+            return Err(invalid(
+                "PMI_FD is set, but not PMI_RANK and PMI_SIZE; start by a launcher with PMI-1",
+            ));
+        };
+        let fd = fd.parse().map_err(|_| unusable("PMI_FD", &fd, "a descriptor"))?;
+        return pmi::join(fd, &Entry::new(Some(rank), size, Cookie::NONE, timeout)?);
+    }
+    let mut unloaded = None;
+    if get("PMIX_NAMESPACE").is_some() {
+        match pmix::Library::load() {
+            Ok(library) => return pmix::join(&library, timeout),
+            Err(why) => unloaded = Some(why),
+        }
+    }
+    if let (Some(host), Some(port), Some((rank, size))) = (get("MASTER_ADDR"), get("MASTER_PORT"), placed) {
+        let port: Option<u16> = port.parse().ok().and_then(|port: u16| port.checked_add(1));
+        let port = port.ok_or_else(|| invalid("MASTER_PORT is unusable: use 1 to 65534"))?;
+        let entry = Entry::new(rank, size, cookie(&get)?, timeout)?;
+        return at_address(&format!("{host}:{port}"), &get, &entry);
+    }
+    match placed {
+        None | Some((_, 1)) => Ok(Job::alone()),
+        Some((_, size)) => {
+            let why = unloaded.map_or(String::new(), |why| format!(" ({why})"));
+            Err(invalid(format!(
+                "a job of {size} processes has no way to meet{why}; set FISHPLATE_RENDEZVOUS to tcp://HOST:PORT or \
+                 file:///DIR"
+            )))
+        }
+    }
+}
+
+fn unusable(name: &str, value: &str, use_this: &str) -> io::Error {
+    invalid(format!("{name} is unusable: {value:?} given; use {use_this}"))
+}
+
+fn cookie(get: &impl Fn(&str) -> Option<String>) -> io::Result<Cookie> {
+    get("FISHPLATE_COOKIE").map_or(Ok(Cookie::NONE), |text| text.parse())
+}
+
+/// Meets at HOST:PORT. Without a host it is torchrun's.
+fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: &Entry) -> io::Result<Job> {
+    let refusal =
+        || unusable("FISHPLATE_RENDEZVOUS", address, "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR");
+    let (host, port) = address.rsplit_once(':').ok_or_else(refusal)?;
+    let port: u16 = port.parse().map_err(|_| refusal())?;
+    let host = match host {
+        "" => get("MASTER_ADDR").ok_or_else(refusal)?,
+        host => host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+    };
+    let found = (host.as_str(), port).to_socket_addrs();
+    let named = |error| invalid(format!("the job's host {host:?} has no address: {error}; check its name"));
+    meet::at_address(&found.map_err(named)?.collect::<Vec<SocketAddr>>(), entry)
+}
+
+/// Rank, if there is one, and size, by the first launcher that says the size.
+#[allow(clippy::type_complexity)]
+fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Option<usize>, usize)>> {
+    let number = |name: &str| match get(name) {
+        Some(value) => value.parse().map(Some).map_err(|_| unusable(name, &value, "a number")),
+        None => Ok(None),
+    };
+    for [rank, size] in LAUNCHERS {
+        // Others may use names as plain as RANK alone.
+        match (number(rank), number(size)?) {
+            (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
+            (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),
+            (Err(error), Some(_)) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(None)
+}

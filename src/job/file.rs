@@ -1,0 +1,86 @@
+//! Jobs that meet in a folder: rank 0 writes its id into a file there, which the others read.
+//!
+//! Rank 0 holds a lock on the file, which ends with the process, and removes the file once the job
+//! is there. A process that gives up removes the file of a rank 0 that has died. Only the user who
+//! made the file can read it, and others' files are refused.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::id::{Cookie, Leader, UniqueId};
+use super::meet::{self, Entry};
+use super::{ID_LEN, Job};
+
+/// The file's name.
+const NAME: &str = "fishplate-job";
+
+/// Meets in the folder.
+pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
+    let path = folder.join(NAME);
+    let claim = |entry: &Entry| {
+        let Some(mut claim) = Claim::take(&path)? else { return Ok(None) };
+        let leader = Leader::open()?;
+        claim.file.set_len(0)?;
+        claim.file.write_all(leader.id().as_bytes())?;
+        leader.lead_as(entry).map(Some)
+    };
+    let met = meet::meet(entry, claim, || find(&path));
+    if met.is_err() {
+        // Of a rank 0 that has died. That of a living one stays.
+        drop(Claim::take(&path));
+    }
+    met
+}
+
+/// The locked file, which is removed with this.
+struct Claim {
+    path: PathBuf,
+    file: File,
+}
+
+impl Claim {
+    /// `None`: another process holds it.
+    fn take(path: &Path) -> io::Result<Option<Claim>> {
+        let file = open(OpenOptions::new().write(true).create(true).mode(0o600), path)?;
+        // SAFETY: an open descriptor.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        let ours = file.metadata()?;
+        // Its last owner may have removed it in between.
+        let same =
+            fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+        Ok(same.then(|| Claim { path: path.to_owned(), file }))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let file = options.custom_flags(flags).open(path).map_err(named)?;
+    // SAFETY: no conditions.
+    let own = file.metadata()?.uid() == unsafe { libc::geteuid() };
+    let text =
+        || format!("job file refused: {} belongs to another user; use a folder of your own", path.display());
+    if own { Ok(file) } else { Err(io::Error::new(ErrorKind::PermissionDenied, text())) }
+}
+
+/// Reads where rank 0 is.
+fn find(path: &Path) -> io::Result<(Vec<SocketAddr>, Cookie)> {
+    let file = open(OpenOptions::new().read(true), path)?;
+    let mut bytes = vec![];
+    file.take(ID_LEN as u64 + 1).read_to_end(&mut bytes)?;
+    let id = UniqueId::from_bytes(&bytes)?;
+    Ok((id.addresses(), id.cookie()))
+}

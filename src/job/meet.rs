@@ -1,0 +1,339 @@
+//! How the processes of a job meet: rank 0 listens, the others connect and say who they are.
+//!
+//! | step | rank 0 | another process |
+//! |---|---|---|
+//! | 1 | | sends a magic word and the job's cookie |
+//! | 2 | hangs up if they are wrong, else says [`WELCOME`] | |
+//! | 3 | | sends the job's size, and its rank if it has one |
+//! | 4 | says who is [`MISSING`] now and then, or [`REFUSED`] | waits |
+//! | 5 | says [`RANK`] once all are there | |
+//!
+//! A process that cannot join tries again until its deadline: an earlier job may still be at the
+//! place.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::id::{Cookie, UniqueId};
+use super::round::{self, Conn, Heard, MISSING, RANK, REFUSED, TELL, WELCOME, sleep_on};
+use super::{Job, Ranks, SIZE_MAX, deadline, invalid};
+
+/// The first bytes of a process; the cookie follows.
+const HELLO: [u8; 8] = *b"FPjob\0\0\x01";
+/// Bytes of the hello with the cookie, and of size and rank after it.
+const HELLO_LEN: usize = 40;
+const CLAIM_LEN: usize = 8;
+
+/// The rank of a process that takes any.
+const ANY: u32 = u32::MAX;
+
+/// Time between two attempts to join, and the longest attempt to connect to one address.
+const AGAIN: Duration = Duration::from_millis(20);
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// How long a process waits for a word of welcome. What listens there may be no job.
+const WELCOME_TIME: Duration = Duration::from_secs(5);
+
+/// How long a sleep lasts at most that a socket ends.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Connections beyond a job's size that may be saying hello at one time.
+const STRANGERS: usize = 64;
+
+/// What a process knows of its job before it joins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// `None`: the process takes any.
+    pub rank: Option<u32>,
+    pub size: u32,
+    pub cookie: Cookie,
+    pub timeout: Duration,
+    pub deadline: Instant,
+}
+
+impl Entry {
+    pub fn new(rank: Option<usize>, size: usize, cookie: Cookie, timeout: Duration) -> io::Result<Entry> {
+        if size == 0 || size > SIZE_MAX {
+            return Err(invalid(format!("job size out of range: {size} given; use 1 to {SIZE_MAX}")));
+        }
+        if let Some(rank) = rank.filter(|&rank| rank >= size) {
+            return Err(invalid(format!(
+                "job rank out of range: {rank} of {size} given; use 0 to {}",
+                size - 1
+            )));
+        }
+        let rank = rank.map(|rank| rank as u32);
+        Ok(Entry { rank, size: size as u32, cookie, timeout, deadline: deadline(timeout) })
+    }
+
+    pub fn has_expired(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Meets by the rank of the entry. Without one, the first process there is rank 0. `claim` becomes
+/// rank 0 if the place is free; `find` returns where rank 0 is, and its cookie.
+pub(super) fn meet(
+    entry: &Entry,
+    mut claim: impl FnMut(&Entry) -> io::Result<Option<Job>>,
+    mut find: impl FnMut() -> io::Result<(Vec<SocketAddr>, Cookie)>,
+) -> io::Result<Job> {
+    let mut refusal = None;
+    loop {
+        if entry.rank.is_none_or(|rank| rank == 0)
+            && let Some(job) = claim(entry)?
+        {
+            return Ok(job);
+        }
+        if entry.rank != Some(0) {
+            let found = find().map(|(addresses, cookie)| follow(&addresses, &Entry { cookie, ..*entry }));
+            let error = match found {
+                Ok(Ok((rank, leader))) => return Ok(Job::follower(rank, leader, entry)),
+                Ok(Err(Failed::Over(error))) => return Err(error),
+                Ok(Err(Failed::Again(error))) | Err(error) => error,
+            };
+            // An attempt that the deadline cuts short tells less than the one before.
+            if refusal.is_none() || !entry.has_expired() {
+                refusal = Some(error);
+            }
+        }
+        if entry.has_expired() {
+            let occupied = || io::Error::other("another job is at its place");
+            return Err(not_joined(entry, &refusal.unwrap_or_else(occupied)));
+        }
+        sleep(AGAIN);
+    }
+}
+
+/// Meets at an address that all processes know.
+pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<Job> {
+    let claim = |entry: &Entry| match listen(addresses) {
+        Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry)?, entry))),
+        // Without a rank, this process may be on another host than rank 0.
+        Err(error) if entry.rank.is_some() => Err(error),
+        _ => Ok(None),
+    };
+    meet(entry, claim, || Ok((addresses.to_vec(), entry.cookie)))
+}
+
+/// Meets at the leader that an id tells of.
+pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
+    meet(entry, |_| Ok(None), || Ok((id.addresses(), id.cookie())))
+}
+
+fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
+    let who = entry.rank.map_or("a process".into(), |rank| format!("rank {rank}"));
+    let text = format!(
+        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs and that all are given the \
+         same place and cookie",
+        entry.size, entry.timeout
+    );
+    io::Error::new(ErrorKind::TimedOut, text)
+}
+
+/// Listens at the first address that is of this host. `None`: it is in use.
+fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
+    let mut refusal = invalid("rank 0 cannot listen: its host has no address");
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(Some(listener)),
+            // Rank 0 does. A second address of its name must not make a second rank 0.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
+            Err(error) => {
+                let text = format!("rank 0 cannot listen at {address}: {error}; name an address of its host");
+                refusal = io::Error::new(error.kind(), text);
+            }
+        }
+    }
+    Err(refusal)
+}
+
+/// A connection that has not joined.
+struct Newcomer {
+    conn: Conn,
+    welcome: bool,
+}
+
+/// Waits as rank 0 until all other processes are there, and returns their connections by rank.
+pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn>> {
+    listener.set_nonblocking(true)?;
+    let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
+    let mut newcomers: Vec<Newcomer> = vec![];
+    let mut told = Instant::now();
+    loop {
+        while let Ok((stream, _)) = listener.accept() {
+            // The one that has been silent for longest goes.
+            if newcomers.len() == seats.len() + STRANGERS {
+                newcomers.remove(0);
+            }
+            newcomers.extend(Conn::new(stream).ok().map(|conn| Newcomer { conn, welcome: false }));
+        }
+        // A process that died before the job began may be started again.
+        for seat in &mut seats {
+            seat.take_if(|conn| !conn.is_silent());
+        }
+        for newcomer in std::mem::take(&mut newcomers) {
+            newcomers.extend(seat(newcomer, &mut seats, entry));
+        }
+        let missing = missing(&seats, entry);
+        if missing.count == 0 {
+            break;
+        }
+        if entry.has_expired() {
+            seats.iter_mut().flatten().for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
+            return Err(round::expired(&missing, entry.timeout));
+        }
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            seats.iter_mut().flatten().for_each(|conn| conn.mention(MISSING, &missing.encode()));
+        }
+        let seated = seats.iter().flatten().map(|conn| (conn.raw_fd(), false));
+        let silent = newcomers.iter().map(|newcomer| (newcomer.conn.raw_fd(), false));
+        sleep_on(seated.chain(silent).chain([(listener.as_raw_fd(), false)]), SLICE.min(entry.left()));
+    }
+    let mut others: Vec<Conn> = seats.into_iter().flatten().collect();
+    for (rank, conn) in (1u32..).zip(&mut others) {
+        conn.say(RANK, &rank.to_le_bytes());
+        // If the socket has no room, the first round sends the rest.
+        let _ = conn.flush();
+    }
+    Ok(others)
+}
+
+fn missing(seats: &[Option<Conn>], entry: &Entry) -> Ranks {
+    let absent = (1..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank);
+    let missing = Ranks::new(absent);
+    if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
+}
+
+/// Goes on with a connection that says hello. Returns it if there is more to wait for.
+fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
+    if !newcomer.welcome {
+        if !newcomer.conn.fill(HELLO_LEN).ok()? {
+            return Some(newcomer);
+        }
+        // Judged as a whole: the time it takes does not tell how much of a guess is right.
+        let wanted = [&HELLO[..], &entry.cookie.bytes()[..]].concat();
+        let said = newcomer.conn.take();
+        let differs = wanted.iter().zip(&said).fold(0, |differs, (a, b)| differs | (a ^ b));
+        if differs != 0 {
+            return None;
+        }
+        newcomer.welcome = true;
+        newcomer.conn.mention(WELCOME, &[]);
+    }
+    if !newcomer.conn.fill(CLAIM_LEN).ok()? {
+        return Some(newcomer);
+    }
+    let said = newcomer.conn.take();
+    let word = |at: usize| u32::from_le_bytes(said[at..at + 4].try_into().expect("4 bytes"));
+    let refuse = |mut newcomer: Newcomer, why: Refusal| {
+        newcomer.conn.mention(REFUSED, &(why as u32).to_le_bytes());
+        None
+    };
+    if word(0) != entry.size {
+        return refuse(newcomer, Refusal::Size);
+    }
+    let at = match word(4) {
+        ANY if entry.rank.is_none() => seats.iter().position(Option::is_none),
+        rank if entry.rank.is_some() && rank != ANY => (rank as usize).checked_sub(1),
+        _ => return refuse(newcomer, Refusal::Ranks),
+    };
+    match at.and_then(|at| seats.get_mut(at)) {
+        Some(free) if free.is_none() => {
+            *free = Some(newcomer.conn);
+            let missing = missing(seats, entry).encode();
+            // It knows by this that it is in.
+            seats[at?].as_mut()?.mention(MISSING, &missing);
+            None
+        }
+        _ => refuse(newcomer, Refusal::Taken),
+    }
+}
+
+/// Why a process with the right cookie cannot join.
+#[derive(Clone, Copy)]
+enum Refusal {
+    Size = 1,
+    Ranks = 2,
+    Taken = 3,
+}
+
+fn refusal(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [1, ..] => "rank 0 was given another size",
+        [2, ..] => "some processes were given ranks and others were not",
+        [3, ..] => "another process has that rank",
+        _ => "rank 0 refuses it",
+    }
+}
+
+/// Why an attempt to follow failed.
+enum Failed {
+    Again(io::Error),
+    Over(io::Error),
+}
+
+/// Joins the leader at one of these addresses, and waits until all are there. Returns this
+/// process's rank.
+fn follow(addresses: &[SocketAddr], entry: &Entry) -> Result<(u32, Conn), Failed> {
+    let again = |why: String| Failed::Again(io::Error::other(why));
+    let mut refused = again("no address is known".into());
+    for address in addresses {
+        let left = entry.left().clamp(AGAIN, CONNECT);
+        match TcpStream::connect_timeout(address, left).and_then(Conn::new) {
+            Ok(conn) => match enter(conn, entry) {
+                Err(Failed::Again(error)) => refused = again(format!("{address}: {error}")),
+                done => return done,
+            },
+            Err(error) => refused = again(format!("{address}: {error}")),
+        }
+    }
+    Err(refused)
+}
+
+fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
+    let again = |why: &str| Failed::Again(io::Error::other(why.to_owned()));
+    conn.extend(HELLO.iter().chain(entry.cookie.bytes()).copied());
+    let (mut welcome, mut missing) = (false, None);
+    let begun = Instant::now();
+    loop {
+        let written = conn.flush();
+        match round::hear(&mut conn, entry.timeout) {
+            Ok(Some(Heard::Missing(ranks))) => missing = Some(ranks),
+            Ok(Some(Heard::Frame(WELCOME, _))) if !welcome => {
+                welcome = true;
+                let rank = entry.rank.unwrap_or(ANY);
+                conn.extend([entry.size, rank].into_iter().flat_map(u32::to_le_bytes));
+            }
+            Ok(Some(Heard::Frame(RANK, bytes))) if missing.is_some() => {
+                let rank = bytes.try_into().map(u32::from_le_bytes).unwrap_or(0);
+                let fits = (1..entry.size).contains(&rank) && entry.rank.is_none_or(|ours| ours == rank);
+                return if fits { Ok((rank, conn)) } else { Err(again("no job listens there")) };
+            }
+            Ok(Some(Heard::Frame(REFUSED, bytes))) => return Err(again(refusal(&bytes))),
+            Ok(Some(Heard::Frame(..))) => return Err(again("no job listens there")),
+            Err(error) if missing.is_some() => return Err(Failed::Over(error)),
+            Err(_) if !welcome => return Err(again("hung up; no job with this cookie listens there")),
+            Err(_) => return Err(again("hung up")),
+            Ok(None) if entry.has_expired() => {
+                return Err(match missing {
+                    Some(missing) => Failed::Over(round::expired(&missing, entry.timeout)),
+                    None => again("no answer"),
+                });
+            }
+            Ok(None) if !welcome && begun.elapsed() >= WELCOME_TIME => return Err(again("no answer")),
+            Ok(None) => {
+                let blocked = matches!(written, Ok(false));
+                sleep_on([(conn.raw_fd(), blocked)].into_iter(), SLICE.min(entry.left()));
+            }
+        }
+    }
+}

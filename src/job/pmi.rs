@@ -1,0 +1,126 @@
+//! PMI-1, the protocol of `mpiexec.hydra` and others: lines of text over an inherited socket. It
+//! carries the id of rank 0 to the others; they meet by that.
+//!
+//! Waits until the entry's deadline. PMI-1 has one barrier of all processes and does not say who is
+//! missing from it; those that come after it are named.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+use super::Job;
+use super::id::{Leader, UniqueId};
+use super::meet::{self, Entry};
+
+const KEY: &str = "fishplate-job";
+
+/// Longest answer that is taken, in bytes.
+const LINE_MAX: usize = 4096;
+
+/// Joins the job of the launcher at the other end of `fd`, with the rank of the entry.
+pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
+    let mut pmi = Pmi { fd, entry, received: vec![] };
+    pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
+    let answer = pmi.ask("cmd=get_my_kvsname", "my_kvsname")?;
+    let space = value(&answer, "kvsname").ok_or_else(|| failed("kvsname", &answer))?.to_owned();
+    let leader = if entry.rank == Some(0) { Some(Leader::open()?) } else { None };
+    if let Some(leader) = &leader {
+        let id = leader.id().to_hex();
+        pmi.ask(&format!("cmd=put kvsname={space} key={KEY} value={id}"), "put_result")?;
+    }
+    pmi.ask("cmd=barrier_in", "barrier_out")?;
+    let job = match leader {
+        Some(leader) => leader.lead_as(entry)?,
+        None => {
+            let answer = pmi.ask(&format!("cmd=get kvsname={space} key={KEY}"), "get_result")?;
+            let id = value(&answer, "value").ok_or_else(|| failed("get", &answer))?;
+            meet::at_leader(&UniqueId::from_hex(id)?, entry)?
+        }
+    };
+    // A process that exits without it counts as failed.
+    pmi.ask("cmd=finalize", "finalize_ack")?;
+    Ok(job)
+}
+
+struct Pmi<'a> {
+    fd: RawFd,
+    entry: &'a Entry,
+    received: Vec<u8>,
+}
+
+impl Pmi<'_> {
+    /// Sends a line, and returns the line that answers it.
+    fn ask(&mut self, line: &str, wanted: &str) -> io::Result<String> {
+        let line = format!("{line}\n");
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            // SAFETY: as many bytes as said.
+            let sent = unsafe {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                libc::send(self.fd, rest.as_ptr().cast(), rest.len(), flags)
+            };
+            match usize::try_from(sent) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(_) => self.not_ready(libc::POLLOUT, wanted)?,
+            }
+        }
+        let end = loop {
+            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                break end;
+            }
+            let mut bytes = [0; 1024];
+            // SAFETY: room for as many bytes as said.
+            let got =
+                unsafe { libc::recv(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+            match usize::try_from(got) {
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "PMI: the launcher hung up")),
+                Ok(got) => self.received.extend(&bytes[..got]),
+                Err(_) => self.not_ready(libc::POLLIN, wanted)?,
+            }
+            if self.received.len() > LINE_MAX {
+                return Err(failed(wanted, "an answer beyond 4096 bytes"));
+            }
+        };
+        let answer: Vec<u8> = self.received.drain(..=end).collect();
+        let answer = String::from_utf8_lossy(&answer).trim_end().to_owned();
+        let good = value(&answer, "cmd") == Some(wanted) && value(&answer, "rc").unwrap_or("0") == "0";
+        if good { Ok(answer) } else { Err(failed(wanted, &answer)) }
+    }
+
+    /// After a call has failed: waits until the socket may be ready.
+    fn not_ready(&self, events: i16, wanted: &str) -> io::Result<()> {
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            ErrorKind::Interrupted => return Ok(()),
+            ErrorKind::WouldBlock => {}
+            kind => return Err(io::Error::new(kind, format!("PMI: descriptor {}: {error}", self.fd))),
+        }
+        let left = self.entry.deadline.saturating_duration_since(Instant::now());
+        let mut poll = libc::pollfd { fd: self.fd, events, revents: 0 };
+        let pause = left.as_millis().clamp(1, 1000) as libc::c_int;
+        // SAFETY: one structure.
+        unsafe { libc::poll(&mut poll, 1, pause) };
+        if !self.entry.has_expired() || poll.revents != 0 {
+            return Ok(());
+        }
+        let who = match wanted {
+            "barrier_out" => format!("not all {} ranks came to PMI's barrier", self.entry.size),
+            _ => "the launcher did not answer".into(),
+        };
+        let text = format!("PMI: {who} within {:?}; check that each rank runs", self.entry.timeout);
+        Err(io::Error::new(ErrorKind::TimedOut, text))
+    }
+}
+
+/// Returns the value of a key in a line of `key=value` words.
+fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.split(' ')
+        .find_map(|word| word.split_once('=').filter(|(name, _)| *name == key))
+        .map(|(_, value)| value)
+}
+
+fn failed(what: &str, answer: &str) -> io::Error {
+    let text =
+        format!("PMI: {what} failed: the launcher answered {answer:?}; set FISHPLATE_RENDEZVOUS instead");
+    io::Error::new(ErrorKind::InvalidData, text)
+}

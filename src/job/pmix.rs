@@ -1,0 +1,210 @@
+//! PMIx, the interface of the launchers of Open MPI and Slurm, through `libpmix.so.2` if the system
+//! has it. It carries the id of rank 0 to the others; they meet by that.
+//!
+//! The library starts a thread of its own until the job is there. Waits until the deadline, but for
+//! `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's process on this host.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::id::{Cookie, Leader, UniqueId};
+use super::meet::{self, Entry};
+use super::{Job, Ranks, round};
+
+const KEY: &CStr = c"fishplate-job";
+const JOB_SIZE: &CStr = c"pmix.job.size";
+
+/// `PMIX_GLOBAL`, `PMIX_STRING`, `PMIX_UINT32`, `PMIX_RANK_WILDCARD`.
+const GLOBAL: u8 = 3;
+const STRING: u16 = 3;
+const UINT32: u16 = 14;
+const WILDCARD: u32 = u32::MAX - 1;
+
+/// `pmix_proc_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Process {
+    space: [c_char; 256],
+    rank: u32,
+}
+
+/// `pmix_value_t`, whose union is at most this long.
+#[repr(C)]
+struct Value {
+    kind: u16,
+    data: [u64; 8],
+}
+
+type Callback = extern "C" fn(c_int, *mut Value, *mut c_void);
+type Init = unsafe extern "C" fn(*mut Process, *const c_void, usize) -> c_int;
+type Finalize = unsafe extern "C" fn(*const c_void, usize) -> c_int;
+type Put = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
+type Commit = unsafe extern "C" fn() -> c_int;
+type Get =
+    unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, *mut *mut Value) -> c_int;
+type GetNb =
+    unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, Callback, *mut c_void) -> c_int;
+
+/// The functions that are used. Their signatures are those of every `libpmix.so.2`.
+pub(super) struct Library {
+    init: Init,
+    finalize: Finalize,
+    put: Put,
+    commit: Commit,
+    get: Get,
+    get_nb: GetNb,
+}
+
+impl Library {
+    /// Loads the library, which stays loaded.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub fn load() -> Result<Library, String> {
+        // SAFETY: a C string; the system's library of this name is PMIx.
+        let handle = unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err("PMIX_NAMESPACE is set, and libpmix.so.2 cannot be loaded".into());
+        }
+        let find = |name: &CStr| {
+            // SAFETY: an open library and a C string.
+            let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            if symbol.is_null() {
+                Err(format!("libpmix.so.2 has no {}", name.to_string_lossy()))
+            } else {
+                Ok(symbol)
+            }
+        };
+        // SAFETY: the C signatures of these functions.
+        unsafe {
+            Ok(Library {
+                init: mem::transmute::<*mut c_void, Init>(find(c"PMIx_Init")?),
+                finalize: mem::transmute::<*mut c_void, Finalize>(find(c"PMIx_Finalize")?),
+                put: mem::transmute::<*mut c_void, Put>(find(c"PMIx_Put")?),
+                commit: mem::transmute::<*mut c_void, Commit>(find(c"PMIx_Commit")?),
+                get: mem::transmute::<*mut c_void, Get>(find(c"PMIx_Get")?),
+                get_nb: mem::transmute::<*mut c_void, GetNb>(find(c"PMIx_Get_nb")?),
+            })
+        }
+    }
+}
+
+/// Joins the job of the launcher that started this process.
+pub(super) fn join(library: &Library, timeout: Duration) -> io::Result<Job> {
+    let mut own = Process { space: [0; 256], rank: 0 };
+    // SAFETY: room for the answer, and no settings.
+    check("PMIx_Init", unsafe { (library.init)(&mut own, null(), 0) })?;
+    let entry = Entry::new(Some(own.rank as usize), size(library, &own)?, Cookie::NONE, timeout)?;
+    let job = match own.rank {
+        0 => lead(library, &entry),
+        _ => follow(library, &own, &entry),
+    }?;
+    // SAFETY: no settings. No call is in progress: `follow` has had its answer.
+    check("PMIx_Finalize", unsafe { (library.finalize)(null(), 0) })?;
+    Ok(job)
+}
+
+fn check(call: &str, status: c_int) -> io::Result<()> {
+    if status == 0 { Ok(()) } else { Err(failed(call, status)) }
+}
+
+fn failed(call: &str, status: c_int) -> io::Error {
+    let text = format!("{call} failed: status {status}; set FISHPLATE_RENDEZVOUS to meet without PMIx");
+    io::Error::other(text)
+}
+
+fn size(library: &Library, own: &Process) -> io::Result<usize> {
+    let (all, mut value) = (Process { rank: WILDCARD, ..*own }, null_mut());
+    // SAFETY: a process, a C string, no settings, and room for a pointer.
+    check("PMIx_Get", unsafe { (library.get)(&all, JOB_SIZE.as_ptr(), null(), 0, &mut value) })?;
+    // SAFETY: the library allocated the value for us. It is small, and never freed.
+    match unsafe { value.as_ref() } {
+        Some(Value { kind: UINT32, data }) => {
+            Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
+        }
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "PMIx_Get failed: the job's size is no number")),
+    }
+}
+
+fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
+    let leader = Leader::open()?;
+    let text = CString::new(leader.id().to_hex()).expect("digits have no NUL");
+    let mut value = Value { kind: STRING, data: [0; 8] };
+    value.data[0] = text.as_ptr() as u64;
+    // SAFETY: a C string, and a value whose string the call copies.
+    check("PMIx_Put", unsafe { (library.put)(GLOBAL, KEY.as_ptr(), &mut value) })?;
+    // SAFETY: no conditions.
+    check("PMIx_Commit", unsafe { (library.commit)() })?;
+    leader.lead_as(entry)
+}
+
+/// What the library's thread hands over.
+#[derive(Default)]
+struct Answer {
+    value: Mutex<Option<Result<String, c_int>>>,
+    there: Condvar,
+}
+
+/// Called by the library's thread, once for each call.
+extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
+    // SAFETY: `follow` gave this reference away.
+    let answer = unsafe { Arc::from_raw(answer.cast_const().cast::<Answer>()) };
+    // SAFETY: null or a value that lives during the call; a string's pointer is null or a C string.
+    let text = unsafe {
+        match value.as_ref() {
+            Some(Value { kind: STRING, data }) if data[0] != 0 => {
+                Ok(CStr::from_ptr(data[0] as *const c_char).to_string_lossy().into_owned())
+            }
+            _ => Err(status),
+        }
+    };
+    *answer.value.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    answer.there.notify_one();
+}
+
+/// The key is not there yet: `PMIX_ERR_NOT_FOUND`. Some launchers answer so instead of waiting.
+const NOT_FOUND: c_int = -46;
+
+/// Time between two questions for the key.
+const AGAIN: Duration = Duration::from_millis(10);
+
+fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
+    loop {
+        match ask(library, own, entry)? {
+            Ok(text) => return meet::at_leader(&UniqueId::from_hex(&text)?, entry),
+            Err(NOT_FOUND) if !entry.has_expired() => sleep(AGAIN),
+            Err(NOT_FOUND) => return Err(round::expired(&Ranks::one(0), entry.timeout)),
+            Err(status) => return Err(failed("PMIx_Get_nb", status)),
+        }
+    }
+}
+
+/// Asks for the text of rank 0.
+fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<String, c_int>> {
+    let (leader, answer) = (Process { rank: 0, ..*own }, Arc::new(Answer::default()));
+    let given = Arc::into_raw(answer.clone()).cast_mut().cast();
+    // SAFETY: a process, a C string, no settings; the answer lives until the callback drops it. The
+    // library copies what it keeps of the process and the key.
+    match unsafe { (library.get_nb)(&leader, KEY.as_ptr(), null(), 0, answered, given) } {
+        0 => {}
+        // There will be no callback, and the answer that it would drop is lost.
+        status => return Ok(Err(status)),
+    }
+    let mut value = answer.value.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        match value.take() {
+            Some(text) => return Ok(text),
+            None if entry.has_expired() => return Err(round::expired(&Ranks::one(0), entry.timeout)),
+            None => {
+                let left = entry.deadline.saturating_duration_since(Instant::now());
+                let waited = answer.there.wait_timeout(value, left);
+                value = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}

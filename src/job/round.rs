@@ -1,0 +1,310 @@
+//! A round of a job: every process sends its bytes to rank 0, which sends all of them back; and the
+//! frames that both ends write.
+//!
+//! A frame is two little-endian words, its kind and its length, and then its bytes. Both ends poll
+//! sockets that never block. Lengths are checked before anything is stored.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::{CONTRIBUTION_MAX, PAUSE, Ranks};
+
+/// A contribution.
+pub(super) const DATA: u32 = 0;
+/// The ranks that rank 0 waits for. Waiters remember the last such frame.
+pub(super) const MISSING: u32 = 1;
+/// The job is over: these ranks have not come by the deadline. The first process whose deadline
+/// expires says so, through rank 0.
+pub(super) const EXPIRED: u32 = 2;
+/// The job is over: these ranks are gone.
+pub(super) const GONE: u32 = 3;
+/// The cookie is right: say size and rank.
+pub(super) const WELCOME: u32 = 4;
+/// The process cannot join; a word says why.
+pub(super) const REFUSED: u32 = 5;
+/// The process's rank: all are there.
+pub(super) const RANK: u32 = 6;
+
+/// How often rank 0 tells waiters who is missing.
+pub(super) const TELL: Duration = Duration::from_millis(250);
+
+/// A connection between rank 0 and another process.
+#[derive(Debug)]
+pub(super) struct Conn {
+    stream: TcpStream,
+    inbox: Vec<u8>,
+    /// What is left of frames that the socket had no room for.
+    outbox: Vec<u8>,
+}
+
+impl Conn {
+    pub fn new(stream: TcpStream) -> io::Result<Conn> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Conn { stream, inbox: vec![], outbox: vec![] })
+    }
+
+    /// Receives bytes until `want` are there. `false`: not yet.
+    pub fn fill(&mut self, want: usize) -> io::Result<bool> {
+        let mut bytes = [0; 16 << 10];
+        while self.inbox.len() < want {
+            let room = bytes.len().min(want - self.inbox.len());
+            match self.stream.read(&mut bytes[..room]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.inbox.extend(&bytes[..got]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes what [`fill`](Self::fill) received.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.inbox)
+    }
+
+    /// Receives a frame: its kind and its bytes. `None`: not yet.
+    pub fn frame(&mut self) -> io::Result<Option<(u32, Vec<u8>)>> {
+        if !self.fill(8)? {
+            return Ok(None);
+        }
+        let word = |at: usize| u32::from_le_bytes(self.inbox[at..at + 4].try_into().expect("4 bytes"));
+        let (kind, len) = (word(0), word(4) as usize);
+        if len > CONTRIBUTION_MAX {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        if !self.fill(8 + len)? {
+            return Ok(None);
+        }
+        Ok(Some((kind, self.take().split_off(8))))
+    }
+
+    /// Whether the process lives and has said nothing, as it should while it waits.
+    pub fn is_silent(&mut self) -> bool {
+        self.inbox.is_empty() && matches!(self.fill(1), Ok(false))
+    }
+
+    /// Queues a frame.
+    pub fn say(&mut self, kind: u32, bytes: &[u8]) {
+        frame(&mut self.outbox, kind, bytes);
+    }
+
+    /// Sends what is queued. `true`: all of it.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let sent = write(&mut self.stream, &self.outbox)?;
+        self.outbox.drain(..sent);
+        Ok(self.outbox.is_empty())
+    }
+
+    /// Sends a frame that nothing depends on, if there is room for it. A failure shows at the next
+    /// read.
+    pub fn mention(&mut self, kind: u32, bytes: &[u8]) {
+        if let Ok(true) = self.flush() {
+            self.say(kind, bytes);
+            let _ = self.flush();
+        }
+    }
+
+    pub fn raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+}
+
+/// Bytes without a frame, which begin a connection.
+impl Extend<u8> for Conn {
+    fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
+        self.outbox.extend(bytes);
+    }
+}
+
+fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
+    into.extend(kind.to_le_bytes());
+    into.extend((bytes.len() as u32).to_le_bytes());
+    into.extend(bytes);
+}
+
+/// Writes as much as there is room for.
+fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match stream.write(&bytes[sent..]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => sent += written,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sent)
+}
+
+/// Sleeps until one of the descriptors can be read (or written, for those that are told `true`), or
+/// for `pause`.
+pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration) {
+    let events = |write| if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    let mut set: Vec<_> =
+        fds.map(|(fd, write)| libc::pollfd { fd, events: events(write), revents: 0 }).collect();
+    // SAFETY: the array has as many entries as said. A failure is an early return.
+    unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, pause.as_millis() as libc::c_int) };
+}
+
+/// A deadline, and the timeout that it is the end of.
+type Wait = (Instant, Duration);
+
+pub(super) fn expired(missing: &Ranks, timeout: Duration) -> io::Error {
+    let text = format!(
+        "job is incomplete: {missing} did not come within {timeout:?}; check that each runs and has not failed"
+    );
+    io::Error::new(ErrorKind::TimedOut, text)
+}
+
+pub(super) fn gone(ranks: &Ranks) -> io::Error {
+    let text = format!("job is over: lost the connection to {ranks}; look for its own error");
+    io::Error::new(ErrorKind::UnexpectedEof, text)
+}
+
+/// Tells the others why the job is over.
+fn end(others: &mut [Conn], kind: u32, ranks: Ranks, timeout: Duration) -> io::Error {
+    others.iter_mut().for_each(|conn| conn.mention(kind, &ranks.encode()));
+    if kind == GONE { gone(&ranks) } else { expired(&ranks, timeout) }
+}
+
+/// Rank 0's side of a round.
+pub(super) fn lead(
+    others: &mut [Conn],
+    ours: &[u8],
+    (deadline, timeout): Wait,
+    meanwhile: &mut dyn FnMut(),
+) -> io::Result<Vec<Vec<u8>>> {
+    let mut all: Vec<Option<Vec<u8>>> = vec![None; others.len()];
+    let mut told = Instant::now();
+    loop {
+        for (at, conn) in others.iter_mut().enumerate() {
+            match (conn.frame(), &mut all[at]) {
+                (Ok(None), _) => {}
+                (Ok(Some((DATA, bytes))), place @ None) => *place = Some(bytes),
+                // Its deadline has expired before ours.
+                (Ok(Some((EXPIRED, bytes))), _) => {
+                    let ranks = Ranks::decode(&bytes).unwrap_or_else(|| Ranks::one(at as u32 + 1));
+                    return Err(end(others, EXPIRED, ranks, timeout));
+                }
+                _ => return Err(end(others, GONE, Ranks::one(at as u32 + 1), timeout)),
+            }
+        }
+        let absent = (1..).zip(&all).filter(|(_, bytes)| bytes.is_none()).map(|(rank, _)| rank);
+        let missing = Ranks::new(absent);
+        if missing.count == 0 {
+            break;
+        }
+        if Instant::now() >= deadline {
+            return Err(end(others, EXPIRED, missing, timeout));
+        }
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            let waiting = others.iter_mut().zip(&all).filter(|(_, bytes)| bytes.is_some());
+            waiting.for_each(|(conn, _)| conn.mention(MISSING, &missing.encode()));
+        }
+        meanwhile();
+        sleep_on(others.iter().map(|conn| (conn.raw_fd(), false)), PAUSE);
+    }
+    let all: Vec<Vec<u8>> = std::iter::once(ours.to_vec()).chain(all.into_iter().flatten()).collect();
+    let mut reply = vec![];
+    all.iter().for_each(|bytes| frame(&mut reply, DATA, bytes));
+    answer(others, &reply, (deadline, timeout), meanwhile)?;
+    Ok(all)
+}
+
+/// Sends the same bytes to all.
+fn answer(
+    others: &mut [Conn],
+    reply: &[u8],
+    (deadline, timeout): Wait,
+    meanwhile: &mut dyn FnMut(),
+) -> io::Result<()> {
+    let mut sent = vec![0; others.len()];
+    loop {
+        for (at, conn) in others.iter_mut().enumerate() {
+            let written = match conn.flush() {
+                Ok(true) => write(&mut conn.stream, &reply[sent[at]..]),
+                Ok(false) => Ok(0),
+                Err(error) => Err(error),
+            };
+            let Ok(written) = written else {
+                let rank = Ranks::one(at as u32 + 1);
+                // The others still get this round; half of it is with some of them.
+                let whole = others.iter_mut().zip(&sent).filter(|(_, sent)| [0, reply.len()].contains(sent));
+                whole.for_each(|(conn, _)| conn.mention(GONE, &rank.encode()));
+                return Err(gone(&rank));
+            };
+            sent[at] += written;
+        }
+        let slow = (1..).zip(&sent).filter(|&(_, &sent)| sent < reply.len()).map(|(rank, _)| rank);
+        let missing = Ranks::new(slow);
+        if missing.count == 0 {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(expired(&missing, timeout));
+        }
+        meanwhile();
+        sleep_on(others.iter().zip(&sent).map(|(conn, &sent)| (conn.raw_fd(), sent < reply.len())), PAUSE);
+    }
+}
+
+/// The others' side of a round.
+pub(super) fn follow(
+    leader: &mut Conn,
+    ours: &[u8],
+    size: usize,
+    (deadline, timeout): Wait,
+    meanwhile: &mut dyn FnMut(),
+) -> io::Result<Vec<Vec<u8>>> {
+    let mut all = Vec::with_capacity(size);
+    leader.say(DATA, ours);
+    // Until rank 0 says more, it is the one that has not come.
+    let mut missing = Ranks::one(0);
+    while all.len() < size {
+        // What rank 0 said before it closed comes before the error.
+        let written = leader.flush();
+        match hear(leader, timeout)? {
+            Some(Heard::Missing(ranks)) => missing = ranks,
+            Some(Heard::Frame(DATA, bytes)) => all.push(bytes),
+            Some(Heard::Frame(..)) => return Err(gone(&Ranks::one(0))),
+            None => {
+                let written = written.map_err(|_| gone(&Ranks::one(0)))?;
+                if Instant::now() >= deadline {
+                    leader.mention(EXPIRED, &missing.encode());
+                    return Err(expired(&missing, timeout));
+                }
+                meanwhile();
+                sleep_on([(leader.raw_fd(), !written)].into_iter(), PAUSE);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What rank 0 says while a process waits.
+pub(super) enum Heard {
+    Missing(Ranks),
+    Frame(u32, Vec<u8>),
+}
+
+/// Receives what rank 0 says, if the job goes on.
+pub(super) fn hear(leader: &mut Conn, timeout: Duration) -> io::Result<Option<Heard>> {
+    let lost = || gone(&Ranks::one(0));
+    let Some((kind, bytes)) = leader.frame().map_err(|_| lost())? else { return Ok(None) };
+    if !matches!(kind, MISSING | EXPIRED | GONE) {
+        return Ok(Some(Heard::Frame(kind, bytes)));
+    }
+    let ranks = Ranks::decode(&bytes).ok_or_else(lost)?;
+    match kind {
+        MISSING => Ok(Some(Heard::Missing(ranks))),
+        GONE => Err(gone(&ranks)),
+        _ => Err(expired(&ranks, timeout)),
+    }
+}

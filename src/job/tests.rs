@@ -1,0 +1,509 @@
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, sleep};
+
+use super::*;
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Three rounds with contributions of different lengths.
+fn rounds(job: &mut Job) {
+    let mut passes = 0;
+    for round in 0..3u8 {
+        let ours = vec![job.rank() as u8; 1 + job.rank() * 1000 + round as usize];
+        let all = job.allgather_with(&ours, || passes += 1).unwrap();
+        assert_eq!(all.len(), job.size());
+        for (rank, bytes) in all.iter().enumerate() {
+            assert_eq!(*bytes, vec![rank as u8; 1 + rank * 1000 + round as usize]);
+        }
+    }
+    job.barrier_with(|| {}).unwrap();
+}
+
+/// Runs one thread per process. Each rank must come up once.
+fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
+    let mut ranks: Vec<usize> = thread::scope(|scope| {
+        let join = &join;
+        let one = |at| {
+            move || {
+                let mut job = join(at);
+                rounds(&mut job);
+                job.rank()
+            }
+        };
+        let threads: Vec<_> = (0..size).map(|at| scope.spawn(one(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    ranks.sort_unstable();
+    assert_eq!(ranks, (0..size).collect::<Vec<_>>());
+}
+
+/// Joins by these variables.
+fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
+    let get = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+    environment::join(get, timeout)
+}
+
+#[test]
+fn everybody_gets_what_everybody_gave_by_rank() {
+    let address = free_address();
+    run(5, |_| Job::join(address, 5, SOON).unwrap());
+    run(1, |_| Job::alone());
+    assert!(Job::alone().exchange([]).is_err(), "not a job of two");
+}
+
+#[test]
+fn an_id_makes_a_job_and_travels_as_128_bytes() {
+    let leader = Leader::open().unwrap();
+    let id = leader.id();
+    let bytes = *id.as_bytes();
+    let leader = std::sync::Mutex::new(Some(leader));
+    run(4, |rank| match rank {
+        0 => leader.lock().unwrap().take().unwrap().lead(4, SOON).unwrap(),
+        rank => Job::follow(&UniqueId::from_bytes(&bytes).unwrap(), rank, 4, SOON).unwrap(),
+    });
+    assert_eq!(UniqueId::from_hex(&id.to_hex()).unwrap().as_bytes(), &bytes);
+    for at in [0, 4, 5, 127] {
+        let mut bad = bytes;
+        bad[at] = 99;
+        assert!(UniqueId::from_bytes(&bad).is_err(), "byte {at}");
+    }
+    assert!(UniqueId::from_bytes(&bytes[1..]).is_err());
+    assert_ne!(&bytes[8..40], &Leader::open().unwrap().id().as_bytes()[8..40], "each id has its cookie");
+    assert!(!format!("{:?}", id.cookie()).contains(char::is_numeric));
+}
+
+#[test]
+fn launchers_are_understood() {
+    let size = ("FISHPLATE_SIZE", "3".to_string());
+    let place = |address: SocketAddr| ("FISHPLATE_RENDEZVOUS", format!("tcp://{address}"));
+    let address = free_address();
+    run(3, |_| by(&[place(address), size.clone()], SOON).unwrap());
+    let launchers = [
+        ("FISHPLATE_RANK", "FISHPLATE_SIZE"),
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ];
+    for (rank, size) in launchers {
+        let address = free_address();
+        run(3, |at| {
+            let job = by(&[place(address), (rank, at.to_string()), (size, "3".into())], SOON).unwrap();
+            assert_eq!(job.rank(), at, "{rank}");
+            job
+        });
+    }
+    // torchrun alone, whose own store has the port before; and its host with a port of ours.
+    let port = free_address().port() - 1;
+    let torch = |at: usize| {
+        [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]
+    };
+    run(2, |at| by(&[&torch(at)[..], &[("MASTER_PORT", port.to_string())]].concat(), SOON).unwrap());
+    let port = free_address().port();
+    run(2, |at| {
+        by(&[&torch(at)[..], &[("FISHPLATE_RENDEZVOUS", format!("tcp://:{port}"))]].concat(), SOON).unwrap()
+    });
+    assert_eq!(by(&[], SOON).unwrap().size(), 1);
+    assert_eq!(by(&[("RANK", "7".into())], SOON).unwrap().size(), 1, "a rank without a size");
+}
+
+#[test]
+fn variables_that_make_no_sense_are_named() {
+    let place = |text: &str| ("FISHPLATE_RENDEZVOUS", text.to_owned());
+    let size = |text: &str| ("FISHPLATE_SIZE", text.to_owned());
+    let cases: [(&[(&str, String)], &str); 10] = [
+        (&[place("tcp://127.0.0.1:1")], "FISHPLATE_SIZE"),
+        (&[place("tcp://127.0.0.1"), size("2")], "FISHPLATE_RENDEZVOUS"),
+        (&[place("tcp://:7"), size("2")], "MASTER_ADDR"),
+        (&[place("udp://127.0.0.1:1"), size("2")], "tcp://HOST:PORT or file:///DIR"),
+        (&[place("file://relative"), size("2")], "tcp://HOST:PORT or file:///DIR"),
+        (&[place("tcp://127.0.0.1:1"), size("two")], "FISHPLATE_SIZE"),
+        (&[place("tcp://127.0.0.1:1"), size("5000")], "1 to 1024"),
+        (&[size("2"), ("FISHPLATE_RANK", "0".into())], "set FISHPLATE_RENDEZVOUS"),
+        (&[("PMI_FD", "3".into())], "PMI_RANK"),
+        (&[place("tcp://127.0.0.1:1"), size("2"), ("FISHPLATE_COOKIE", "c".repeat(33))], "cookie"),
+    ];
+    for (variables, named) in cases {
+        let error = by(variables, SOON).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{variables:?}: {error}");
+        assert!(error.to_string().contains(named), "{variables:?}: {error}");
+    }
+}
+
+/// Fails with this text, which may take longer the more the machine has to do.
+fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
+    let mut error = String::new();
+    for seconds in [0.3, 2.0, 20.0] {
+        error = join(Duration::from_secs_f64(seconds)).unwrap_err().to_string();
+        if error.contains(text) {
+            return;
+        }
+    }
+    panic!("{text:?} is not in: {error}");
+}
+
+/// A folder of its own, removed at the end.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("fishplate-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn variables(&self, size: usize) -> Vec<(&'static str, String)> {
+        vec![
+            ("FISHPLATE_RENDEZVOUS", format!("file://{}", self.0.display())),
+            ("FISHPLATE_SIZE", size.to_string()),
+        ]
+    }
+
+    fn is_empty(&self) -> bool {
+        std::fs::read_dir(&self.0).unwrap().next().is_none()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
+    let folder = Folder::new("meets");
+    let path = folder.0.join("fishplate-job");
+    run(4, |_| by(&folder.variables(4), SOON).unwrap());
+    assert!(folder.is_empty());
+    // A rank 0 that was killed leaves a file that nobody has locked, of a port where nobody is.
+    std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
+    run(3, |at| {
+        by(&[&folder.variables(3)[..], &[("FISHPLATE_RANK", at.to_string())]].concat(), SOON).unwrap()
+    });
+    assert!(folder.is_empty());
+    // The others of that rank 0 remove its file once they give up.
+    std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
+    let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
+    assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
+    assert!(folder.is_empty());
+    // A link is not followed: it may lead to a file of the user's.
+    let other = folder.0.join("other");
+    std::fs::write(&other, "precious").unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    assert!(by(&folder.variables(2), Duration::from_millis(100)).is_err());
+    assert_eq!(std::fs::read(&other).unwrap(), b"precious");
+}
+
+#[test]
+fn strangers_hold_up_nobody_and_take_no_rank() {
+    let address = free_address();
+    let leader = thread::spawn(move || Job::join(address, 2, SOON).unwrap().exchange(b"a").unwrap());
+    let connect = || loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(_) => sleep(PAUSE),
+        }
+    };
+    let _silent = connect();
+    let mut wrong = connect();
+    wrong.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    let mut half = connect();
+    half.write_all(b"FPj").unwrap();
+    let mut crowd: Vec<_> = (0..200).map(|_| connect()).collect();
+    for (at, one) in crowd.iter_mut().enumerate() {
+        let _ = one.write_all(&vec![at as u8; at]);
+    }
+    refused(|timeout| Job::join(address, 9, timeout), "another size");
+    let mut second = Job::join(address, 2, SOON).unwrap();
+    assert_eq!((second.rank(), second.exchange(b"b").unwrap()), (1, b"a".to_vec()));
+    assert_eq!(leader.join().unwrap(), b"b");
+}
+
+#[test]
+fn without_the_cookie_nothing_else_is_read() {
+    let address = free_address();
+    let variables = move |rank: usize, cookie: &str| {
+        [
+            ("FISHPLATE_RENDEZVOUS", format!("tcp://{address}")),
+            ("FISHPLATE_SIZE", "2".to_owned()),
+            ("FISHPLATE_RANK", rank.to_string()),
+            ("FISHPLATE_COOKIE", cookie.to_owned()),
+        ]
+    };
+    let leader = thread::spawn(move || by(&variables(0, "swordfish"), SOON).unwrap().exchange(b"a").unwrap());
+    for wrong in ["", "swordfisg", "swordfish1", "Swordfish"] {
+        refused(|timeout| by(&variables(1, wrong), timeout), "no job with this cookie");
+    }
+    // All that a process says in one piece: rank 0 hangs up without a word.
+    let mut stranger = TcpStream::connect(address).unwrap();
+    let hello = [&b"FPjob\0\0\x01"[..], &[7; 32], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
+    stranger.write_all(&hello).unwrap();
+    let mut answer = vec![];
+    let _ = stranger.read_to_end(&mut answer);
+    assert_eq!(answer, []);
+    assert_eq!(by(&variables(1, "swordfish"), SOON).unwrap().exchange(b"b").unwrap(), b"a");
+    assert_eq!(leader.join().unwrap(), b"b");
+}
+
+#[test]
+fn the_missing_are_named_to_all_who_wait() {
+    let leader = Leader::open().unwrap();
+    let id = leader.id();
+    let second = Duration::from_secs(1);
+    let threads = [
+        thread::spawn(move || leader.lead(5, second)),
+        thread::spawn(move || Job::follow(&id, 2, 5, second * 20)),
+    ];
+    for thread in threads {
+        let error = thread.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("ranks 1, 3, 4 did not come"), "{error}");
+    }
+    // Without ranks they are counted.
+    let error = Job::join(free_address(), 3, Duration::from_millis(30)).unwrap_err();
+    assert!(error.to_string().contains("2 processes did not come"), "{error}");
+    for size in [0, SIZE_MAX + 1] {
+        let error = Job::join(free_address(), size, SOON).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+    assert_eq!(
+        Ranks::new(3..30).to_string(),
+        "ranks 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18 and 11 more"
+    );
+    for ranks in [Ranks::new(0..40), Ranks { count: 3, first: vec![] }] {
+        assert_eq!(Ranks::decode(&ranks.encode()), Some(ranks));
+    }
+    assert_eq!([Ranks::decode(&[]), Ranks::decode(&[1, 0, 0]), Ranks::decode(&[0; 8])], [None, None, None]);
+}
+
+/// A job of three whose ranks run `of(rank)`, and how each ends.
+fn three<T: Send + 'static>(of: impl Fn(usize, Job) -> T + Send + Copy + 'static) -> Vec<T> {
+    let address = free_address();
+    let one = move |rank: usize| {
+        let variables = [
+            ("FISHPLATE_RENDEZVOUS", format!("tcp://{address}")),
+            ("FISHPLATE_SIZE", "3".into()),
+            ("FISHPLATE_RANK", rank.to_string()),
+        ];
+        of(rank, by(&variables, SOON).unwrap())
+    };
+    let threads: Vec<_> = (0..3).map(|rank| thread::spawn(move || one(rank))).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn a_rank_that_stays_away_from_a_round_is_named_by_all() {
+    for away in 0..3 {
+        let ended: &_ = Box::leak(Box::new(AtomicU32::new(0)));
+        let ends = three(move |rank, mut job| {
+            job.timeout = Duration::from_secs(1);
+            if rank != away {
+                let end = job.allgather([rank as u8]).map(drop);
+                ended.fetch_add(1, Ordering::Relaxed);
+                return end;
+            }
+            while ended.load(Ordering::Relaxed) < 2 {
+                sleep(PAUSE);
+            }
+            Ok(())
+        });
+        for (_, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != away) {
+            let error = end.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            assert!(error.to_string().contains(&format!("rank {away} did not come")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_is_named_by_all_at_once() {
+    for away in 0..3 {
+        let begun = Instant::now();
+        let ends = three(move |rank, mut job| match rank == away {
+            true => Ok(()),
+            false => job.allgather([rank as u8]).and_then(|_| job.allgather([])).map(drop),
+        });
+        for (_, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != away) {
+            let error = end.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+            assert!(error.to_string().contains(&format!("lost the connection to rank {away};")), "{error}");
+        }
+        assert!(begun.elapsed() < SOON / 2);
+    }
+}
+
+#[test]
+fn a_process_that_died_before_the_job_began_may_be_started_again() {
+    let leader = Leader::open().unwrap();
+    let id = leader.id();
+    let leader = thread::spawn(move || leader.lead(3, SOON).map(|job| job.rank()));
+    refused(|timeout| Job::follow(&id, 1, 3, timeout), "rank 2 did not come");
+    let first = thread::spawn(move || Job::follow(&id, 1, 3, SOON).map(|job| job.rank()));
+    // While rank 1 waits, another process cannot have its rank.
+    refused(|timeout| Job::follow(&id, 1, 3, timeout), "another process has that rank");
+    assert_eq!(Job::follow(&id, 2, 3, SOON).unwrap().rank(), 2);
+    assert_eq!(leader.join().unwrap().unwrap() + first.join().unwrap().unwrap(), 1);
+}
+
+#[test]
+fn a_name_with_two_addresses_makes_one_job() {
+    let port = free_address().port();
+    let both = [SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 2], port))];
+    let leader = thread::spawn(move || Job::join(&both[..], 2, SOON).map(|job| job.rank()));
+    let rank = Job::join(&both[..], 2, SOON).unwrap().rank();
+    assert_eq!(leader.join().unwrap().unwrap() + rank, 1);
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // SAFETY: the call takes no pointers. It lets the kernel hold few connections.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    let short = Duration::from_millis(200);
+    let held: Vec<_> = (0..8).map_while(|_| TcpStream::connect_timeout(&address, short).ok()).collect();
+    let begun = Instant::now();
+    assert!(Job::join(address, 2, short).is_err());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}, {held:?}", begun.elapsed());
+}
+
+#[test]
+fn rounds_are_not_mixed_up_after_one_that_failed() {
+    let address = free_address();
+    let leader = thread::spawn(move || {
+        let mut job = Job::join(address, 2, SOON).unwrap();
+        sleep(Duration::from_millis(300));
+        job.timeout = Duration::from_millis(500);
+        job.exchange(b"a")
+    });
+    let mut job = Job::join(address, 2, SOON).unwrap();
+    job.timeout = Duration::from_millis(100);
+    assert_eq!(job.exchange(b"first").unwrap_err().kind(), ErrorKind::TimedOut);
+    job.timeout = SOON;
+    assert_eq!(job.exchange(b"second").unwrap_err().kind(), ErrorKind::NotConnected);
+    let _ = leader.join().unwrap();
+}
+
+#[test]
+fn the_longest_contributions_of_many_pass() {
+    let address = free_address();
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            thread::spawn(move || {
+                let mut job = Job::join(address, 8, SOON).unwrap();
+                let all = job.allgather(vec![job.rank() as u8; CONTRIBUTION_MAX]).unwrap();
+                assert!(all.iter().enumerate().all(|(rank, one)| *one == vec![rank as u8; CONTRIBUTION_MAX]));
+                assert!(job.allgather(vec![0; CONTRIBUTION_MAX + 1]).is_err());
+                job.barrier_with(|| {}).unwrap();
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// A launcher with PMI-1: one thread, which answers each line. `stays_away` has no barrier.
+fn launcher(sockets: Vec<UnixStream>, complete: bool) -> thread::JoinHandle<usize> {
+    thread::spawn(move || {
+        let mut store = std::collections::HashMap::new();
+        let (mut at_barrier, mut finalized, mut open) = (0, 0, sockets.len());
+        sockets.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+        let mut received = vec![String::new(); sockets.len()];
+        while open > 0 {
+            for (mut socket, received) in sockets.iter().zip(&mut received) {
+                let mut bytes = [0; 1024];
+                match socket.read(&mut bytes) {
+                    Ok(0) => open -= 1,
+                    Ok(got) => received.push_str(std::str::from_utf8(&bytes[..got]).unwrap()),
+                    Err(_) => {}
+                }
+                let Some((line, rest)) = received.split_once('\n') else { continue };
+                let word = |key: &str| {
+                    let mut words = line.split(' ').filter_map(|word| word.split_once('='));
+                    words.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned()).unwrap()
+                };
+                let answer = match word("cmd").as_str() {
+                    "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0".to_owned(),
+                    "get_my_kvsname" => "cmd=my_kvsname kvsname=kvs_1_0".into(),
+                    "put" => {
+                        store.insert(word("key"), word("value"));
+                        "cmd=put_result rc=0 msg=success".into()
+                    }
+                    "get" => format!("cmd=get_result rc=0 msg=success value={}", store[&word("key")]),
+                    "barrier_in" => {
+                        at_barrier += 1;
+                        String::new()
+                    }
+                    "finalize" => {
+                        finalized += 1;
+                        "cmd=finalize_ack".into()
+                    }
+                    other => panic!("{other}"),
+                };
+                *received = rest.to_owned();
+                if !answer.is_empty() {
+                    socket.write_all(format!("{answer}\n").as_bytes()).unwrap();
+                }
+            }
+            if at_barrier == sockets.len() && complete {
+                at_barrier = 0;
+                sockets.iter().for_each(|mut socket| socket.write_all(b"cmd=barrier_out\n").unwrap());
+            }
+            sleep(PAUSE);
+        }
+        finalized
+    })
+}
+
+fn by_pmi(socket: &UnixStream, rank: usize, timeout: Duration) -> io::Result<Job> {
+    let variables = [
+        ("PMI_FD", socket.as_raw_fd().to_string()),
+        ("PMI_RANK", rank.to_string()),
+        ("PMI_SIZE", "3".into()),
+    ];
+    by(&variables, timeout)
+}
+
+#[test]
+fn a_launcher_with_pmi_makes_a_job() {
+    let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
+    let launcher = launcher(theirs, true);
+    run(3, |at| by_pmi(&ours[at], at, SOON).unwrap());
+    drop(ours);
+    assert_eq!(launcher.join().unwrap(), 3, "each said that it is done");
+}
+
+#[test]
+fn pmi_that_fails_is_an_error() {
+    let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
+    let launcher = launcher(theirs, false);
+    let error = by_pmi(&ours[1], 1, Duration::from_millis(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("not all 3 ranks"), "{error}");
+    drop(ours);
+    launcher.join().unwrap();
+    for answer in
+        ["", "cmd=response_to_init rc=-1\n", "nonsense\n", "cmd=response_to_init rc=0\ncmd=my_kvsname\n"]
+    {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(answer.as_bytes()).unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(by_pmi(&ours, 1, SOON).unwrap_err().to_string().starts_with("PMI"), "{answer:?}");
+    }
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(&[b'x'; 8192]).unwrap();
+    assert!(by_pmi(&ours, 1, SOON).is_err(), "a line without an end");
+    let (gone, _) = UnixStream::pair().unwrap();
+    let fd = gone.as_raw_fd();
+    drop(gone);
+    let variables = [("PMI_FD", fd.to_string()), ("PMI_RANK", "1".into()), ("PMI_SIZE", "3".into())];
+    assert!(by(&variables, SOON).is_err(), "no descriptor, or no socket");
+}

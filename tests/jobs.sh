@@ -1,0 +1,214 @@
+#!/usr/bin/env bash
+# Jobs of four processes, as launchers start them: mpiexec.hydra (PMI-1), mpirun of Open MPI (PMIx),
+# torchrun's and Slurm's variables, and plain ones with tcp:// and file://. Every process writes,
+# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Then
+# jobs that fail: a rank that is missing, a wrong cookie, ranks that are killed at random.
+#
+#   tests/jobs.sh [KILLS [EXAMPLE]]
+#
+# KILLS: 10 by default. EXAMPLE: the built example; by default it is built, optimised. What a
+# launcher runs says SKIPPED where the launcher is missing and cannot be installed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+kills=${1:-10} program=${2:-}
+if [ -z "$program" ]; then
+    cargo build --release --locked --package fishplate --example all_to_all >&2 || exit 1
+    program=${CARGO_TARGET_DIR:-target}/release/examples/all_to_all
+fi
+program=$(readlink -f "$program")
+[ -x "$program" ] || { echo "no such program: $program"; exit 1; }
+
+work=$(mktemp -d)
+# A copy, so that what is left of this run can be told from other runs.
+cp "$program" "$work/all_to_all" && program=$work/all_to_all
+# shellcheck disable=SC2317  # called by trap
+down() {
+    local pids
+    pids=$(jobs -p)
+    # shellcheck disable=SC2086  # several words
+    [ -z "$pids" ] || kill -9 $pids 2>/dev/null
+    left >/dev/null || left | xargs kill -9
+    wait 2>/dev/null
+    rm -rf "$work"
+}
+trap down EXIT
+trap 'exit 130' INT TERM
+
+# left: processes of this run; succeeds if there are none
+left() {
+    local exe found=1
+    for exe in /proc/[0-9]*/exe; do
+        [ "$(readlink "$exe" 2>/dev/null)" = "$program" ] || continue
+        found=0
+        exe=${exe#/proc/}
+        echo "${exe%/exe}"
+    done
+    return $((1 - found))
+}
+
+failed=0
+# say NAME COMMAND...: one line for one check
+say() {
+    local name=$1
+    shift
+    rm -f "$work"/out*
+    if "$@"; then
+        echo "ok      $name"
+    else
+        failed=1
+        echo "FAILED  $name"
+        sed 's/^/        | /' "$work"/out* 2>/dev/null
+    fi
+}
+
+# good: four processes reached all others, and rank 0 counted all rounds
+good() {
+    [ "$(cat "$work"/out* | grep -c '4 near, 0 rails to others')" = 4 ] &&
+        [ "$(cat "$work"/out* | grep -c 'rank 0: .* counted 400')" = 1 ]
+}
+
+# four VARIABLE=VALUE...: four processes with these variables, where %r stands for the rank
+four() {
+    local rank pids=() pid status=0
+    for rank in 0 1 2 3; do
+        env "${@//%r/$rank}" timeout --kill-after=5 120 "$program" 100 60 >"$work/out$rank" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+    [ $status = 0 ] && good
+}
+
+# launched COMMAND...: four processes by a launcher
+launched() {
+    timeout --kill-after=5 120 "$@" "$program" 100 60 >"$work/out" 2>&1 </dev/null && good
+}
+
+open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 --oversubscribe)
+hydra=(mpiexec.hydra -n 4)
+launchers=()
+if need mpiexec.hydra mpich; then
+    launchers+=(hydra)
+    say "mpiexec.hydra" launched "${hydra[@]}"
+else
+    echo "SKIPPED mpiexec.hydra: it is missing and cannot be installed"
+fi
+if need mpirun.openmpi openmpi-bin; then
+    launchers+=(open_mpi)
+    say "mpirun of Open MPI" launched "${open_mpi[@]}"
+else
+    echo "SKIPPED mpirun of Open MPI: it is missing and cannot be installed"
+fi
+
+# Each job has a port of its own, and torchrun's store the one before.
+port=$((20000 + $$ % 9000))
+next() { port=$((port + 2)); }
+meet=$work/meet
+mkdir "$meet"
+next
+say "tcp://, ranks as they come" four FISHPLATE_SIZE=4 FISHPLATE_RENDEZVOUS=tcp://127.0.0.1:$port
+next
+say "tcp://, ranks and a cookie given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 FISHPLATE_COOKIE=swordfish \
+    FISHPLATE_RENDEZVOUS=tcp://127.0.0.1:$port
+say "file://, ranks as they come" four FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
+say "file://, ranks given" four FISHPLATE_RANK=%r FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
+next
+say "torchrun's variables" four RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+say "Slurm's variables" four SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
+    "FISHPLATE_RENDEZVOUS=file://$meet"
+
+# missing: ranks 0, 1 and 3 of four are started, and each names rank 2
+missing() {
+    local rank pids=()
+    for rank in 0 1 3; do
+        FISHPLATE_RANK=$rank FISHPLATE_SIZE=4 FISHPLATE_RENDEZVOUS=file://$meet \
+            timeout --kill-after=5 60 "$program" 100 3 >"$work/out$rank" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${pids[@]}"; do wait "$rank"; [ $? = 1 ] || return 1; done
+    [ "$(cat "$work"/out* | grep -c 'rank 2 did not come within 3s')" = 3 ]
+}
+say "a missing rank is named by those who wait" missing
+
+# cookie: a process with the wrong cookie is refused, and the job goes on without it
+cookie() {
+    local place=tcp://127.0.0.1:$port pids=() rank
+    for rank in 0 1; do
+        FISHPLATE_RANK=$rank FISHPLATE_SIZE=3 FISHPLATE_COOKIE=right FISHPLATE_RENDEZVOUS=$place \
+            timeout --kill-after=5 120 "$program" 100 60 >"$work/out$rank" 2>&1 &
+        pids+=($!)
+    done
+    FISHPLATE_RANK=2 FISHPLATE_SIZE=3 FISHPLATE_COOKIE=wrong FISHPLATE_RENDEZVOUS=$place \
+        timeout --kill-after=5 60 "$program" 100 5 >"$work/out-wrong" 2>&1 && return 1
+    FISHPLATE_RANK=2 FISHPLATE_SIZE=3 FISHPLATE_COOKIE=right FISHPLATE_RENDEZVOUS=$place \
+        timeout --kill-after=5 120 "$program" 100 60 >"$work/out2" 2>&1 || return 1
+    for rank in "${pids[@]}"; do wait "$rank" || return 1; done
+    grep -q 'no job with this cookie listens there' "$work/out-wrong" && grep -q 'counted 300' "$work/out0"
+}
+next
+say "a wrong cookie is refused" cookie
+
+RANDOM=${FISHPLATE_SEED:-$$}
+echo "seed ${FISHPLATE_SEED:-$$}"
+# ended PID...: all of them end within the time of the job and a margin
+ended() {
+    local pid tries
+    for pid; do
+        for ((tries = 0; tries < 600; tries++)); do
+            kill -0 "$pid" 2>/dev/null || continue 2
+            sleep 0.1
+        done
+        echo "process $pid hangs" >>"$work/out-hangs"
+        return 1
+    done
+}
+
+# clean: no process of this run, and nothing in the folder; one that a launcher kills takes a moment
+clean() {
+    local tries
+    for ((tries = 0; tries < 200; tries++)); do
+        left >/dev/null && break
+        sleep 0.1
+    done
+    left >>"$work/out-left" && [ -z "$(ls -A "$meet")" ]
+}
+
+# killed VICTIM DELAY VARIABLE=VALUE...: of four processes one is killed; the others end by themselves
+killed() {
+    local victim=$1 delay=$2 rank pids=()
+    shift 2
+    for rank in 0 1 2 3; do
+        env "${@//%r/$rank}" "$program" 100000 10 >"$work/out$rank" 2>&1 &
+        pids+=($!)
+    done
+    sleep "$delay"
+    kill -9 "${pids[$victim]}"
+    wait "${pids[$victim]}" 2>/dev/null
+    ended "${pids[@]}" && clean
+}
+for ((n = 0; n < kills; n++)); do
+    victim=$((RANDOM % 4)) delay=0.$((RANDOM % 10))$((RANDOM % 10))
+    variables=(FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet")
+    ((n % 2)) && variables+=(FISHPLATE_RANK=%r)
+    say "process $victim killed after $delay s" killed "$victim" "$delay" "${variables[@]}"
+done
+
+# killed_under COMMAND...: one process of a launcher's job is killed; the launcher ends the others
+killed_under() {
+    local victim tries
+    "$@" "$program" 100000 10 >"$work/out" 2>&1 </dev/null &
+    for ((tries = 0; tries < 200; tries++)); do
+        [ "$(left | wc -l)" = 4 ] && break
+        sleep 0.1
+    done
+    sleep 0.$((RANDOM % 10))
+    victim=$(left | sed -n "$((RANDOM % 4 + 1))p")
+    kill -9 "$victim"
+    ended $! && clean
+}
+for launcher in ${launchers[@]+"${launchers[@]}"}; do
+    declare -n command=$launcher
+    say "a process killed under $launcher" killed_under "${command[@]}"
+done
+exit $failed
