@@ -212,6 +212,11 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.fence(peer)
     }
 
+    #[cold]
+    fn fences_all(&self) -> bool {
+        self.rail.fences_all()
+    }
+
     #[inline(always)]
     unsafe fn post_write(
         &mut self,

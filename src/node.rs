@@ -90,7 +90,7 @@ pub use connect::Reach;
 pub use error::{Error, OpenError};
 pub use memory::{Memory, Remote, Slice};
 pub use operations::Source;
-pub use rails::{RailInfo, RailPair};
+pub use rails::{RailError, RailInfo, RailPair};
 
 use address::Address;
 use connect::Contact;

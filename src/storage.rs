@@ -7,7 +7,8 @@ use std::mem::MaybeUninit;
 use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
-    Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
+    Config, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, LocalSlot, Pairing, Parked,
+    PeerSlot, PendingSlot, RemoteSlot, SentSlot, Stream,
 };
 use fishplate_core::error::AttachError;
 use fishplate_core::mem::Zeroable;
@@ -166,6 +167,33 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
             outgoing: self.outgoing.slots(),
             outgoing_bytes: &mut self.outgoing_bytes,
         }
+    }
+}
+
+/// Owns what an engine borrows for rails that fail. Allocates in [`FailoverStorage::new`] and never
+/// again: about 180 bytes for each number of a window, so 23 KiB for each peer and context with a
+/// window of 128.
+pub struct FailoverStorage {
+    peers: Vec<FailoverPeer>,
+    streams: Vec<FailoverStream>,
+    sent: Vec<SentSlot>,
+}
+
+impl FailoverStorage {
+    /// Allocates the memory for an engine with this configuration.
+    pub fn new(config: &Config, limits: Limits) -> Self {
+        let streams = usize::from(limits.peers) * usize::from(config.contexts);
+        FailoverStorage {
+            peers: vec![FailoverPeer::EMPTY; limits.peers.into()],
+            streams: vec![FailoverStream::EMPTY; streams],
+            sent: vec![SentSlot::EMPTY; streams * config.window as usize],
+        }
+    }
+
+    /// Lends the memory, for [`Engine::attach_failover`].
+    pub fn memory(&mut self) -> FailoverMemory<'_> {
+        let FailoverStorage { peers, streams, sent } = self;
+        FailoverMemory { peers, streams, sent }
     }
 }
 

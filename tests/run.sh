@@ -60,6 +60,7 @@ part "the C library" tests/c.sh
 part "the Python wheel" tests/python.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
+part "nodes whose cables are pulled" tests/failover-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"
 part "instruction budgets" benches/budgets.sh
 
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"

@@ -247,6 +247,14 @@ pub unsafe trait Rail {
         Fence::Unknown
     }
 
+    /// Whether a [`fence`](Rail::fence) cuts off every peer of this rail. The others are then
+    /// reported by [`Sink::peer_down`]. The engine gives the peer up instead where the fence would
+    /// cost another one. Constant once the rail exists; a wrapper forwards the call.
+    #[cold]
+    fn fences_all(&self) -> bool {
+        false
+    }
+
     /// Posts a one-sided write, with a completion word for the target if `data` is given.
     ///
     /// # Safety

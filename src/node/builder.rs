@@ -164,6 +164,7 @@ pub struct Builder {
     pub(super) connect_timeout: Duration,
     pub(super) patience: Duration,
     pub(super) local: bool,
+    failover: bool,
 }
 
 impl Default for Builder {
@@ -182,6 +183,7 @@ impl Default for Builder {
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
+            failover: true,
         }
     }
 }
@@ -279,6 +281,16 @@ impl Builder {
         self
     }
 
+    /// Whether peers that several libfabric rails lead to live on while one of these rails is left,
+    /// if the other node has it too. It costs about 23 KiB for each of [`Limits::peers`] and each
+    /// context, and an operation to such a peer occupies one of [`Limits::operations`] until it is
+    /// acknowledged. A node with a device has none, nor one without two libfabric rails of a
+    /// provider that can fence: `tcp`. Default: yes.
+    pub fn failover(mut self, failover: bool) -> Self {
+        self.failover = failover;
+        self
+    }
+
     /// Opens a node without a worker, boxed because it is large. Its peers notify the wait object.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
@@ -326,6 +338,9 @@ impl Builder {
             ..ShmConfig::default()
         };
         let network = !opened.is_empty();
+        let fences = |open: &OpenRail| open.rail.inner().offer().persona.fences;
+        let fencing = opened.iter().filter(|open| fences(open)).count();
+        let failover = self.failover && fencing > 1 && self.gpu.is_none();
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
         let (local, profile, agrees, wait_object) = match self.gpu {
             None => {
@@ -356,7 +371,7 @@ impl Builder {
             // Cannot fail: `fabric_rails` opens one rail less than the limit.
             drop(rails.push(rail));
         }
-        let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives };
+        let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives, failover };
         let home = Home::new(
             sizes,
             rails,

@@ -18,7 +18,7 @@ use fishplate_sys::LinuxHost;
 use super::rail::NodeRail;
 use super::sleep::Sleep;
 use crate::config::RAILS_LIMIT;
-use crate::storage::{Limits, MatchStorage, Storage};
+use crate::storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
 /// The engine of a node.
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
@@ -84,6 +84,7 @@ impl Park for NodeWaitObject {
 struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
+    failover: Option<FailoverStorage>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
 }
@@ -95,6 +96,8 @@ pub(super) struct Sizes {
     pub matching: MatchConfig,
     pub limits: Limits,
     pub receives: usize,
+    /// Whether peers outlive a rail.
+    pub failover: bool,
 }
 
 /// The engine and the waiter of a node, and what they borrow.
@@ -119,7 +122,7 @@ impl Home {
     /// Builds the engine over `rails`. `wait_object` is that of the first.
     ///
     /// # Errors
-    /// As [`Engine::new`] and [`Engine::attach_matching`].
+    /// As [`Engine::new`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
     pub fn new(
         sizes: Sizes,
         rails: Rails<NodeRail, RAILS_LIMIT>,
@@ -127,29 +130,34 @@ impl Home {
         wait_object: NodeWaitObject,
         [policy, later]: [Policy; 2],
     ) -> Result<Home, AttachError> {
-        let Sizes { config, matching, limits, receives } = sizes;
+        let Sizes { config, matching, limits, receives, failover } = sizes;
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         let parts = Box::new(Parts {
             storage: Storage::new(&config, limits),
             matching: MatchStorage::new(&matching, streams, receives, OUTGOING),
+            failover: failover.then(|| FailoverStorage::new(&config, limits)),
             host,
             wait_object,
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
-        // SAFETY: the four fields are disjoint, and each is borrowed once, here. They stay where
+        // SAFETY: the five fields are disjoint, and each is borrowed once, here. They stay where
         // they are and are not touched otherwise until `Parked` is dropped, which is after the
         // engine and the waiters: they are declared later here, and `Home` drops them first.
-        let (storage, memory, host, wait_object) = unsafe {
+        let (storage, memory, failover, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
                 &mut *addr_of_mut!((*parts).storage),
                 (*addr_of_mut!((*parts).matching)).memory(),
+                (*addr_of_mut!((*parts).failover)).as_mut(),
                 &*addr_of!((*parts).host),
                 &*addr_of!((*parts).wait_object),
             )
         };
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(matching, memory)?;
+        if let Some(failover) = failover {
+            engine.attach_failover(failover.memory())?;
+        }
         let waiter = Waiter::new(host, wait_object, policy);
         let sleeper = Waiter::new(host, wait_object, later).napping();
         let place = parts.0;

@@ -165,6 +165,11 @@ unsafe impl Rail for NodeRail {
         each!(self, rail => rail.fence(peer))
     }
 
+    #[cold]
+    fn fences_all(&self) -> bool {
+        each!(self, rail => rail.fences_all())
+    }
+
     #[inline(always)]
     unsafe fn post_write(
         &mut self,

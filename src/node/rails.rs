@@ -1,9 +1,11 @@
 //! What a node's rails are, which of them lead to a peer, and how a peer beyond them is watched.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 
-use fishplate_core::error::{AttachError, Stuck};
+use fishplate_core::error::{AttachError, PeerError, Stuck};
 use fishplate_core::mem::{PeerId, RailId};
+use fishplate_core::op::Fault;
 
 use super::connect::Contact;
 use super::rail::{NodeRail, NodeSetup};
@@ -37,6 +39,33 @@ pub struct RailPair {
     pub theirs: RailId,
     /// Megabits per second of the rail there; 0 where not known.
     pub their_mbit: u32,
+}
+
+/// Why a rail to a peer is out of use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailError {
+    /// The rail.
+    pub rail: RailId,
+    /// What the engine was told.
+    pub fault: Fault,
+    /// The last error of the rail, in libfabric's and the provider's words.
+    pub provider: Option<String>,
+}
+
+impl fmt::Display for RailError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rail {} is out of use: ", self.rail.0)?;
+        match self.fault {
+            Fault::Peer(PeerError::Removed) => f.write_str("it was disabled")?,
+            Fault::Peer(PeerError::Rail(_)) => f.write_str("its link is down, or its connection broke")?,
+            Fault::Peer(error) => write!(f, "{error}")?,
+            fault => write!(f, "{fault}")?,
+        }
+        match &self.provider {
+            Some(words) => write!(f, " ({words})"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl RailInfo {
@@ -73,6 +102,33 @@ impl Node {
     pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
         behind!(self, |node| node.rail_pairs(peer));
         Ok(self.contact(peer)?.pairs.clone())
+    }
+
+    /// Takes one of several libfabric rails to a peer out of use, for maintenance. What is in
+    /// flight on it goes by the others, in the calls that follow. Does not wait.
+    ///
+    /// # Errors
+    /// The peer is not known, not connected or has no
+    /// [failover](super::Builder::failover); or the rail is not one of several that lead to it.
+    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
+        behind!(self, |node| node.disable_rail(peer, rail));
+        Ok(self.home.engine.disable_rail(peer, rail)?)
+    }
+
+    /// Why rails to a peer are out of use, in the order of their numbers; also once the peer has
+    /// failed with its last one. Empty: all are in use. Slow path: allocates.
+    ///
+    /// # Errors
+    /// The peer is not known, or was given up.
+    pub fn rail_errors(&self, peer: PeerId) -> Result<Vec<RailError>, Error> {
+        behind!(self, |node| node.rail_errors(peer));
+        let mut errors = vec![];
+        for RailPair { ours: rail, .. } in self.rail_pairs(peer)? {
+            if let Some(fault) = self.home.engine.rail_error(peer, rail)? {
+                errors.push(RailError { rail, fault, provider: self.last_error(rail) });
+            }
+        }
+        Ok(errors)
     }
 
     /// Takes a descriptor whose end of stream means that the process of a peer is gone, such as a

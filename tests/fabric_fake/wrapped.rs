@@ -76,6 +76,9 @@ unsafe impl Rail for Recorder {
     fn fence(&mut self, _: Peer) -> Fence {
         self.note("fence", Fence::Pending)
     }
+    fn fences_all(&self) -> bool {
+        self.note("fences_all", true)
+    }
     unsafe fn post_write(
         &mut self,
         _: Peer,
@@ -193,6 +196,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?}", rail.touches(local)));
     rail.release(peer, KEY);
     told.push(format!("{:?}", rail.fence(peer)));
+    told.push(format!("{:?}", rail.fences_all()));
     rail.detach(peer);
     // SAFETY: as above.
     unsafe {
@@ -223,7 +227,7 @@ fn every_call_and_every_report_goes_through() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 23, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 24, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

@@ -257,6 +257,11 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.fence(peer)
     }
 
+    #[cold]
+    fn fences_all(&self) -> bool {
+        self.inner.fences_all()
+    }
+
     unsafe fn post_write(
         &mut self,
         peer: Peer,

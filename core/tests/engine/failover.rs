@@ -156,6 +156,22 @@ fn a_rail_that_cannot_fence_costs_the_peer_and_so_does_the_last_one() {
 }
 
 #[test]
+fn a_fence_that_would_cost_another_peer_costs_the_one_whose_rail_has_failed() {
+    for (rails, spared) in [(0b010, false), (0b101, true), (0b011, true)] {
+        let control = shared();
+        control.borrow_mut().fences_all = true;
+        let mut own = own_kept(&control);
+        let other = own.engine.reserve_peer().unwrap();
+        own.engine.connect_peer(other, rails).unwrap();
+        own.engine.disable_rail(own.peer, RailId(1)).unwrap();
+        passes(&mut own.engine, 4);
+        let why = (!spared).then_some(PeerError::Rail(RailId(1)));
+        assert_eq!(own.engine.peer_error(own.peer), Ok(why), "rails {rails:b}");
+        assert_eq!(own.engine.peer_error(other), Ok(None), "rails {rails:b}");
+    }
+}
+
+#[test]
 fn a_peer_that_died_is_lost_whichever_rail_says_so() {
     let control = shared();
     let mut own = own_kept(&control);

@@ -72,6 +72,8 @@ pub struct Control {
     pub mute: bool,
     /// What fencing a peer answers, whatever the rail says.
     pub fence: Option<Fence>,
+    /// A fence is said to cut off all peers.
+    pub fences_all: bool,
     /// Peers detached.
     pub detached: Vec<Peer>,
     /// How far off, in bytes, memory is reported as mapped; and imports that were not released.
@@ -222,6 +224,10 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.hush(peer);
         let fence = self.inner.fence(peer);
         self.control.borrow().fence.unwrap_or(fence)
+    }
+
+    fn fences_all(&self) -> bool {
+        self.control.borrow().fences_all || self.inner.fences_all()
     }
 
     unsafe fn post_write(

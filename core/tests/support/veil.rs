@@ -120,6 +120,10 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         self.inner.fence(peer)
     }
 
+    fn fences_all(&self) -> bool {
+        self.inner.fences_all()
+    }
+
     unsafe fn post_write(
         &mut self,
         peer: Peer,

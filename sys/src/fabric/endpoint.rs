@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
-use core::mem::offset_of;
+use core::mem::{self, offset_of};
 use core::ptr::{self, NonNull};
 
 use libc::iovec;
@@ -72,21 +72,51 @@ impl Endpoint {
         cq: CompletionQueue,
         av: AddressVector,
     ) -> Result<Endpoint, CallError> {
-        let offset = offset_of!(fi_ops_domain, endpoint);
-        // SAFETY: this entry takes such an information.
-        let fid: NonNull<fid_ep> = unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }?;
+        let fid = Endpoint::open_fid(domain, info)?;
         let form = AddressForm::new(info.raw().addr_format, Vec::new());
         let mut endpoint = Endpoint { fid, cq, av, form, atomics: false, closed: false };
+        endpoint.make_ready(info)?;
+        Ok(endpoint)
+    }
+
+    fn open_fid(domain: &Arc<Domain>, info: &Info) -> Result<NonNull<fid_ep>, CallError> {
+        let offset = offset_of!(fi_ops_domain, endpoint);
+        // SAFETY: this entry takes such an information.
+        unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }
+    }
+
+    /// Binds and enables the endpoint that was just opened, and asks for its address.
+    fn make_ready(&mut self, info: &Info) -> Result<(), CallError> {
         // SAFETY: all are open, and the endpoint is closed before what it is bound to.
         unsafe {
-            let this = endpoint.as_fid();
-            object::bind("fi_ep_bind(av)", this, endpoint.av.as_ptr().cast(), 0)?;
-            object::bind("fi_ep_bind(cq)", this, endpoint.cq.as_fid(), FI_TRANSMIT | FI_RECV)?;
+            let this = self.as_fid();
+            object::bind("fi_ep_bind(av)", this, self.av.as_ptr().cast(), 0)?;
+            object::bind("fi_ep_bind(cq)", this, self.cq.as_fid(), FI_TRANSMIT | FI_RECV)?;
             object::control("fi_enable", this, FI_ENABLE, ptr::null_mut())?;
         }
-        endpoint.check_tables()?;
-        endpoint.form = AddressForm::new(info.raw().addr_format, endpoint.name()?);
-        Ok(endpoint)
+        self.check_tables()?;
+        self.form = AddressForm::new(info.raw().addr_format, self.name()?);
+        Ok(())
+    }
+
+    /// Closes the endpoint and opens another one in its place, under a new address, with the same
+    /// completion queue and address vector. The provider then has no post and no receive buffer of
+    /// the old one; the queue may still have completions of them. Slow path.
+    ///
+    /// # Errors
+    /// The provider's code: the endpoint is the old one, and nothing has changed.
+    pub(super) fn replace(&mut self, domain: &Arc<Domain>, info: &Info) -> Result<(), CallError> {
+        let old = mem::replace(&mut self.fid, Endpoint::open_fid(domain, info)?);
+        let form = self.form.clone();
+        // SAFETY: open, and not used after it was closed.
+        let close = |fid: NonNull<fid_ep>| unsafe { object::close(fid.as_ptr().cast()) };
+        if let Err(error) = self.make_ready(info).and_then(|()| close(old)) {
+            // That it may stay open too is no harm: nobody knows its address.
+            let _ = close(mem::replace(&mut self.fid, old));
+            self.form = form;
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Checks that the tables have all functions of the data path.
@@ -135,7 +165,7 @@ impl Endpoint {
     /// The provider's code: the endpoint stays open, and the provider may still use posted buffers.
     #[doc(alias = "fi_close")]
     pub(super) fn close(&mut self) -> Result<(), CallError> {
-        if core::mem::replace(&mut self.closed, true) {
+        if mem::replace(&mut self.closed, true) {
             return Ok(());
         }
         // SAFETY: open until here.

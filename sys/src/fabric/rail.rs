@@ -46,6 +46,7 @@ mod batch;
 mod complete;
 mod config;
 mod device;
+mod fence;
 #[doc(hidden)]
 pub mod fuzzing;
 mod imports;
@@ -72,7 +73,7 @@ use core::ptr::NonNull;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use self::address::Address;
@@ -525,6 +526,16 @@ unsafe impl Rail for FabricRail {
 
     fn detach(&mut self, peer: Peer) {
         self.forget(peer);
+    }
+
+    #[cold]
+    fn fence(&mut self, peer: Peer) -> Fence {
+        self.cut_off(peer)
+    }
+
+    #[cold]
+    fn fences_all(&self) -> bool {
+        true
     }
 
     #[inline]

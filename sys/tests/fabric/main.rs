@@ -7,6 +7,7 @@ mod bad_input;
 mod behaviour;
 #[path = "../../../core/tests/conformance/mod.rs"]
 mod conformance;
+mod cut;
 mod engines;
 #[path = "../../../tests/fence/mod.rs"]
 mod fence;

@@ -13,6 +13,7 @@ use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::post::Blocked;
 use super::super::protocol::head;
+use super::super::table::PeerSlot;
 use super::super::wire::{Body, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
@@ -43,7 +44,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         while fencing != 0 {
             let rail = fencing.trailing_zeros() as usize;
             fencing &= fencing - 1;
-            match self.rails[rail].fence(Peer(peer)) {
+            let costs = self.rails[rail].fences_all() && self.state.is_last_of_another(peer, rail);
+            let fence = if costs { Fence::Unknown } else { self.rails[rail].fence(Peer(peer)) };
+            match fence {
                 Fence::Fenced => {
                     let Some(kept) = self.state.kept_peer_mut(peer) else { return };
                     kept.fencing &= !(1 << rail);
@@ -311,6 +314,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let FailoverStream { lost, answers, reads, .. } = failover.streams[stream as usize];
         let peer = s.context == 0 && (kept.fencing != 0 || kept.telling.is_some());
         s.live && (peer || lost || answers || reads)
+    }
+
+    /// Whether a rail is the only one that leads to another peer, or one whose loss that does not
+    /// outlive.
+    fn is_last_of_another(&self, peer: u16, rail: usize) -> bool {
+        let mut others = (0..self.peers.len() as u16).filter(|&other| other != peer);
+        others.any(|other| {
+            let PeerSlot { state, rails, .. } = self.peers[other as usize];
+            let on = state.is_up() && rails >> rail & 1 != 0;
+            on && (rails.count_ones() == 1 || self.kept_peer(other).is_none())
+        })
     }
 
     fn resuming(&mut self, stream: u32) -> Option<&mut FailoverStream> {

@@ -336,7 +336,7 @@ impl FabricRail {
     }
 
     /// Returns a context to the pool.
-    fn free(&mut self, slot: *mut Slot) {
+    pub(super) fn free(&mut self, slot: *mut Slot) {
         // SAFETY: as in `ended`.
         unsafe {
             self.stats.orphans -= ((*slot).kind == ContextKind::Orphan) as u32;

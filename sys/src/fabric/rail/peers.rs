@@ -28,6 +28,8 @@ pub(super) struct PeerSlot {
     pub attached: bool,
     /// Whether a post was rejected, and [`accepted`](Self::accepted) when it was.
     pub refused: bool,
+    /// Whether the endpoint was replaced since it was attached: nothing of it arrives any more.
+    pub fenced: bool,
     pub refused_at: u32,
     /// Posts with a completion, and how many of them have completed. Both wrap.
     pub posted: u32,
@@ -55,6 +57,7 @@ const GONE: PeerSlot = PeerSlot {
     up: false,
     attached: false,
     refused: false,
+    fenced: false,
     refused_at: 0,
     posted: 0,
     ended: 0,

@@ -81,15 +81,11 @@ impl FabricRail {
     /// Completes a peer's outstanding posts as unknown; the provider may still touch their memory.
     fn abandon(&mut self, peer: Peer, code: Code) {
         self.close_batch();
-        if let Some(held) = self.held {
+        if self.held.is_some_and(|held| {
             // SAFETY: a kept write's context, which the provider has not seen.
-            let (of, cx) = unsafe { ((*held.slot).peer, (*held.slot).cx) };
-            if of == peer.0 {
-                self.held = None;
-                // SAFETY: as above.
-                unsafe { self.pool.give(held.slot) };
-                self.tell(Event::Done(cx, Err(CompleteError::Failed(code.0))));
-            }
+            unsafe { (*held.slot).peer == peer.0 }
+        }) {
+            self.drop_held(code);
         }
         for index in 0..self.caps.depth as usize {
             let slot = self.pool.at(index);
@@ -106,6 +102,18 @@ impl FabricRail {
         }
         let slot = &mut self.peers.slots[peer.0 as usize];
         slot.ended = slot.posted;
+    }
+
+    /// Fails the write that was accepted but not posted yet.
+    pub(super) fn drop_held(&mut self, code: Code) {
+        let Some(held) = self.held.take() else { return };
+        // SAFETY: its context, which the provider has not seen.
+        let cx = unsafe {
+            let cx = (*held.slot).cx;
+            self.pool.give(held.slot);
+            cx
+        };
+        self.tell(Event::Done(cx, Err(CompleteError::Failed(code.0))));
     }
 
     /// Detaches a peer.

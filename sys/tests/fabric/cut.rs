@@ -1,0 +1,197 @@
+//! What a fence cuts off: whatever the peer has sent or sends, nothing lands behind it.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate_core::error::{CompleteError, PeerError};
+use fishplate_core::mem::{Peer, Region};
+use fishplate_core::rail::{Fence, Local, Rail, RailKey, Remote};
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
+
+use crate::behaviour::{Random, seeds};
+use crate::conformance::{Link, Seen, leaked};
+use crate::{FROM, TO, TRACKED, manual, pair, support};
+
+const LEN: usize = 32 << 10;
+const SLOTS: usize = 32;
+
+struct Ends {
+    a: FabricRail,
+    b: FabricRail,
+    source: Region,
+    desc: u64,
+    memory: Region,
+    key: RailKey,
+    here: Seen,
+    there: Seen,
+    written: u32,
+}
+
+impl Ends {
+    fn new(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Ends {
+        let Link { rails, .. } = pair(ask, config, seed);
+        let [mut a, mut b]: [FabricRail; 2] = rails.try_into().unwrap();
+        let (source, memory) = (leaked(LEN), leaked(LEN * SLOTS));
+        let (_, desc) = a.register(&source).unwrap();
+        let (key, _) = b.register(&memory).unwrap();
+        a.import(TO, key, memory.len() as u64).unwrap();
+        Ends { a, b, source, desc, memory, key, here: Seen::default(), there: Seen::default(), written: 0 }
+    }
+
+    /// Writes other bytes to the next slot, if there is room for a post.
+    fn write(&mut self) -> bool {
+        let n = self.written;
+        let local = Local { ptr: self.source.ptr(), len: LEN, desc: self.desc };
+        let remote = Remote { key: self.key, offset: (n as usize % SLOTS * LEN) as u64 };
+        // SAFETY: the memory is never freed. That it changes under earlier writes is the point:
+        // each byte that lands late is told apart from what was there.
+        let posted = unsafe {
+            self.source.ptr().as_ptr().write_bytes(n as u8, LEN);
+            self.a.post_write(TO, local, remote, Some(n), u64::from(n))
+        };
+        self.written += posted.is_ok() as u32;
+        posted.is_ok()
+    }
+
+    fn poll(&mut self) {
+        self.a.poll(8, &mut self.here);
+        self.b.poll(8, &mut self.there);
+    }
+
+    fn until(&mut self, what: &str, mut ready: impl FnMut(&mut Ends) -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !ready(self) {
+            self.poll();
+            assert!(Instant::now() < end, "{what}: {} written, {:?}", self.written, self.there.landed.len());
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        // SAFETY: never freed; a racing write of the provider is what the test looks for.
+        unsafe { copy(self.memory.ptr(), &mut bytes) };
+        bytes
+    }
+}
+
+/// # Safety
+/// Readable.
+unsafe fn copy(from: NonNull<u8>, into: &mut [u8]) {
+    for (at, byte) in into.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *byte = unsafe { from.as_ptr().add(at).read_volatile() };
+    }
+}
+
+/// The origin goes on writing, before the fence and behind it, and knows nothing of it.
+fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
+    let mut random = Random(!seed);
+    let mut ends = Ends::new(ask, config, seed);
+    ends.until("the first write", |ends| {
+        ends.write();
+        !ends.there.landed.is_empty()
+    });
+    // Some are posted, some under way, some in the sockets.
+    for _ in 0..random.below(60) {
+        ends.write();
+        if random.below(3) == 0 {
+            ends.poll();
+        }
+    }
+    assert_eq!(ends.b.fence(FROM), Fence::Fenced, "seed {seed}");
+    assert_eq!(ends.b.fence(FROM), Fence::Fenced, "seed {seed}: fenced already");
+    let (before, landed) = (ends.bytes(), ends.there.landed.len());
+    let end = Instant::now() + Duration::from_millis(random.below(60));
+    while Instant::now() < end {
+        ends.write();
+        ends.poll();
+    }
+    for _ in 0..200 {
+        ends.write();
+        ends.poll();
+    }
+    assert!(ends.bytes() == before, "seed {seed}: memory was written behind the fence");
+    assert_eq!(ends.there.landed.len(), landed, "seed {seed}: a write was reported behind the fence");
+    assert_eq!(ends.there.down, [], "seed {seed}: the caller knows that this peer is cut off");
+    // Both attach each other anew, and all is as before.
+    ends.a.detach(TO);
+    ends.b.detach(FROM);
+    ends.until("the posts of the old attachment", |ends| ends.here.done.len() as u32 == ends.written);
+    ends.a.attach(TO, &ends.b.address().unwrap()).unwrap();
+    ends.b.attach(FROM, &ends.a.address().unwrap()).unwrap();
+    ends.a.import(TO, ends.key, ends.memory.len() as u64).unwrap();
+    let mut posted = false;
+    ends.until("a write after the return", |ends| {
+        posted |= !posted && ends.write();
+        ends.there.landed.len() > landed
+    });
+    assert_eq!(ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)), Some((FROM, ends.written)));
+}
+
+/// What the end that fences has outstanding itself ends once, and leaves its memory alone.
+fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
+    let mut random = Random(!seed);
+    let mut ends = Ends::new(ask, config, seed);
+    ends.until("the first write", |ends| {
+        ends.write();
+        !ends.there.landed.is_empty()
+    });
+    for _ in 0..1 + random.below(40) {
+        ends.write();
+        if random.below(3) == 0 {
+            ends.a.poll(1, &mut ends.here);
+        }
+    }
+    // A peer beside it, which does not answer.
+    let third = support::open(ask, config, seed ^ 0xbeef);
+    ends.a.attach(Peer(7), &third.address().unwrap()).unwrap();
+    assert_eq!(ends.a.fence(TO), Fence::Fenced, "seed {seed}");
+    assert!(!ends.write(), "seed {seed}: a post to a fenced peer");
+    let source = Local { ptr: ends.source.ptr(), len: LEN, desc: ends.desc };
+    assert!(!ends.a.touches(source), "seed {seed}: the provider has let go of all");
+    for _ in 0..100 {
+        ends.a.poll(8, &mut ends.here);
+    }
+    assert_eq!(ends.here.done.len() as u32, ends.written, "seed {seed}");
+    let fates = ends.here.done.iter().map(|done| done.1);
+    assert!(fates.clone().all(|fate| matches!(fate, Ok(()) | Err(CompleteError::PeerDown))), "seed {seed}");
+    assert_eq!(ends.here.down, [(Peer(7), PeerError::Lost)], "seed {seed}: the rail has one endpoint");
+    assert_eq!(ends.a.fence(Peer(7)), Fence::Fenced);
+    assert_eq!(ends.a.stats().orphans, 0);
+}
+
+fn each(test: &str, run: fn(&Ask<'_>, FabricConfig, u64)) {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED {test}: {why}");
+    }
+    let asks = [manual("tcp"), Ask::new("tcp")];
+    for seed in seeds(24) {
+        run(&asks[seed as usize % asks.len()], TRACKED, seed);
+    }
+}
+
+#[test]
+fn nothing_lands_behind_a_fence_over_tcp() {
+    each("nothing_lands_behind_a_fence_over_tcp", nothing_lands_behind);
+}
+
+#[test]
+fn the_posts_of_the_end_that_fences_end_once_over_tcp() {
+    each("the_posts_of_the_end_that_fences_end_once_over_tcp", own_posts_end);
+}
+
+#[test]
+fn other_providers_do_not_claim_to_fence() {
+    if let Some(why) = support::absent() {
+        return println!("SKIPPED other_providers_do_not_claim_to_fence: {why}");
+    }
+    for provider in ["shm", "tcp;ofi_rxm"] {
+        let mut link = pair(&manual(provider), TRACKED, 1);
+        assert_eq!(link.rails[1].fence(FROM), Fence::Unknown, "{provider}");
+        assert_eq!(link.rails[1].fence(Peer(9)), Fence::Unknown, "{provider}: nobody");
+        // Nothing has changed.
+        let mut seen = Seen::default();
+        link.rails[1].poll(8, &mut seen);
+        assert_eq!(seen.down, [], "{provider}");
+    }
+}

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Cables that are pulled while two nodes talk: two processes in two network namespaces, joined by
+# two veth pairs, with libfabric's tcp on both (examples/outlive.rs). Every put-signal, message and
+# addition is checked: none may be lost, come twice or out of order.
+#
+#   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
+#
+# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric;
+# says SKIPPED and ends with 77 where namespaces are not permitted. Takes everything down again,
+# whatever happens.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+skip() {
+    echo "SKIPPED failover-netns: $*"
+    exit 77
+}
+
+[ "$(id -u)" = 0 ] || skip "namespaces need root"
+need ip iproute2 || skip "no ip, and iproute2 could not be installed"
+need fi_info libfabric-bin || skip "no libfabric, and it could not be installed"
+
+program=${1:-} rounds=${2:-3000}
+if [ -z "$program" ]; then
+    cargo build --release --locked --package fishplate --example outlive >&2 || exit 1
+    program=${CARGO_TARGET_DIR:-target}/release/examples/outlive
+fi
+program=$(readlink -f "$program")
+[ -x "$program" ] || { echo "no such program: $program"; exit 1; }
+
+here=fpe$$ there=fpf$$
+work=$(mktemp -d)
+# shellcheck disable=SC2317  # called by trap
+down() {
+    local pids
+    pids=$(jobs -p)
+    # shellcheck disable=SC2086  # several words
+    [ -z "$pids" ] || kill -9 $pids 2>/dev/null
+    wait 2>/dev/null
+    ip netns del "$here" 2>/dev/null
+    ip netns del "$there" 2>/dev/null
+    rm -rf "$work"
+}
+trap down EXIT
+trap 'exit 130' INT TERM
+
+for name in "$here" "$there"; do
+    ip netns add "$name" 2>"$work/why" || skip "$(cat "$work/why")"
+    ip -n "$name" link set lo up
+done
+# The third is for the bootstrap, and stays.
+for rail in 0 1 2; do
+    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
+        skip "$(cat "$work/why")"
+    ip -n "$here" addr add "10.97.$rail.1/24" dev "rail$rail"
+    ip -n "$there" addr add "10.97.$rail.2/24" dev "rail$rail"
+    for end in "$here" "$there"; do ip -n "$end" link set "rail$rail" up; done
+done
+for end in "$here" "$there"; do
+    for rail in 0 1 2; do
+        for _ in {1..100}; do
+            ip -n "$end" link show "rail$rail" | grep -q 'state UP' && break
+            sleep 0.05
+        done
+    done
+done
+
+port=7300 failed=0
+
+# Waits until an end has come this far, in tenths of all rounds.
+reached() {
+    for _ in {1..1200}; do
+        grep -q "round $((rounds * $1 / 10))\$" "$work/out.0" && return 0
+        [ -n "$(jobs -rp)" ] || return 1
+        sleep 0.05
+    done
+    return 1
+}
+
+# job NAME FAILED: two ends; runs `events` meanwhile; so many rails fail at each end
+job() {
+    local pids=() pid status=0 side
+    port=$((port + 1))
+    rm -f "$work"/out.*
+    for side in 0 1; do
+        local netns=$here
+        [ $side = 0 ] || netns=$there
+        timeout --kill-after=5 240 ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" rail0,rail1 \
+            >"$work/out.$side" 2>&1 &
+        pids+=($!)
+    done
+    events || status=1
+    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    if [ $status = 0 ] && [ "$(cat "$work"/out.* | grep -c "$rounds rounds, $2 rails failed")" = 2 ]; then
+        echo "ok      $1"
+        grep -h "rails failed\|out of use" "$work"/out.* | sed 's/^/        | /'
+    else
+        echo "FAILED  $1 (status $status)"
+        sed 's/^/        | /' "$work"/out.*
+        failed=1
+    fi
+    for rail in 0 1; do
+        for end in "$here" "$there"; do
+            tc -n "$end" qdisc del dev "rail$rail" root 2>/dev/null
+            ip -n "$end" link set "rail$rail" up
+        done
+    done
+}
+
+events() { :; }
+job "no cable is pulled" 0
+events() { reached 2 && ip -n "$here" link set rail0 down; }
+job "the cable of rail 0 is pulled" 1
+events() { reached 2 && ip -n "$there" link set rail1 down; }
+job "the cable of rail 1 is pulled at the other end" 1
+exit $failed
