@@ -97,7 +97,15 @@ impl Job {
     /// nothing says how they meet. [`ErrorKind::TimedOut`] names the ranks that are missing. What
     /// PMI or PMIx report.
     pub fn from_env(timeout: Duration) -> io::Result<Job> {
-        environment::join(|name| std::env::var(name).ok(), timeout)
+        environment::way(|name| std::env::var(name).ok(), timeout)?.join(timeout)
+    }
+
+    /// Says how [`from_env`](Self::from_env) would meet, without meeting: for people to read.
+    ///
+    /// # Errors
+    /// As there, if the variables are unusable.
+    pub fn describe_env() -> io::Result<String> {
+        environment::way(|name| std::env::var(name).ok(), Duration::ZERO).map(|way| way.to_string())
     }
 
     /// Joins a job of `size` processes at `address` (HOST:PORT), which the host of rank 0 owns, and

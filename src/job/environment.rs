@@ -3,10 +3,11 @@
 //!
 //! Reads variables by a function that is passed in.
 
-use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::time::Duration;
+use std::{fmt, io};
 
 use super::id::Cookie;
 use super::meet::{self, Entry};
@@ -23,8 +24,49 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// Joins the job that the variables describe.
-pub(super) fn join(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Job> {
+/// How the job meets.
+pub(super) enum Way {
+    /// A host and a port.
+    Address(String, u16, Entry),
+    Folder(PathBuf, Entry),
+    Pmi(RawFd, Entry),
+    Pmix(pmix::Library),
+    Alone,
+}
+
+impl Way {
+    /// Meets.
+    pub fn join(self, timeout: Duration) -> io::Result<Job> {
+        match self {
+            Way::Address(host, port, entry) => {
+                let found = (host.as_str(), port).to_socket_addrs();
+                let refusal = |error| {
+                    invalid(format!("the job's host {host:?} has no address: {error}; check its name"))
+                };
+                meet::at_address(&found.map_err(refusal)?.collect::<Vec<SocketAddr>>(), &entry)
+            }
+            Way::Folder(folder, entry) => file::in_folder(&folder, &entry),
+            Way::Pmi(fd, entry) => pmi::join(fd, &entry),
+            Way::Pmix(library) => pmix::join(&library, timeout),
+            Way::Alone => Ok(Job::alone()),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Address(host, port, entry) => write!(f, "{entry}, at {host}:{port}"),
+            Way::Folder(folder, entry) => write!(f, "{entry}, in {}", folder.display()),
+            Way::Pmi(fd, entry) => write!(f, "{entry}, by PMI-1 over descriptor {fd}"),
+            Way::Pmix(_) => f.write_str("a launcher with PMIx"),
+            Way::Alone => f.write_str("no launcher: this process is alone"),
+        }
+    }
+}
+
+/// Finds out how the job meets by these variables. Meets nobody.
+pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {
         let Some((rank, size)) = place_in_job(&get)? else {
@@ -34,8 +76,8 @@ pub(super) fn join(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> i
         };
         let entry = Entry::new(rank, size, cookie(&get)?, timeout)?;
         return match (place.strip_prefix("tcp://"), place.strip_prefix("file://")) {
-            (Some(address), _) => at_address(address, &get, &entry),
-            (_, Some(folder)) if folder.starts_with('/') => file::in_folder(Path::new(folder), &entry),
+            (Some(address), _) => at_address(address, &get, entry),
+            (_, Some(folder)) if folder.starts_with('/') => Ok(Way::Folder(folder.into(), entry)),
             _ => Err(unusable("FISHPLATE_RENDEZVOUS", &place, "tcp://HOST:PORT or file:///DIR")),
         };
     }
@@ -47,28 +89,27 @@ pub(super) fn join(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> i
             ));
         };
         let fd = fd.parse().map_err(|_| unusable("PMI_FD", &fd, "a descriptor"))?;
-        return pmi::join(fd, &Entry::new(Some(rank), size, Cookie::NONE, timeout)?);
+        return Ok(Way::Pmi(fd, Entry::new(Some(rank), size, Cookie::NONE, timeout)?));
     }
     let mut unloaded = None;
     if get("PMIX_NAMESPACE").is_some() {
         match pmix::Library::load() {
-            Ok(library) => return pmix::join(&library, timeout),
+            Ok(library) => return Ok(Way::Pmix(library)),
             Err(why) => unloaded = Some(why),
         }
     }
     if let (Some(host), Some(port), Some((rank, size))) = (get("MASTER_ADDR"), get("MASTER_PORT"), placed) {
         let port: Option<u16> = port.parse().ok().and_then(|port: u16| port.checked_add(1));
         let port = port.ok_or_else(|| invalid("MASTER_PORT is unusable: use 1 to 65534"))?;
-        let entry = Entry::new(rank, size, cookie(&get)?, timeout)?;
-        return at_address(&format!("{host}:{port}"), &get, &entry);
+        return Ok(Way::Address(host, port, Entry::new(rank, size, cookie(&get)?, timeout)?));
     }
     match placed {
-        None | Some((_, 1)) => Ok(Job::alone()),
+        None | Some((_, 1)) => Ok(Way::Alone),
         Some((_, size)) => {
             let why = unloaded.map_or(String::new(), |why| format!(" ({why})"));
             Err(invalid(format!(
-                "a job of {size} processes has no way to meet{why}; set FISHPLATE_RENDEZVOUS to tcp://HOST:PORT or \
-                 file:///DIR"
+                "a job of {size} processes has no way to meet{why}; set FISHPLATE_RENDEZVOUS to \
+                 tcp://HOST:PORT or file:///DIR"
             )))
         }
     }
@@ -82,19 +123,17 @@ fn cookie(get: &impl Fn(&str) -> Option<String>) -> io::Result<Cookie> {
     get("FISHPLATE_COOKIE").map_or(Ok(Cookie::NONE), |text| text.parse())
 }
 
-/// Meets at HOST:PORT. Without a host it is torchrun's.
-fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: &Entry) -> io::Result<Job> {
-    let refusal =
-        || unusable("FISHPLATE_RENDEZVOUS", address, "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR");
+/// At HOST:PORT. Without a host it is torchrun's.
+fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: Entry) -> io::Result<Way> {
+    let wanted = "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR";
+    let refusal = || unusable("FISHPLATE_RENDEZVOUS", address, wanted);
     let (host, port) = address.rsplit_once(':').ok_or_else(refusal)?;
     let port: u16 = port.parse().map_err(|_| refusal())?;
     let host = match host {
         "" => get("MASTER_ADDR").ok_or_else(refusal)?,
         host => host.trim_start_matches('[').trim_end_matches(']').to_owned(),
     };
-    let found = (host.as_str(), port).to_socket_addrs();
-    let named = |error| invalid(format!("the job's host {host:?} has no address: {error}; check its name"));
-    meet::at_address(&found.map_err(named)?.collect::<Vec<SocketAddr>>(), entry)
+    Ok(Way::Address(host, port, entry))
 }
 
 /// Rank, if there is one, and size, by the first launcher that says the size.

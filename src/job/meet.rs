@@ -11,6 +11,7 @@
 //! A process that cannot join tries again until its deadline: an earlier job may still be at the
 //! place.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -75,6 +76,16 @@ impl Entry {
 
     fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// "rank 2 of 4", or "a job of 4".
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} of {}", self.size),
+            None => write!(f, "a job of {}", self.size),
+        }
     }
 }
 

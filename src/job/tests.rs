@@ -48,7 +48,7 @@ fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
 /// Joins by these variables.
 fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
     let get = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-    environment::join(get, timeout)
+    environment::way(get, timeout)?.join(timeout)
 }
 
 #[test]

@@ -15,6 +15,7 @@ use given::Given;
 pub use plan::{Effort, Meeting, Plan};
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -45,6 +46,8 @@ pub enum Command {
     Perf(PerfArgs),
     /// Tell what is known of this machine and this build.
     Info(InfoArgs),
+    /// Find what makes the transport slow or unusable here, and what to do about it.
+    Doctor(DoctorArgs),
     /// The process that `perf` starts to have somebody to talk to.
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -56,6 +59,20 @@ pub struct InfoArgs {
     /// One JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `fishplate doctor`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 all is well; 1 something fails; 3 there are warnings; 2 the command line."
+)]
+pub struct DoctorArgs {
+    /// One JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// Read proc, sys and dev/shm below this folder, of another machine or a test.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
 }
 
 /// Options of the hidden second process.

@@ -7,12 +7,13 @@
 //! The parts, in the order in which they use each other: what the user asks for (`args`,
 //! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with
 //! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
-//! told (`report`, `info`, `demo`).
+//! told (`report`, `info`, `doctor`, `demo`).
 
 mod args;
 mod clock;
 mod cpu;
 mod demo;
+mod doctor;
 mod failure;
 mod floor;
 mod histogram;
@@ -55,6 +56,10 @@ fn run() -> ExitCode {
             perf::run(&plan)
         }),
         Some(Command::Info(args)) => info::run(&args),
+        Some(Command::Doctor(args)) => match doctor::run(&args) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
         Some(Command::Peer(args)) => perf::answer(&args),
     };
     say(speaker, outcome)
