@@ -20,6 +20,11 @@ pub struct Settings {
     pub interfaces: Vec<String>,
     /// Maximum number of rails of a process, 1 to 16.
     pub max_rails: usize,
+    /// Whether the provider executes the atomics that it supports, in memory from
+    /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). Providers without atomics
+    /// are then not used, and nothing outlives a rail
+    /// ([`Builder::failover`](crate::node::Builder::failover)).
+    pub native_atomics: bool,
     /// The libfabric to load. `None`: `libfabric.so.1` on the linker's search path.
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
@@ -68,6 +73,7 @@ impl Settings {
         providers: vec![],
         interfaces: vec![],
         max_rails: RAILS_LIMIT,
+        native_atomics: false,
         library: None,
         policy: Config::DEFAULT.policy,
         window: Config::DEFAULT.window,

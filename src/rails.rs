@@ -289,7 +289,8 @@ fn on_provider(
     }
     let mut rails = vec![];
     for (at, interface) in interfaces.into_iter().take(count).enumerate() {
-        let ask = Ask { interface: Some(&interface), ..Ask::new(provider) };
+        let atomics = settings.native_atomics;
+        let ask = Ask { interface: Some(&interface), atomics, ..Ask::new(provider) };
         let with_devices = || negotiate::negotiate(library, &Ask { devices: true, ..ask }).ok();
         let (offer, devices) = match wanted.devices.then(with_devices).flatten() {
             Some(offer) => (Ok(offer), true),
@@ -304,6 +305,7 @@ fn on_provider(
             max_peers: limits.peers,
             max_regions: limits.locals,
             max_imports: limits.remotes.into(),
+            native_atomics: atomics,
             ..FabricConfig::default()
         };
         let rail = FabricRail::open(&offer, config).map_err(|error| RailsError::Setup {

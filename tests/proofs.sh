@@ -4,7 +4,7 @@
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
 #   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES,
-#   PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -16,6 +16,7 @@ seeds=${PROOF_SEEDS:-$((10000 / share))}
 programs=${PROOF_PROGRAMS:-$((100000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
 cycles=${PROOF_CYCLES:-$((1000 / share))}
+atomics=${PROOF_ATOMICS:-$((1000000 / share))}
 floods=${PROOF_FLOODS:-$((1000000 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
 
@@ -70,6 +71,14 @@ memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
     local status=$?
     grep -E 'programs|SKIPPED|FISHPLATE_SEED|test result' "$log" | sed 's/^\.* */   /'
+    return $status
+}
+
+shared_words() {
+    FISHPLATE_ATOMICS=$atomics timeout 3000 cargo test --locked --quiet --package fishplate-sys --test fabric -- \
+        atomics_of_two_peers --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'executed by|SKIPPED|test result|panicked' "$log" | sed 's/^\.* */   /'
     return $status
 }
 
@@ -154,6 +163,7 @@ proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
 proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
 proof "tagged messages over shared memory, every payload verified" tagged_checked
 proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds
+proof "atomics that two peers mix, by providers and by engines, explained by one order: $atomics over each" shared_words
 proof "unexpected messages against a sleeping receiver: $floods" tagged_flood
 proof "kill -9 of either side: $kills" kill_nine
 proof "device memory: connect, transfer, kill: $cycles" memory_cycles

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 const MESSAGE: usize = 256;
@@ -97,7 +98,7 @@ unsafe impl Rail for Tape {
             inject: 1 << 30,
             data_bytes: 4,
             order: Order::None,
-            native_atomics: false,
+            native_atomics: AmoSet::NONE,
             depth: u32::MAX,
             fresh: true,
         }

@@ -14,6 +14,7 @@ use std::ptr::{self, NonNull};
 use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Notice, Signal, Tables};
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError, Violation};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 /// Longest message, in bytes.
@@ -318,7 +319,7 @@ unsafe impl Rail for FileRail {
             data_bytes: 4,
             // Frames are handled in the order in which they were appended.
             order: Order::All,
-            native_atomics: false,
+            native_atomics: AmoSet::NONE,
             depth: DEPTH as u32,
             fresh: false,
         }

@@ -185,6 +185,9 @@ pub enum OpError {
     /// Device memory, which the processor cannot touch:
     /// no signals, atomics, injected bytes or waits there.
     DeviceMemory,
+    /// A rail of the region's owner executes its atomics: no signals, injected bytes or waits
+    /// there, and no atomics where that rail does not lead here.
+    NativeAtomics,
     /// The address of a signal or atomic is not a multiple of its width, in bytes.
     Misaligned {
         /// The offset asked for.

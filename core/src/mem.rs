@@ -85,6 +85,7 @@ pub struct Region {
     ptr: NonNull<u8>,
     len: usize,
     kind: RegionKind,
+    native_atomics: bool,
 }
 
 // SAFETY: what `Region::new` was promised holds for every thread of the process.
@@ -103,7 +104,23 @@ impl Region {
     /// memory, unless they are a device's: a signal does not order what was written before it
     /// through a write-combining mapping.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
-        Region { ptr, len, kind }
+        Region { ptr, len, kind, native_atomics: false }
+    }
+
+    /// The same memory, with atomics that one rail of its owner executes ([`Rail::post_atomic`]).
+    /// They are not atomic with respect to the processor's, so the engine refuses those: signals,
+    /// injects, waits, and atomics of peers that this rail does not reach. Puts, gets and tagged
+    /// messages work as elsewhere. The owner may load a word; it must not change one that peers
+    /// use.
+    ///
+    /// [`Rail::post_atomic`]: crate::rail::Rail::post_atomic
+    pub fn with_native_atomics(self) -> Self {
+        Region { native_atomics: true, ..self }
+    }
+
+    /// Whether a rail executes the atomics.
+    pub fn has_native_atomics(&self) -> bool {
+        self.native_atomics
     }
 
     /// First byte.

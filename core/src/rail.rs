@@ -40,7 +40,7 @@ use core::ptr::NonNull;
 
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted, copy_bytes};
-use crate::op::Amo;
+use crate::op::{Amo, AmoSet};
 
 /// How much of the posting order to one peer a rail preserves. Each level includes the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,8 +51,7 @@ pub enum Order {
     /// in place before messages that were posted earlier are reported, as in memory that the origin
     /// has mapped.
     Reports,
-    /// The bytes of a write, too, are in place only once everything posted earlier is, and so is
-    /// the effect of a native atomic.
+    /// The bytes of a write, too, are in place only once everything posted earlier is.
     All,
 }
 
@@ -69,8 +68,9 @@ pub struct Caps {
     pub data_bytes: u8,
     /// Which posts to one peer keep their order.
     pub order: Order,
-    /// Whether [`Rail::post_atomic`] is offered.
-    pub native_atomics: bool,
+    /// What [`Rail::post_atomic`] executes. The engine uses it for regions
+    /// [with native atomics](Region::with_native_atomics).
+    pub native_atomics: AmoSet,
     /// Posts that can be outstanding at once.
     pub depth: u32,
     /// Whether both ends keep attachments of a peer apart: a post of one is never reported in a
@@ -328,6 +328,7 @@ pub unsafe trait Rail {
     ) -> Result<Posted, PostError>;
 
     /// Posts an atomic that the rail executes. Stores a fetched value at `fetch` as a native `u64`.
+    /// It completes once it is applied at the target. Needs no order relative to other posts.
     ///
     /// # Safety
     /// `fetch`, if given, stays writable for 8 bytes until the post is done.

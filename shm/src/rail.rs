@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted, copy_message};
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_core::sync::host::{Host, SpinHost};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
@@ -116,7 +117,7 @@ impl<H: Host> ShmRail<H> {
             inject: record::chunk_len(config.max_message),
             data_bytes: 4,
             order: Order::Reports,
-            native_atomics: false,
+            native_atomics: AmoSet::NONE,
             depth: STAGED as u32,
             fresh: true,
         };

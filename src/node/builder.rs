@@ -284,8 +284,8 @@ impl Builder {
     /// Whether peers that several libfabric rails lead to live on while one of these rails is left,
     /// if the other node has it too. It costs about 23 KiB for each of [`Limits::peers`] and each
     /// context, and an operation to such a peer occupies one of [`Limits::operations`] until it is
-    /// acknowledged. A node with a device has none, nor one without two libfabric rails of a
-    /// provider that can fence: `tcp`. Default: yes.
+    /// acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor one
+    /// without two libfabric rails of a provider that can fence: `tcp`. Default: yes.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self
@@ -340,7 +340,7 @@ impl Builder {
         let network = !opened.is_empty();
         let fences = |open: &OpenRail| open.rail.inner().offer().persona.fences;
         let fencing = opened.iter().filter(|open| fences(open)).count();
-        let failover = self.failover && fencing > 1 && self.gpu.is_none();
+        let failover = self.failover && fencing > 1 && self.gpu.is_none() && !self.settings.native_atomics;
         let waits: Option<Vec<_>> = opened.iter().map(|open| open.rail.inner().wait()).collect();
         let (local, profile, agrees, wait_object) = match self.gpu {
             None => {

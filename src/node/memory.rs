@@ -93,11 +93,30 @@ impl Node {
     /// There is no memory; or [`Error::Full`]: long messages from and into slices take regions too.
     pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc(len));
+        self.alloc_with(len, |region| region)
+    }
+
+    /// Like [`alloc`](Self::alloc), for words whose atomics the first libfabric rail that has any
+    /// executes, in hardware where its NIC can: see [`rails`](Self::rails). The processor's atomics
+    /// do not mix with them, so signals, waits, injected bytes, and atomics of this node and of
+    /// peers of this host are refused there. [`load`](Self::load) reads a word; do not store to one
+    /// that peers use. Each atomic of a stream waits for the one before, so others are faster where
+    /// a peer has several in flight.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes atomics, or
+    /// [`Settings::native_atomics`](crate::config::Settings::native_atomics) is off.
+    pub fn alloc_native_atomics(&mut self, len: usize) -> Result<Memory, Error> {
+        behind!(self, |node| node.alloc_native_atomics(len));
+        self.alloc_with(len, Region::with_native_atomics)
+    }
+
+    fn alloc_with(&mut self, len: usize, kind: impl FnOnce(Region) -> Region) -> Result<Memory, Error> {
         let segment = Segment::create(len).map_err(AttachError::from)?;
         // SAFETY: the segment is kept in `segments` until the region is deregistered, or for ever
         // where a provider keeps it. The node lends no reference into it.
         let region = unsafe { segment.region(0, len) }.map_err(AttachError::from)?;
-        let id = self.registered(region)?;
+        let id = self.registered(kind(region))?;
         self.segments.push((id, segment));
         Ok(Memory { id, len })
     }

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 
 use fishplate_core::error::{AttachError, PeerError, Stuck};
 use fishplate_core::mem::{PeerId, RailId};
-use fishplate_core::op::Fault;
+use fishplate_core::op::{AmoSet, Fault};
+use fishplate_core::rail::Rail;
 
 use super::connect::Contact;
 use super::rail::{NodeRail, NodeSetup};
@@ -26,6 +27,11 @@ pub struct RailInfo {
     /// Whether it is given memory of the node's device. It may refuse some:
     /// [`last_error`](Node::last_error) says why.
     pub device: bool,
+    /// The atomics that its provider executes: none without
+    /// [`Settings::native_atomics`](crate::config::Settings::native_atomics). The node executes all
+    /// others, and all in memory that is not from
+    /// [`alloc_native_atomics`](Node::alloc_native_atomics).
+    pub atomics: AmoSet,
     /// Whether its provider has a descriptor (`FI_WAIT_FD`) that ends the sleep of a wait.
     pub wakes: bool,
 }
@@ -72,7 +78,8 @@ impl RailInfo {
     pub(super) fn of(open: &OpenRail, id: RailId, device: bool) -> RailInfo {
         let OpenRail { rail, provider, interface, mbit, .. } = open;
         let (provider, interface) = (provider.clone(), interface.clone());
-        RailInfo { id, provider, interface, mbit: *mbit, device, wakes: rail.inner().wait().is_some() }
+        let (atomics, wakes) = (rail.caps().native_atomics, rail.inner().wait().is_some());
+        RailInfo { id, provider, interface, mbit: *mbit, device, atomics, wakes }
     }
 }
 

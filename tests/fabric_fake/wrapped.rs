@@ -8,7 +8,7 @@ use std::rc::Rc;
 use fishplate::guard::Guard;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
-use fishplate_core::op::{Amo, AmoOp};
+use fishplate_core::op::{Amo, AmoOp, AmoSet};
 use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use fishplate_shm::{ShmConfig, socket_pair};
 
@@ -34,7 +34,7 @@ const CAPS: Caps = Caps {
     inject: 8,
     data_bytes: 4,
     order: Order::None,
-    native_atomics: true,
+    native_atomics: AmoSet::ALL,
     depth: 7,
     fresh: false,
 };

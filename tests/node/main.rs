@@ -1,6 +1,7 @@
 //! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself. Without a
 //! worker; `tests/node_worker.rs` is the same with one.
 
+mod atomics;
 mod edges;
 mod gpu;
 mod lent;

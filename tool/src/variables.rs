@@ -43,7 +43,7 @@ pub fn policy_name(policy: RailPolicy) -> &'static str {
 }
 
 /// All of them, in the order in which they are told.
-pub const VARIABLES: [Variable; 13] = [
+pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "PROVIDER",
         meaning: "libfabric providers to try, in order, separated by commas; empty: whatever is usable",
@@ -132,6 +132,12 @@ pub const VARIABLES: [Variable; 13] = [
         show: |s| s.contexts.to_string(),
     },
     Variable {
+        name: "NATIVE_ATOMICS",
+        meaning: "whether providers execute atomics, on or off; those without any are not used then",
+        set: |s, text| switch(text).map(|on| s.native_atomics = on),
+        show: |s| if s.native_atomics { "on" } else { "off" }.into(),
+    },
+    Variable {
         name: "DEADLINE",
         meaning: "milliseconds after which an operation that does not end is lost, and its peer failed; perf: --timeout",
         set: |s, text| number(text).map(|n| s.deadline = Duration::from_millis(n)),
@@ -186,6 +192,14 @@ fn list(text: &str) -> Result<Vec<String>, String> {
     })
 }
 
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off".into()),
+    }
+}
+
 fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "a whole number".into())
 }
@@ -221,6 +235,7 @@ mod tests {
             "8K",
             "3",
             "2",
+            "on",
             "250",
         ];
         for (variable, other) in VARIABLES.iter().zip(others) {
@@ -249,6 +264,7 @@ mod tests {
             ("CONTEXTS", "65537", "256"),
             ("PROVIDER", "tcp,,efa", "names of providers"),
             ("INTERFACES", "eth0,,eth1", "names of interfaces"),
+            ("NATIVE_ATOMICS", "1", "on or off"),
             ("DEADLINE", "0", "longer"),
             ("WINDOWS", "8", "FISHPLATE_WINDOW,"),
         ] {

@@ -79,7 +79,7 @@ fn of_op(error: OpError) -> c_int {
         OpError::TooLong { .. } => libc::EMSGSIZE,
         OpError::PeerFailed(error) => of_peer(error),
         OpError::Rail(..) => libc::EIO,
-        OpError::DeviceMemory | OpError::NoMatching => libc::ENOTSUP,
+        OpError::DeviceMemory | OpError::NativeAtomics | OpError::NoMatching => libc::ENOTSUP,
         _ => libc::EINVAL,
     }
 }

@@ -150,6 +150,7 @@ fn of_op(error: &OpError) -> (&'static str, &'static str) {
         OpError::BadWidth(_) => ("Misuse", "width"),
         OpError::TooLong { .. } => ("Misuse", "too_long"),
         OpError::DeviceMemory => ("Misuse", "device_memory"),
+        OpError::NativeAtomics => ("Misuse", "native_atomics"),
         OpError::PeerFailed(error) => of_peer(*error),
         OpError::Rail(..) => ("Error", "rail"),
         OpError::Abandoned => ("Closed", "broken"),

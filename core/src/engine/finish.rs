@@ -145,6 +145,18 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
+    /// Records the completion of an atomic that a rail executed. The stream waits for it: see
+    /// `submit::queue::native`.
+    #[cold]
+    pub(super) fn atomic_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
+        let Some(slot) = self.pending.slots.get(index as usize) else { return };
+        let (stream, waits) = (slot.stream, !slot.posted);
+        self.post_done(rail, index, result);
+        if waits {
+            self.due.push(self.streams, stream);
+        }
+    }
+
     /// Records successful completions of silent posts without a slot.
     #[inline(always)]
     pub(super) fn silent_posts_done(&mut self, stream: u32, tag: u64, count: u32) {
@@ -292,8 +304,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     let next = slot.links.next;
                     // An acknowledged operation is done, even while a post of it is outstanding.
                     if !slot.acked || slot.fetch || !slot.numbered {
-                        // A native atomic has no number, and may be in flight.
-                        let sent = slot.numbered || (slot.kind == OpKind::Message && slot.posts != 0);
+                        let sent = slot.numbered || (slot.kind == OpKind::Atomic && slot.posts != 0);
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);

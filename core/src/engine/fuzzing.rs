@@ -5,7 +5,7 @@ use super::close::Bye;
 use super::failover::{Asks, TOLD_MAX, TOLD_WORDS, Told};
 use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
-use super::table::{HANDLE_MAX, Handle};
+use super::table::{Access, HANDLE_MAX, Handle};
 use super::wire::{Body, Bond, HEAD_MAX, Hello, Message, Place};
 use crate::mem::Untrusted;
 use crate::op::{Amo, AmoOp, SignalOp};
@@ -238,16 +238,21 @@ fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<us
 
 fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
+    let rails = 1 + (a >> 32) as usize % RAILS;
     let handle = Handle::<RAILS> {
         theirs: (a as u16, (a >> 16) as u16),
         len: (b >> (b % 64)) | 1,
-        device: a >> 63 != 0,
+        access: match a >> 62 {
+            0 | 1 => Access::Plain,
+            2 => Access::Device,
+            _ => Access::Native((b >> 32) as u8 % rails as u8),
+        },
         keys: core::array::from_fn(|rail| RailKey {
             key: number(seed, 3 + rail as u64),
             base: number(seed, 50 + rail as u64),
         }),
     };
-    handle.encode(1 + (a >> 32) as usize % RAILS, into).unwrap_or(0)
+    handle.encode(rails, into).unwrap_or(0)
 }
 
 fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {

@@ -9,7 +9,7 @@ use crate::sync::seq::Seq;
 use super::failover::TOLD_MAX;
 use super::joint::{Joint, Pairing};
 use super::protocol::MatchLimits;
-use super::stream::{MESSAGES, NATIVE, Stream, WRITES};
+use super::stream::{MESSAGES, Stream, WRITES};
 use super::table::{self, PeerSlot, PeerState};
 use super::window::bitmap_words;
 use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
@@ -66,7 +66,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             pairing.single = config.stripe_threshold.saturating_sub(1).min(STREAM_POST_MAX) as u32;
         }
         // Between two rails nothing keeps order.
-        let (mut order, mut native) = (if several { Order::None } else { Order::All }, !several);
+        let mut order = if several { Order::None } else { Order::All };
         let (mut fresh, mut shortest) = (true, u32::MAX);
         for (i, rail) in self.rails.iter().enumerate() {
             if rails & (1 << i) == 0 {
@@ -81,13 +81,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             pairing.longest = pairing.longest.max(pairing.messages[i]);
             pairing.single = pairing.single.min(self.state.max_rma[i] as u32);
             order = order.min(caps.order);
-            native &= caps.native_atomics && caps.order == Order::All;
             fresh &= caps.fresh;
         }
         let holds = match order {
             Order::None => WRITES | MESSAGES,
             Order::Reports => WRITES,
-            Order::All => NATIVE * native as u8,
+            Order::All => 0,
         };
         let slot = &mut self.state.peers[peer.index as usize];
         slot.rails = rails;

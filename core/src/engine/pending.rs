@@ -32,6 +32,8 @@ pub(crate) enum OpKind {
     Read,
     /// A numbered message alone.
     Message,
+    /// An atomic that a rail executes. It has no number.
+    Atomic,
     /// A tagged message.
     Send,
 }
@@ -172,7 +174,7 @@ impl PendingSlot {
             _ if self.left == 0 => false,
             // Its receiver reads the payload, or has it sent, until the send has ended.
             OpKind::Send => !self.posted || self.fetch,
-            OpKind::Write | OpKind::Read | OpKind::Message => !self.posted,
+            OpKind::Write | OpKind::Read | OpKind::Message | OpKind::Atomic => !self.posted,
         }
     }
 
@@ -184,7 +186,8 @@ impl PendingSlot {
         open && match self.kind {
             OpKind::Read if again => true,
             OpKind::Write | OpKind::Read => self.left != 0,
-            OpKind::Message => matches!(self.message, Some(Body::Amo { .. })),
+            OpKind::Atomic => self.message.is_some(),
+            OpKind::Message => false,
             OpKind::Send => false,
         }
     }

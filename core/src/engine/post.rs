@@ -16,7 +16,7 @@ use crate::sync::seq::{Seq, truncate};
 use super::failover::Sent;
 use super::list::NONE;
 use super::pending::OpKind;
-use super::stream::{KEPT, NATIVE};
+use super::stream::KEPT;
 use super::wire::{Body, GENERATION_MASK, HEAD_MAX, Message, Owner, PostTag};
 use super::{Engine, RailPolicy, State};
 
@@ -24,8 +24,10 @@ use super::{Engine, RailPolicy, State};
 pub(super) enum Blocked {
     /// As many numbers are in flight as the window allows; an acknowledgement continues.
     Window,
-    /// A fence holds writes back until everything earlier is acknowledged.
+    /// A fence or an atomic waits until everything earlier is acknowledged.
     Fence,
+    /// A rail executes an atomic; its completion continues.
+    Atomic,
     /// No rail has room; the next pass continues.
     Rail,
     /// Enough for this pass.
@@ -47,7 +49,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             match self.post_slot(stream, index, &mut budget) {
                 Ok(()) => self.state.all_posted(stream, index),
-                Err(Blocked::Window) => return,
+                Err(Blocked::Window | Blocked::Atomic) => return,
                 Err(Blocked::Fence) => return self.state.ask(stream),
                 Err(Blocked::Rail | Blocked::Budget) => {
                     return self.state.due.push(self.state.streams, stream);
@@ -106,6 +108,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             OpKind::Message => {}
             OpKind::Send => return self.post_send(stream, index),
+            OpKind::Atomic => return self.post_native(stream, index),
         }
         match self.state.pending.slots[index as usize].message {
             Some(body) => self.post_numbered(stream, index, body),
@@ -203,18 +206,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Posts an operation's message under the next number.
-    /// A rail that executes atomics may take one.
     #[inline]
     fn post_numbered(&mut self, stream: u32, index: u32, body: Body) -> Result<(), Blocked> {
-        let s = &self.state.streams[stream as usize];
-        if let Body::Amo { .. } = body
-            && s.holds & NATIVE != 0
-            && s.in_flight() == 0
-            && s.ops.head == index
-            && self.post_native(stream, index, body)?
-        {
-            return Ok(());
-        }
         let s = &self.state.streams[stream as usize];
         let (peer, seq, word) = (s.peer, s.next, s.word(self.state.mask));
         if s.in_flight() >= self.state.config.window as u64 {
@@ -246,38 +239,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.streams[stream as usize].next = seq.plus(1);
         self.state.stats.posted += 1;
         Ok(())
-    }
-
-    /// Posts an atomic that the rail executes natively. It has no number, so nothing earlier may be
-    /// in flight and the peer's only rail must preserve order. `false`: the rail does not offer it.
-    fn post_native(&mut self, stream: u32, index: u32, body: Body) -> Result<bool, Blocked> {
-        let Body::Amo { at, amo, .. } = body else { return Ok(false) };
-        let peer = self.state.streams[stream as usize].peer;
-        let Some(rail) = self.state.pick(peer, 0, 8) else { return Ok(false) };
-        let slot = &mut self.state.pending.slots[index as usize];
-        let remote = Remote { key: self.state.remotes[slot.remote as usize].keys[rail], offset: at.offset };
-        let fetch = slot.fetch.then_some(NonNull::from(&mut slot.value));
-        let cx = PostTag { owner: Owner::Op(index), bytes: amo.width as u32 }.pack();
-        // SAFETY: the slot is in borrowed memory and stays this operation's until the post is done.
-        let result = unsafe { self.rails[rail].post_atomic(Peer(peer), amo, remote, fetch, cx) };
-        let slot = &mut self.state.pending.slots[index as usize];
-        match result {
-            Ok(posted) => {
-                slot.fetch = false;
-                slot.message = None;
-                if posted == Posted::Pending {
-                    slot.posts += 1;
-                    self.state.loads.posted(rail, amo.width as u64);
-                }
-                Ok(true)
-            }
-            Err(PostError::Unsupported) => Ok(false),
-            Err(PostError::Again) => Err(self.state.no_room()),
-            Err(error) => match self.state.hard_error(peer, rail, error) {
-                Ok(()) => Err(self.state.no_room()),
-                Err(blocked) => Err(blocked),
-            },
-        }
     }
 
     /// Sends a message without a number. `false`: no rail has room, or the peer has failed. A

@@ -272,6 +272,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
                 }
             }
             (Owner::Control(..), Ok(())) => {}
+            (Owner::Atomic(index), result) => self.state.atomic_done(self.rail, index, result),
             (Owner::Control(peer, generation), Err(error)) => {
                 self.state.control_failed(self.rail, peer, generation, error);
             }

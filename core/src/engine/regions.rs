@@ -7,7 +7,7 @@ use crate::error::{AttachError, OpError, Use};
 use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
 use crate::rail::{Local, Rail, RailKey};
 
-use super::table::{self, Handle, LocalSlot, RemoteSlot};
+use super::table::{self, Access, Handle, LocalSlot, NO_RAIL, RemoteSlot};
 use super::{Engine, State};
 
 /// [`Rail::import`] or [`Rail::try_import`].
@@ -23,19 +23,28 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Registers memory. Peers reach it through its [handle](Self::export), operations of this
-    /// engine through the returned id. Device memory cannot be combined with
-    /// [failover](Self::attach_failover). Slow path.
+    /// engine through the returned id. Slow path.
+    ///
+    /// # Errors
+    /// [`AttachError::Unsupported`]: device memory or native atomics with
+    /// [failover](Self::attach_failover), native atomics in device memory, or no rail has any.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;
-        let (len, device) = match region.kind() {
-            RegionKind::Device { .. } => (0, region.len() as u64),
-            _ => (region.len() as u64, 0),
+        let (on_device, atomics) =
+            (matches!(region.kind(), RegionKind::Device { .. }), region.has_native_atomics());
+        let (len, device) = match on_device || atomics {
+            true => (0, region.len() as u64),
+            false => (region.len() as u64, 0),
         };
-        if device != 0 && self.state.failover.is_some() {
+        if device != 0 && (self.state.failover.is_some() || on_device && atomics) {
             return Err(AttachError::Unsupported);
         }
         let mut slot = LocalSlot { ptr: region.ptr().as_ptr(), len, device, ..LocalSlot::EMPTY };
+        if atomics {
+            let rail = self.rails.iter().position(|rail| !rail.caps().native_atomics.is_empty());
+            slot.native = rail.ok_or(AttachError::Unsupported)? as u8;
+        }
         if let RegionKind::Common { peer, .. } = region.kind() {
             slot.common = peer.0;
         }
@@ -82,8 +91,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index() as u16, region.generation() as u16);
-        Handle { theirs, len: slot.len + slot.device, device: slot.device != 0, keys: slot.keys }
-            .encode(self.rails.len(), into)
+        let access = match slot.native {
+            NO_RAIL if slot.device != 0 => Access::Device,
+            NO_RAIL => Access::Plain,
+            rail => Access::Native(rail),
+        };
+        Handle { theirs, len: slot.len + slot.device, access, keys: slot.keys }.encode(self.rails.len(), into)
     }
 
     /// Returns what still uses a registered region.
@@ -148,7 +161,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let rails = slot.rails;
         let id = table::free_remote(self.state.remotes)?;
-        let (len, device) = if handle.device { (0, handle.len) } else { (handle.len, 0) };
+        let plain = handle.access == Access::Plain;
+        let (len, device) = if plain { (handle.len, 0) } else { (0, handle.len) };
+        let native = match handle.access {
+            Access::Native(_) if self.state.failover.is_some() => return Err(AttachError::Unsupported),
+            Access::Native(rail) => rail,
+            Access::Plain | Access::Device => NO_RAIL,
+        };
         let mut remote = RemoteSlot {
             len,
             device,
@@ -156,6 +175,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             generation: id.generation() as u16,
             theirs: handle.theirs,
             rail: rails.trailing_zeros() as u8,
+            native,
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
@@ -164,15 +184,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
             {
-                Err(AttachError::Unsupported) if handle.device && (unable | 1 << i) != rails => {
+                Err(AttachError::Unsupported) if !plain && (unable | 1 << i) != rails => {
                     unable |= 1 << i;
                     continue;
                 }
                 // The peer chooses where the region begins, and words are aligned by offset only.
-                Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && !handle.device => {
+                Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && plain => {
                     (i + 1, AttachError::Misaligned)
                 }
-                Ok(Some(mapped)) if remote.mapped.is_null() && !handle.device => {
+                Ok(Some(mapped)) if remote.mapped.is_null() && plain => {
                     (remote.mapped, remote.rail) = (mapped.as_ptr(), i as u8);
                     continue;
                 }
@@ -218,14 +238,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// The memory of a registered region from `addr` on. Peers may write it at any time:
-    /// use atomics or raw copies.
+    /// The memory of a registered region from `addr` on. Peers may write it at any time: use
+    /// atomics or raw copies; with [native atomics](Region::with_native_atomics), loads alone.
     ///
     /// # Errors
     /// The region is not known, does not hold `len` bytes there, or is a device's.
     #[inline]
     pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Result<NonNull<u8>, OpError> {
-        table::resolve_local(self.state.locals, addr, len as u64)
+        match table::resolve_local(self.state.locals, addr, len as u64) {
+            Err(OpError::NativeAtomics) => {
+                table::locate(self.state.locals, addr, len as u64).map(|(place, _)| place)
+            }
+            resolved => resolved,
+        }
     }
 }
 

@@ -12,10 +12,6 @@ pub(crate) const WRITES: u8 = 1;
 /// In [`Stream::fence`]: data that travels in numbered messages.
 pub(crate) const MESSAGES: u8 = 2;
 
-/// In [`Stream::holds`]: atomics go to the one rail that reaches the peer,
-/// and it keeps them in order.
-pub(crate) const NATIVE: u8 = 4;
-
 /// In [`Stream::fence`], permanently: everything goes through the queue, which keeps its posts for
 /// failover. See `failover`.
 pub(crate) const KEPT: u8 = 8;
@@ -66,7 +62,7 @@ pub struct Stream {
     /// On the due list.
     pub(crate) due: bool,
     /// What the rails to the peer do not order themselves: [`WRITES`] and [`MESSAGES`] that a fence
-    /// must hold back; and [`NATIVE`].
+    /// must hold back.
     pub(crate) holds: u8,
     /// The context and epoch bits of outgoing words.
     pub(crate) stamp: u32,

@@ -86,9 +86,12 @@ pub struct LocalSlot<const RAILS: usize> {
     /// Bytes that the processor may touch:
     /// 0 for device memory, so that every bounds check refuses it.
     pub(crate) len: u64,
-    /// Size of a device's memory in bytes; otherwise 0.
+    /// Size in bytes of memory that only rails touch: a device's, or with native atomics.
+    /// Otherwise 0.
     pub(crate) device: u64,
     pub(crate) generation: u16,
+    /// The rail that executes atomics in it, or [`NO_RAIL`].
+    pub(crate) native: u8,
     /// The peer that shares the segment it lies in, or [`LocalSlot::OURS`].
     pub(crate) common: u16,
     pub(crate) keys: [RailKey; RAILS],
@@ -108,6 +111,7 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         len: 0,
         device: 0,
         generation: 0,
+        native: NO_RAIL,
         common: Self::OURS,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
         desc: [0; RAILS],
@@ -128,7 +132,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) mapped: *mut u8,
     /// As [`LocalSlot::len`].
     pub(crate) len: u64,
-    /// Size of a device's memory in bytes; otherwise 0.
+    /// As [`LocalSlot::device`].
     pub(crate) device: u64,
     /// [`RemoteSlot::FREE`] if the slot is free.
     pub(crate) peer: u16,
@@ -137,6 +141,8 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) theirs: (u16, u16),
     /// The rail that mapped it.
     pub(crate) rail: u8,
+    /// Our rail that executes atomics in it, [`UNREACHED`] or [`NO_RAIL`].
+    pub(crate) native: u8,
     /// Imported to read messages, not by the user; and the number of reads in flight.
     pub(crate) auto: bool,
     pub(crate) uses: u32,
@@ -158,6 +164,7 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         generation: 0,
         theirs: (0, 0),
         rail: 0,
+        native: NO_RAIL,
         auto: false,
         uses: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
@@ -169,17 +176,24 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
     }
 }
 
+/// In place of a rail: the processor executes atomics.
+pub(crate) const NO_RAIL: u8 = u8::MAX;
+
+/// In place of a rail: one of the owner's executes atomics, and no rail here leads to it.
+pub(crate) const UNREACHED: u8 = u8::MAX - 1;
+
 /// Whether `len` bytes from `offset` lie inside `size` bytes.
 #[inline(always)]
 pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
-/// The error for a range that the processor cannot access: out of bounds, or device memory.
+/// The error for a range that the processor cannot access: out of bounds, device memory, or with
+/// native atomics.
 #[cold]
-fn untouchable(offset: u64, len: u64, size: u64, device: u64) -> OpError {
+fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
-        return OpError::DeviceMemory;
+        return if native == NO_RAIL { OpError::DeviceMemory } else { OpError::NativeAtomics };
     }
     if size == 0 && device == 0 {
         // Only a closing peer leaves a region without bytes.
@@ -201,7 +215,7 @@ pub(crate) fn resolve_local<const RAILS: usize>(
         _ => return Err(OpError::UnknownRegion),
     };
     if !in_bounds(addr.offset, len, slot.len) {
-        return Err(untouchable(addr.offset, len, slot.len, slot.device));
+        return Err(untouchable(addr.offset, len, slot.len, slot.device, slot.native));
     }
     // SAFETY: offset <= len of the region, so the pointer stays within (or one past) it.
     Ok(unsafe { base.add(addr.offset as usize) })
@@ -219,13 +233,12 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
         return Err(OpError::UnknownRegion);
     }
     if !in_bounds(addr.offset, len, slot.len) {
-        return Err(untouchable(addr.offset, len, slot.len, slot.device));
+        return Err(untouchable(addr.offset, len, slot.len, slot.device, slot.native));
     }
     Ok(slot)
 }
 
-/// As [`resolve_local`], device memory included: for a rail, not the processor.
-/// `true`: device memory.
+/// As [`resolve_local`], memory that only rails touch included. `true`: it is such memory.
 #[cold]
 pub(crate) fn locate<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -233,7 +246,7 @@ pub(crate) fn locate<const RAILS: usize>(
     len: u64,
 ) -> Result<(NonNull<u8>, bool), OpError> {
     match resolve_local(locals, addr, len) {
-        Err(OpError::DeviceMemory) => {
+        Err(OpError::DeviceMemory | OpError::NativeAtomics) => {
             let slot = locals.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
             let place = slot.ptr.wrapping_add(addr.offset as usize);
             NonNull::new(place).map(|place| (place, true)).ok_or(OpError::UnknownRegion)
@@ -242,13 +255,42 @@ pub(crate) fn locate<const RAILS: usize>(
     }
 }
 
+/// What may touch a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Everything.
+    Plain,
+    /// Rails alone: memory of a device.
+    Device,
+    /// Rails alone, and one executes atomics: the owner's number in an encoded handle, ours or
+    /// [`UNREACHED`] in a decoded one.
+    Native(u8),
+}
+
+impl Access {
+    fn code(self) -> u32 {
+        match self {
+            Access::Plain => 0,
+            Access::Device => 1,
+            Access::Native(rail) => 2 + rail as u32,
+        }
+    }
+
+    fn of(code: u32) -> Option<Access> {
+        match code {
+            0 => Some(Access::Plain),
+            1 => Some(Access::Device),
+            _ => u8::try_from(code - 2).ok().map(Access::Native),
+        }
+    }
+}
+
 /// A region's handle, decoded: keys as we count the rails that lead to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
     pub len: u64,
-    /// Memory of a device.
-    pub device: bool,
+    pub access: Access,
     pub keys: [RailKey; RAILS],
 }
 
@@ -263,7 +305,7 @@ impl<const RAILS: usize> Handle<RAILS> {
         out[6..8].copy_from_slice(&self.theirs.1.to_le_bytes());
         out[8..16].copy_from_slice(&self.len.to_le_bytes());
         out[16..20].copy_from_slice(&(rails as u32).to_le_bytes());
-        out[20..24].copy_from_slice(&u32::from(self.device).to_le_bytes());
+        out[20..24].copy_from_slice(&self.access.code().to_le_bytes());
         for (key, at) in self.keys.iter().zip(out[HANDLE_HEAD..].chunks_exact_mut(16)) {
             at[..8].copy_from_slice(&key.key.to_le_bytes());
             at[8..].copy_from_slice(&key.base.to_le_bytes());
@@ -283,10 +325,11 @@ impl<const RAILS: usize> Handle<RAILS> {
             return Err(AttachError::Version { theirs, ours: HANDLE_VERSION });
         }
         let (theirs, len) = ((fields.u16()?, fields.u16()?), fields.u64()?);
-        let (count, device) = (fields.u32()? as usize, fields.u32()?);
-        if !(1..=RAILS_MAX).contains(&count) || device > 1 {
+        let (count, access) = (fields.u32()? as usize, fields.u32()?);
+        if !(1..=RAILS_MAX).contains(&count) {
             return Err(AttachError::BadHandle);
         }
+        let access = Access::of(access).ok_or(AttachError::BadHandle)?;
         let mut list = [RailKey::default(); RAILS_MAX];
         for key in &mut list[..count] {
             *key = RailKey { key: fields.u64()?, base: fields.u64()? };
@@ -296,7 +339,15 @@ impl<const RAILS: usize> Handle<RAILS> {
         }
         let keys = pairing.in_our_order(rails, |rail| list[..count].get(rail).copied());
         let keys = keys.ok_or(AttachError::BadHandle)?;
-        Ok(Handle { theirs, len, device: device == 1, keys })
+        let access = match access {
+            Access::Native(rail) if (rail as usize) < count => {
+                let ours = pairing.as_ours(1 << rail) & rails;
+                Access::Native(if ours == 0 { UNREACHED } else { ours.trailing_zeros() as u8 })
+            }
+            Access::Native(_) => return Err(AttachError::BadHandle),
+            access => access,
+        };
+        Ok(Handle { theirs, len, access, keys })
     }
 }
 
@@ -348,7 +399,7 @@ mod tests {
 
     fn handle() -> Handle<3> {
         let keys = [1u64, 2, u64::MAX].map(key);
-        Handle { theirs: (9, 65535), len: 1 << 40, device: false, keys }
+        Handle { theirs: (9, 65535), len: 1 << 40, access: Access::Plain, keys }
     }
 
     #[test]
@@ -358,11 +409,18 @@ mod tests {
         assert_eq!(len, handle_len(3));
         assert_eq!(decode::<3>(&bytes, 0b111), Ok(handle()));
         assert_eq!(decode::<3>(&bytes[..len], 0b111), Ok(handle()));
-        let device = Handle { device: true, ..handle() };
-        device.encode(3, &mut bytes).unwrap();
-        assert_eq!(decode::<3>(&bytes, 0b111), Ok(device));
-        bytes[20] = 2;
-        assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
+        for access in [Access::Device, Access::Native(0), Access::Native(2)] {
+            let other = Handle { access, ..handle() };
+            other.encode(3, &mut bytes).unwrap();
+            assert_eq!(decode::<3>(&bytes, 0b111), Ok(other));
+        }
+        // Of the three, no rail here leads to the one that executes atomics.
+        let reached = decode::<3>(&bytes, 0b011).map(|handle| handle.access);
+        assert_eq!(reached, Ok(Access::Native(UNREACHED)));
+        for code in [2 + 3, 2 + 255, u32::MAX] {
+            bytes[20..24].copy_from_slice(&code.to_le_bytes());
+            assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
+        }
     }
 
     #[test]

@@ -327,6 +327,8 @@ pub(crate) enum Owner {
     Stream(u32, u16),
     /// An acknowledgement or reply to this peer, in this generation of its slot, likewise.
     Control(Peer, u16),
+    /// An atomic that a rail executes, by its slot.
+    Atomic(u32),
 }
 
 impl PostTag {
@@ -336,6 +338,7 @@ impl PostTag {
     /// Op       0 2 bits | slot 30 | bytes 32
     /// Stream   1 2 bits | stream 24 | generation 14 | bytes 24
     /// Control  2 2 bits | generation 14 | peer 16 | bytes 32
+    /// Atomic   3 2 bits | slot 30 | bytes 32
     /// ```
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
@@ -348,6 +351,7 @@ impl PostTag {
             Owner::Control(peer, generation) => {
                 (2 << 62) | ((generation as u64) << 48) | ((peer.0 as u64) << 32) | bytes
             }
+            Owner::Atomic(slot) => (3 << 62) | ((slot as u64) << 32) | bytes,
         }
     }
 
@@ -361,7 +365,8 @@ impl PostTag {
                 owner: Owner::Stream((cx >> 38) as u32 & 0xff_ffff, generation(24)),
                 bytes: cx as u32 & 0xff_ffff,
             },
-            _ => PostTag { owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)), bytes: cx as u32 },
+            2 => PostTag { owner: Owner::Control(Peer((cx >> 32) as u16), generation(48)), bytes: cx as u32 },
+            _ => PostTag { owner: Owner::Atomic((cx >> 32) as u32 & 0x3fff_ffff), bytes: cx as u32 },
         }
     }
 }
@@ -531,6 +536,8 @@ mod tests {
             Owner::Stream(0xff_ffff, 0),
             Owner::Control(Peer(65535), 0),
             Owner::Control(Peer(1), 0x3fff),
+            Owner::Atomic(0),
+            Owner::Atomic(0x3fff_ffff),
         ] {
             let most = if let Owner::Stream(..) = owner { STREAM_POST_MAX as u32 } else { u32::MAX };
             for bytes in [0, 1, most] {

@@ -127,6 +127,9 @@ impl Display for OpError {
             OpError::StaleToken => f.write_str("the token names no operation in flight"),
             OpError::Rail(rail, error) => write!(f, "rail {}: {error}", rail.0),
             OpError::DeviceMemory => f.write_str("the processor does not touch memory of a device"),
+            OpError::NativeAtomics => f.write_str(
+                "a rail of the region's owner executes its atomics; use that rail, or another region",
+            ),
             OpError::NoMatching => f.write_str("tagged messages need matching to be attached at setup"),
             OpError::TagTooWide => {
                 f.write_str("the tag or the mask has bits beyond the width chosen at setup")

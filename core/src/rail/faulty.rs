@@ -12,6 +12,7 @@ use super::random::Random;
 use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
+use crate::op::AmoSet;
 
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
@@ -210,7 +211,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
             max_message: caps.max_message.min(MESSAGE),
             inject: 0,
             order: Order::None,
-            native_atomics: false,
+            native_atomics: AmoSet::NONE,
             ..caps
         }
     }

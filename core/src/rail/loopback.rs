@@ -8,7 +8,7 @@ use core::ptr::{self, NonNull};
 use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
-use crate::op::Amo;
+use crate::op::{Amo, AmoSet};
 
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
@@ -66,7 +66,7 @@ pub struct Loopback<const DEPTH: usize> {
     tail: u32,
     regions: [Registered; REGIONS],
     maps: Maps,
-    native_atomics: bool,
+    native_atomics: AmoSet,
 }
 
 // SAFETY: the pointers name registered memory,
@@ -86,7 +86,14 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
     pub const fn new() -> Self {
         let slot = Slot { peer: Peer(0), event: Event::Done(0), bytes: [0; MESSAGE] };
         let regions = [Registered { memory: None, mapped: false, uses: 0 }; REGIONS];
-        Loopback { slots: [slot; DEPTH], head: 0, tail: 0, regions, maps: Maps::None, native_atomics: false }
+        Loopback {
+            slots: [slot; DEPTH],
+            head: 0,
+            tail: 0,
+            regions,
+            maps: Maps::None,
+            native_atomics: AmoSet::NONE,
+        }
     }
 
     /// A rail that behaves as shared memory does: what is imported is mapped.
@@ -102,7 +109,7 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
 
     /// The same rail, offering [`Rail::post_atomic`].
     pub const fn with_native_atomics(self) -> Self {
-        Loopback { native_atomics: true, ..self }
+        Loopback { native_atomics: AmoSet::ALL, ..self }
     }
 
     #[inline(always)]
@@ -290,7 +297,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        if !self.native_atomics || !amo.width_is_valid() {
+        if !self.native_atomics.has(amo.op, amo.width) {
             return Err(PostError::Unsupported);
         }
         self.room(1)?;

@@ -1,8 +1,9 @@
 //! Atomics: every operation at every width, once, in order, by message or by the rail itself.
 
 use fishplate_core::engine::{Config, Notice};
-use fishplate_core::error::PostError;
-use fishplate_core::op::{Amo, AmoOp, Outcome};
+use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError};
+use fishplate_core::mem::{LocalId, RailId, RemoteId};
+use fishplate_core::op::{Amo, AmoOp, AmoSet, Fault, Outcome};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::{Caps, Order, Rail};
@@ -14,15 +15,24 @@ use super::support::*;
 
 type Network = Loopback<64>;
 
-/// A rail that executes atomics and says that it orders everything, which is what the engine asks
-/// of one that it hands them to.
-fn native<const DEPTH: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; 1] {
-    control.borrow_mut().caps = Some(|caps| Caps { order: Order::All, ..caps });
-    tap(Loopback::new().with_native_atomics(), control)
+/// Rails that execute atomics, and keep no order.
+fn native<const DEPTH: usize, const RAILS: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; RAILS] {
+    control.borrow_mut().caps = Some(|caps| Caps { order: Order::None, ..caps });
+    std::array::from_fn(|rail| Tap::new(Loopback::new().with_native_atomics(), rail, control))
+}
+
+/// A region whose atomics a rail executes, and its import.
+fn words<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>) -> (LocalId, RemoteId) {
+    let words = own.engine.register(region(256).with_native_atomics()).unwrap();
+    (words, import(&mut own.engine, own.peer, words))
 }
 
 fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
+    let native = !rails[0].caps().native_atomics.is_empty();
     let mut own = own(Config { window: 8, ..Config::DEFAULT }, rails, 4096);
+    if native {
+        (own.target, own.remote) = words(&mut own);
+    }
     let mut random = Random(RAILS as u64);
     let mut words = [[0u64; 4]; 2];
     for round in 0..3 {
@@ -54,7 +64,8 @@ fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {
 #[test]
 fn every_operation_at_every_width_fetching_or_not() {
     every_operation([Network::new()]);
-    every_operation(native::<64>(&shared()));
+    every_operation(native::<64, 1>(&shared()));
+    every_operation(native::<64, 3>(&shared()));
     every_operation_in_disorder::<1>();
     every_operation_in_disorder::<2>();
     every_operation_in_disorder::<4>();
@@ -135,70 +146,167 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
     }
 }
 
+/// Whatever is late, what is applied is a part of what was issued, from its start on.
 #[test]
 fn native_atomics_keep_their_place_in_the_order() {
     for seed in seeds(60) {
         let control = shared();
         let config = Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
-        let mut own = own(config, native::<16>(&control), 4096);
+        let mut own = own(config, native::<16, 2>(&control), 4096);
+        let (here, there) = words(&mut own);
+        let held = hold(&control, {
+            let mut random = Random(!seed);
+            move |_| random.below(2) == 0
+        });
         let mut random = Random(seed);
+        // Signals and atomics issued so far, and how many of each were issued before every one.
+        let (mut issued, mut prefixes) = ((0, 0), vec![(0, 0)]);
+        let add = |operand| Amo { op: AmoOp::Add, width: 8, operand, compare: 0 };
         let mut tokens = vec![];
-        let mut value = 0u64;
         for n in 0..100u64 {
-            let amo = Amo { op: OPS[random.below(9) as usize], width: 8, operand: n * 3 + 1, compare: value };
             match random.below(4) {
                 0 => {
-                    own.engine.signal(CX, add(own.remote, 0, n), Notice::Silent).unwrap();
-                    value = value.wrapping_add(n);
+                    own.engine.signal(CX, set(own.remote, 0, issued.0 + 1), Notice::Silent).unwrap();
+                    issued.0 += 1;
                 }
                 1 => {
                     own.engine.put(CX, own.source.at(0), 16, own.remote.at(64), Notice::Silent).unwrap();
                 }
                 2 => {
-                    own.engine.amo(CX, own.remote.at(0), amo, Notice::Silent).unwrap();
-                    value = model(&amo, value);
+                    own.engine.amo(CX, there.at(0), add(1), Notice::Silent).unwrap();
+                    issued.1 += 1;
                 }
                 _ => {
-                    tokens.push((pending(own.engine.fetch(CX, own.remote.at(0), amo, n)), value));
-                    value = model(&amo, value);
+                    tokens.push((pending(own.engine.fetch(CX, there.at(0), add(1), n)), issued.1));
+                    issued.1 += 1;
                 }
             }
-            if random.below(3) == 0 {
+            prefixes.push(issued);
+            for _ in 0..random.below(4) {
                 own.engine.progress();
+                let applied = (word(&own.engine, own.target.at(0)), word(&own.engine, here.at(0)));
+                assert!(prefixes.contains(&applied), "seed {seed}: {applied:?} of {prefixes:?}");
             }
-            if random.below(6) == 0 {
-                own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-                assert_eq!(word(&own.engine, own.target.at(0)), value, "seed {seed}");
-            }
+            control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
         }
+        control.borrow_mut().edit = None;
+        own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+        let applied = (word(&own.engine, own.target.at(0)), word(&own.engine, here.at(0)));
+        assert_eq!(applied, issued, "seed {seed}");
         for (token, want) in tokens {
             let done = own.engine.wait(token, &mut own.waiter, SOON).unwrap();
-            assert_eq!(done.value, want, "seed {seed}");
+            assert_eq!((done.outcome, done.value), (Outcome::Done, want), "seed {seed}");
         }
-        own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
-        assert_eq!(word(&own.engine, own.target.at(0)), value, "seed {seed}");
-        assert!(
-            control.borrow().posts.iter().any(|post| post.verb == Verb::Atomic),
-            "seed {seed}: none was native"
-        );
+        let posts = &control.borrow().posts;
+        assert_eq!(posts.iter().filter(|post| post.verb == Verb::Atomic).count() as u64, issued.1);
     }
 }
 
 #[test]
-fn an_atomic_that_the_rail_does_not_have_goes_as_a_message() {
+fn nothing_later_is_posted_before_a_native_atomic_has_completed() {
     let control = shared();
-    let mut own = own(Config::DEFAULT, native::<64>(&control), 4096);
-    control.borrow_mut().refuse =
-        Some(Box::new(|post| (post.verb == Verb::Atomic && post.len < 4).then_some(PostError::Unsupported)));
-    for width in [1u8, 2, 4, 8] {
-        let amo = Amo { op: AmoOp::Add, width, operand: 5, compare: 0 };
-        for n in 0..3 {
-            let token = pending(own.engine.fetch(CX, own.remote.at(width as u64 * 8), amo, 0));
-            let done = own.engine.wait(token, &mut own.waiter, SOON).unwrap();
-            assert_eq!((done.outcome, done.value), (Outcome::Done, 5 * n), "{width} bytes");
+    let mut own = own(Config::DEFAULT, native::<64, 1>(&control), 4096);
+    let (_, there) = words(&mut own);
+    let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
+    let held = hold(&control, |event| matches!(event, Event::Done(..)));
+    let token = pending(own.engine.fetch(CX, there.at(0), amo, 1));
+    own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
+    own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
+    own.engine.amo(CX, there.at(0), amo, Notice::Silent).unwrap();
+    passes(&mut own.engine, 40);
+    let verbs = |control: &Shared| control.borrow().posts.iter().map(|post| post.verb).collect::<Vec<_>>();
+    assert_eq!(verbs(&control).iter().filter(|&&verb| verb != Verb::Message).count(), 1, "the atomic alone");
+    assert_eq!(word(&own.engine, own.target.at(0)), 0);
+    assert_eq!(own.engine.test(token), Ok(None));
+    // It names memory of the region no more.
+    assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
+    control.borrow_mut().edit = None;
+    control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!(own.engine.test(token).unwrap().map(|done| done.value), Some(0));
+    assert_eq!(word(&own.engine, own.target.at(0)), 1);
+    assert_eq!(verbs(&control).iter().filter(|&&verb| verb == Verb::Atomic).count(), 2);
+}
+
+#[test]
+fn what_is_not_a_native_atomic_is_refused_in_such_a_region() {
+    let control = shared();
+    control.borrow_mut().caps = Some(|caps| {
+        let some = AmoSet::of(|op, width| op == AmoOp::Add && width == 8);
+        Caps { native_atomics: some, ..caps }
+    });
+    let mut own = own(Config::DEFAULT, tap(Network::new().with_native_atomics(), &control), 4096);
+    let (here, there) = words(&mut own);
+    let refused = Err(OpError::NativeAtomics);
+    assert_eq!(own.engine.signal(CX, set(there, 0, 1), Notice::Silent), refused);
+    let signal = add(there, 8, 1);
+    let put = own.engine.put_signal(CX, own.source.at(0), 8, own.remote.at(0), signal, Notice::Silent);
+    assert_eq!(put, refused);
+    assert_eq!(own.engine.inject(CX, &[1], there.at(0)), Err(OpError::NativeAtomics));
+    for (op, width) in [(AmoOp::Add, 4), (AmoOp::Inc, 8), (AmoOp::Fetch, 8)] {
+        let amo = Amo { op, width, operand: 1, compare: 0 };
+        let refused = Err(OpError::Rail(RailId(0), PostError::Unsupported));
+        assert_eq!(own.engine.amo(CX, there.at(0), amo, Notice::Silent), refused);
+        assert_eq!(own.engine.fetch(CX, there.at(0), amo, 0), refused);
+    }
+    let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
+    let misaligned = Err(OpError::Misaligned { offset: 4, width: 8 });
+    assert_eq!(own.engine.amo(CX, there.at(4), amo, Notice::Silent), misaligned);
+    let outside = Err(OpError::OutOfBounds { offset: 256, len: 8, size: 256 });
+    assert_eq!(own.engine.amo(CX, there.at(256), amo, Notice::Silent), outside);
+    assert_eq!(control.borrow().posts.len(), 0, "nothing of that was posted");
+    // Data goes in and out, as writes and reads.
+    write(&own.engine, own.source.at(0), &[7; 64]);
+    own.engine.put(CX, own.source.at(0), 64, there.at(64), Notice::Silent).unwrap();
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!(read(&own.engine, here.at(64), 64), [7; 64]);
+    own.engine.put(CX, here.at(64), 64, own.remote.at(0), Notice::Silent).unwrap();
+    let get = pending(own.engine.get(CX, own.source.at(64), 64, there.at(64), Notice::Report(0)));
+    own.engine.wait(get, &mut own.waiter, SOON).unwrap();
+    own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+    assert_eq!(read(&own.engine, own.target.at(0), 64), [7; 64]);
+    assert_eq!(read(&own.engine, own.source.at(64), 64), [7; 64]);
+    // No rail, no region.
+    control.borrow_mut().caps = Some(|caps| Caps { native_atomics: AmoSet::NONE, ..caps });
+    let refused = own.engine.register(region(64).with_native_atomics());
+    assert_eq!(refused, Err(AttachError::Unsupported));
+}
+
+#[test]
+fn a_native_atomic_that_fails_or_whose_peer_fails_says_so() {
+    for gone in [false, true] {
+        let control = shared();
+        let mut own = own(Config::DEFAULT, native::<64, 1>(&control), 4096);
+        let (_, there) = words(&mut own);
+        let held = hold(&control, |event| matches!(event, Event::Done(..)));
+        let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
+        let token = pending(own.engine.fetch(CX, there.at(0), amo, 1));
+        passes(&mut own.engine, 4);
+        let events = held.borrow_mut().drain(..).collect::<Vec<_>>();
+        let failed = events.into_iter().map(|event| match event {
+            Event::Done(cx, _) => Event::Done(cx, Err(CompleteError::Failed(5))),
+            other => other,
+        });
+        control.borrow_mut().edit = None;
+        if gone {
+            control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Lost));
+        }
+        control.borrow_mut().inject.extend(failed);
+        let mut end = None;
+        pass_until(&mut own.engine, "the end", |engine| {
+            end = engine.test(token).unwrap();
+            end.is_some()
+        });
+        let outcome = end.unwrap().outcome;
+        match gone {
+            true => assert!(matches!(outcome, Outcome::Unknown(Fault::Peer(_))), "{outcome:?}"),
+            false => {
+                let fault = Fault::Rail(RailId(0), CompleteError::Failed(5));
+                assert_eq!(outcome, Outcome::Failed(fault));
+                // The stream goes on.
+                own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
+                own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
+            }
         }
     }
-    let control = control.borrow();
-    assert!(control.posts.iter().all(|post| post.verb != Verb::Atomic || post.len >= 4));
-    assert!(control.posts.iter().any(|post| post.verb == Verb::Atomic));
 }

@@ -3,7 +3,7 @@
 use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
-use fishplate_core::op::{Amo, AmoOp};
+use fishplate_core::op::{Amo, AmoOp, AmoSet};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::{Caps, Order};
 
@@ -140,13 +140,18 @@ fn a_long_put_is_cut_as_the_rails_to_its_peer_need_it() {
 #[test]
 fn order_and_atomics_are_what_the_rails_to_the_peer_keep_and_have() {
     let ordered = |caps| Caps { order: Order::All, ..caps };
-    let loose = |caps| Caps { order: Order::None, native_atomics: false, ..caps };
+    let loose = |caps| Caps { order: Order::None, native_atomics: AmoSet::NONE, ..caps };
     let mut bench = Bench::new(EACH, [ordered, loose]);
     let (from, [a, b, c]) = (bench.source.at(0), bench.remotes);
+    // Rail 0 executes the atomics: it leads to the first and the third peer.
+    let words = bench.engine.register(region(64).with_native_atomics()).unwrap();
+    let natives = bench.peers.map(|peer| import(&mut bench.engine, peer, words));
     let add = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
-    for (n, (remote, verb)) in
-        [(a, Verb::Atomic), (b, Verb::Message), (c, Verb::Message)].into_iter().enumerate()
-    {
+    let unreached = bench.engine.amo(CX, natives[1].at(0), add, Notice::Silent);
+    assert_eq!(unreached, Err(OpError::NativeAtomics));
+    let by_rail_0 = [(natives[0], Verb::Atomic), (natives[2], Verb::Atomic)];
+    let by_message = [(a, Verb::Message), (b, Verb::Message), (c, Verb::Message)];
+    for (n, (remote, verb)) in by_rail_0.into_iter().chain(by_message).enumerate() {
         let at = remote.at(8 * n as u64);
         bench.engine.amo(CX, at, add, Notice::Silent).unwrap();
         let posts = bench.posts().concat();

@@ -4,6 +4,7 @@
 use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::engine::{Config, Engine, Joint};
 use fishplate_core::mem::{LocalId, Peer, PeerId, RailId, RemoteId};
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 use fishplate_core::rail::{Caps, Order, Rail, Rails};
 
@@ -287,7 +288,7 @@ const END: Caps = Caps {
     inject: 64,
     data_bytes: 4,
     order: Order::None,
-    native_atomics: false,
+    native_atomics: AmoSet::NONE,
     depth: 64,
     fresh: false,
 };

@@ -45,7 +45,8 @@ fn puts_that_wait_for_the_window_keep_source_and_target() {
 fn eager_puts_and_atomics_that_wait_keep_what_they_name() {
     let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new().with_native_atomics()]);
     let (me, out, into) = (own.me, own.out, own.into);
-    let [first, second] = [into; 2].map(|region| import(&mut own.engine, me, region));
+    let words = own.engine.register(region(64).with_native_atomics()).unwrap();
+    let [first, second] = [into, words].map(|region| import(&mut own.engine, me, region));
     for _ in 0..6 {
         own.engine.put(CX, out.at(0), LONG, first.at(0), Notice::Silent).unwrap();
     }

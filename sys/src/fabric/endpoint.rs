@@ -487,7 +487,6 @@ impl Endpoint {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;
             let valid = match kind {
-                AtomicKind::Plain => (*ops).writevalid,
                 AtomicKind::Fetch => (*ops).readwritevalid,
                 AtomicKind::Compare => (*ops).compwritevalid,
             };
@@ -529,10 +528,6 @@ impl Endpoint {
             let ops = (*this).atomic;
             let (operand, compare, result) = (operand.cast(), compare.cast(), result.cast());
             match kind {
-                AtomicKind::Plain => {
-                    let call = (*ops).write.unwrap_unchecked();
-                    call(this, operand, 1, none, peer, addr, key, datatype, op, context)
-                }
                 AtomicKind::Fetch => {
                     let call = (*ops).readwrite.unwrap_unchecked();
                     call(this, operand, 1, none, result, none, peer, addr, key, datatype, op, context)
@@ -550,11 +545,9 @@ impl Endpoint {
     }
 }
 
-/// The three forms of atomics.
+/// The forms of atomics in use. Both fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
-    /// Does not fetch.
-    Plain,
     /// Fetches the previous value.
     Fetch,
     /// Compares, and fetches the previous value.

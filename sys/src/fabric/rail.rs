@@ -16,7 +16,7 @@
 //! | read | `fi_read` | with its completion |
 //! | short message | `fi_inject` | at once |
 //! | longer message | `fi_sendmsg`, bounced | with its completion |
-//! | atomic | `fi_atomic` and its sisters | with its completion |
+//! | atomic | `fi_fetch_atomic`, `fi_compare_atomic` | with its completion |
 //!
 //! Every post that does not complete at once has an entry in the completion queue; there are no
 //! counters. [`Notify`] has the three ways to learn the sender of an arrived write. Each message

@@ -15,7 +15,7 @@ use crate::support;
 /// Sizes that run out, and time for a busy machine: nobody dies here.
 const CONFIG: FabricConfig = FabricConfig { deadline: Some(Duration::from_secs(20)), ..support::SMALL };
 
-fn join<const RAILS: usize>(
+pub(super) fn join<const RAILS: usize>(
     ask: &Ask<'_>,
     config: FabricConfig,
     seed: u64,

@@ -13,6 +13,7 @@ mod engines;
 mod fence;
 mod processes;
 mod support;
+mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -5,6 +5,7 @@ use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};
 use fishplate::topology::{Anchor, LinkState, Machine};
 use fishplate_core::engine::{Pairing, Parked, PeerSlot, RemoteSlot, Stream};
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::Rail;
 use fishplate_sys::fabric::negotiate::{self, Level, Offer, Progress};
 use fishplate_sys::fabric::persona::Notify;
@@ -70,6 +71,7 @@ fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Sett
             }
             let ask = Ask { devices: true, ..Ask::new(name) };
             told.insert("device_memory".into(), negotiate::negotiate(library, &ask).is_ok().into());
+            told.insert("atomics".into(), atomics(library, name).into());
             let why = |no: &negotiate::Rejected| {
                 (format!("{} on {}", no.provider, no.interface), Value::from(no.why.to_string()))
             };
@@ -81,6 +83,15 @@ fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Sett
         }
     }
     told.into()
+}
+
+/// The atomics that a provider executes, in regions with native atomics; the engine executes the
+/// others.
+fn atomics(library: Library, name: &str) -> String {
+    let config = FabricConfig { native_atomics: true, ..FabricConfig::default() };
+    let offer = negotiate::negotiate(library, &Ask { atomics: true, ..Ask::new(name) }).ok();
+    let rail = offer.and_then(|offer| FabricRail::open(&offer, config).ok());
+    rail.map_or(AmoSet::NONE, |rail| rail.caps().native_atomics).to_string()
 }
 
 fn interface(machine: &Machine, anchor: Anchor, candidate: &Candidate, taken: bool) -> Value {

@@ -22,7 +22,7 @@ use super::stock::Kept;
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// The buffer of a receive in device memory. Returns any `error` but [`OpError::DeviceMemory`].
+    /// The buffer of a receive in memory that the engine does not touch. Returns any other `error`.
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(
@@ -31,7 +31,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         error: OpError,
     ) -> Result<Buffer, OpError> {
         match error {
-            OpError::DeviceMemory => self.buffer_anywhere(into).map(|(buffer, _)| buffer),
+            OpError::DeviceMemory | OpError::NativeAtomics => {
+                self.buffer_anywhere(into).map(|(buffer, _)| buffer)
+            }
             error => Err(error),
         }
     }

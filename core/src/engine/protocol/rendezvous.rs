@@ -10,7 +10,7 @@ use crate::rail::Rail;
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::submit::Notice;
-use super::super::table::{Handle, PeerState, RemoteSlot};
+use super::super::table::{Access, Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};
 use super::head::{self, Offer, UNREADABLE};
 use super::request::{Received, Stage};
@@ -297,7 +297,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.release_slot(index);
         }
         // Also for device memory, because it is not mapped and only these reads use it.
-        let handle = Handle { theirs, len: offer.size, device: false, keys: offer.keys };
+        let handle = Handle { theirs, len: offer.size, access: Access::Plain, keys: offer.keys };
         // Do not wait for the owner's announcement.
         let id = self.import_evicting(source, handle, R::try_import)?;
         self.state.remotes[id.index()].auto = true;

@@ -284,7 +284,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 let lost = self.state.peers[to.index as usize].usable().err();
                 return Err(lost.unwrap_or(OpError::UnknownPeer));
             }
-            Err(Blocked::Window | Blocked::Fence | Blocked::Rail | Blocked::Budget) => {
+            Err(Blocked::Window | Blocked::Fence | Blocked::Atomic | Blocked::Rail | Blocked::Budget) => {
                 return Err(OpError::Again);
             }
         }

@@ -11,13 +11,14 @@ use crate::rail::{Local, Rail, Remote};
 use super::super::failover::COPY;
 use super::super::list::NONE;
 use super::super::pending::{OpKind, State as Stage};
-use super::super::stream::{KEPT, MESSAGES, NATIVE, WRITES};
+use super::super::stream::{KEPT, MESSAGES, WRITES};
 use super::super::table::{RemoteSlot, resolve_local, resolve_remote};
 use super::super::wire::{Body, NO_TOKEN, Place};
 use super::super::{ContextId, Engine, State};
 use super::{Issued, Mapped, Notice, Signal, Transfer, copy_bytes};
 
 mod device;
+mod native;
 
 /// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
@@ -312,7 +313,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !amo.width_is_valid() {
             return Err(OpError::BadWidth(amo.width));
         }
-        let word = self.word(at, amo.width)?;
+        let word = match self.word(at, amo.width) {
+            Err(OpError::NativeAtomics) => return self.atomic_native(context, at, amo, notice, fetch),
+            word => word?,
+        };
         let stream = self.stream(context, word.peer)?;
         if self.is_idle(stream)
             && let Some(mapped) = word.mapped()
@@ -321,7 +325,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let message = Body::Amo { at: word.place(), amo, token: NO_TOKEN };
         if !fetch
-            && self.state.streams[stream as usize].holds & NATIVE == 0
             && let Some(issued) = self.message_single(stream, message, Untrusted::from_slice(&[]), 0, notice)
         {
             self.flush();
@@ -434,7 +437,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             _ if left == 0 => 0,
             OpKind::Write => WRITES,
             OpKind::Message => MESSAGES,
-            OpKind::Read | OpKind::Send => 0,
+            OpKind::Read | OpKind::Send | OpKind::Atomic => 0,
         };
         slot.fenced = s.fence & data != 0;
         s.fence &= KEPT | (slot.fenced as u8).wrapping_sub(1);

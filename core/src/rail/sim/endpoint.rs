@@ -7,6 +7,7 @@ use super::links::ENDPOINTS;
 use super::world::{MESSAGE, NONE, Packet, PacketKind, Registered};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
+use crate::op::AmoSet;
 use crate::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
 /// Peers that one endpoint can have.
@@ -251,7 +252,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             inject: INJECT,
             data_bytes: 4,
             order: if world.dials[self.rail as usize].ordered { Order::All } else { Order::None },
-            native_atomics: false,
+            native_atomics: AmoSet::NONE,
             depth: world.packets.len() as u32,
             fresh: false,
         }

@@ -32,8 +32,9 @@ pub struct FabricConfig {
     pub inject: bool,
     /// Whether writes are batched (`FI_MORE`). `None`: the persona decides.
     pub more: Option<bool>,
-    /// Whether the provider executes atomics, if it supports all operations in all widths. Those of
-    /// software providers are not atomic with respect to the processor, which applies signals.
+    /// Whether the provider executes the atomics that it supports, in regions
+    /// [with native atomics](fishplate_core::mem::Region::with_native_atomics). The offer must be
+    /// asked for with [`Ask::atomics`](crate::fabric::Ask::atomics).
     pub native_atomics: bool,
     /// Seed of keys and of the rail's number. `None`: from the kernel's random numbers.
     pub seed: Option<u64>,

@@ -6,7 +6,7 @@ use core::ptr::{self, NonNull};
 use fishplate_core::bytes::{Put, Writer};
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};
-use fishplate_core::op::{Amo, AmoOp};
+use fishplate_core::op::{Amo, AmoOp, AmoSet};
 use fishplate_core::rail::{Local, Posted, Remote};
 
 use super::pool::{ContextKind, Pool, Slot};
@@ -473,15 +473,15 @@ impl FabricRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        let Some(datatype) = datatype(amo.width).filter(|_| self.caps.native_atomics) else {
+        let Some(datatype) = datatype(amo.width).filter(|_| self.caps.native_atomics.has(amo.op, amo.width))
+        else {
             return Err(PostError::Unsupported);
         };
         let to = self.target(peer, remote, amo.width as usize)?;
         if self.held.is_some() && !self.close_batch() {
             return Err(PostError::Again);
         }
-        let (plain, kind, op, operand) = provider_op(amo);
-        let kind = if plain && fetch.is_none() { AtomicKind::Plain } else { kind };
+        let (kind, op, operand) = provider_op(amo.op, amo.operand);
         let slot = self.begin(peer, ContextKind::Atomic, cx)?;
         // SAFETY: the context is this post's until the completion, and so are the words in it.
         let result = unsafe {
@@ -533,34 +533,29 @@ fn datatype(width: u8) -> Option<i32> {
     }
 }
 
-/// Translates an atomic for libfabric: whether a non-fetching form exists, the fetching call, the
-/// operation and the operand.
-fn provider_op(amo: Amo) -> (bool, AtomicKind, i32, u64) {
-    match amo.op {
-        AmoOp::Set => (true, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
-        AmoOp::Add => (true, AtomicKind::Fetch, FI_SUM, amo.operand),
-        AmoOp::Inc => (true, AtomicKind::Fetch, FI_SUM, 1),
-        AmoOp::And => (true, AtomicKind::Fetch, FI_BAND, amo.operand),
-        AmoOp::Or => (true, AtomicKind::Fetch, FI_BOR, amo.operand),
-        AmoOp::Xor => (true, AtomicKind::Fetch, FI_BXOR, amo.operand),
-        AmoOp::Swap => (false, AtomicKind::Fetch, FI_ATOMIC_WRITE, amo.operand),
-        AmoOp::CompareSwap => (false, AtomicKind::Compare, FI_CSWAP, amo.operand),
-        AmoOp::Fetch => (false, AtomicKind::Fetch, FI_ATOMIC_READ, 0),
+/// Translates an atomic for libfabric: the call, which always fetches, the operation and the
+/// operand. Only the completion of a fetch says that the atomic is applied at the target.
+fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
+    match op {
+        AmoOp::Set | AmoOp::Swap => (AtomicKind::Fetch, FI_ATOMIC_WRITE, operand),
+        AmoOp::Add => (AtomicKind::Fetch, FI_SUM, operand),
+        AmoOp::Inc => (AtomicKind::Fetch, FI_SUM, 1),
+        AmoOp::And => (AtomicKind::Fetch, FI_BAND, operand),
+        AmoOp::Or => (AtomicKind::Fetch, FI_BOR, operand),
+        AmoOp::Xor => (AtomicKind::Fetch, FI_BXOR, operand),
+        AmoOp::CompareSwap => (AtomicKind::Compare, FI_CSWAP, operand),
+        AmoOp::Fetch => (AtomicKind::Fetch, FI_ATOMIC_READ, 0),
     }
 }
 
-/// Whether a provider supports every atomic in every width. Provider and processor atomics do not
-/// mix on one word, so it is all or none. The capability bit is no proof: `net` of 1.17 sets it and
-/// supports no operation.
-pub(super) fn has_all_atomics(endpoint: &Endpoint, info: &Info) -> bool {
-    let wants_registered = info.domain().mr_mode & FI_MR_LOCAL != 0;
-    let plain = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR];
-    let fetch = [FI_ATOMIC_WRITE, FI_SUM, FI_BAND, FI_BOR, FI_BXOR, FI_ATOMIC_READ];
-    info.raw().caps & FI_ATOMIC != 0
-        && !wants_registered
-        && [FI_UINT8, FI_UINT16, FI_UINT32, FI_UINT64].into_iter().all(|datatype| {
-            plain.into_iter().all(|op| endpoint.has_atomic(AtomicKind::Plain, datatype, op))
-                && fetch.into_iter().all(|op| endpoint.has_atomic(AtomicKind::Fetch, datatype, op))
-                && endpoint.has_atomic(AtomicKind::Compare, datatype, FI_CSWAP)
-        })
+/// The atomics that a provider executes. Asks for each: `net` of 1.17 has the capability bit and
+/// supports no operation. None where operands must lie in registered memory (`FI_MR_LOCAL`).
+pub(super) fn atomics(endpoint: &Endpoint, info: &Info) -> AmoSet {
+    if info.raw().caps & FI_ATOMIC == 0 || info.domain().mr_mode & FI_MR_LOCAL != 0 {
+        return AmoSet::NONE;
+    }
+    AmoSet::of(|op, width| {
+        let (kind, op, _) = provider_op(op, 0);
+        datatype(width).is_some_and(|datatype| endpoint.has_atomic(kind, datatype, op))
+    })
 }

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Order};
 
 use super::batch::Batch;
@@ -83,7 +84,7 @@ impl FabricRail {
             // Providers order messages on one connection, but not their completions when
             // receive buffers run out.
             order: Order::None,
-            native_atomics: config.native_atomics && post::has_all_atomics(&endpoint, info),
+            native_atomics: if config.native_atomics { post::atomics(&endpoint, info) } else { AmoSet::NONE },
             depth,
             // A completion waits in the peer's queue until the peer polls.
             fresh: false,

@@ -58,6 +58,8 @@ pub struct Persona {
     pub stray_context: bool,
     /// An arrived write says only that it has data, as that of libfabric 2's shm does.
     pub data_flag_alone: bool,
+    /// Whether it executes only additions and compare-and-swaps of 8 bytes, as InfiniBand's NICs.
+    pub few_atomics: bool,
     /// Longest delay of each stage of an operation, in reads of the queue that moves it.
     pub jitter: u32,
     /// Percent of the posts that are refused with `-FI_EAGAIN` for no reason.
@@ -116,6 +118,7 @@ impl Persona {
             data_takes_receive: false,
             stray_context: false,
             data_flag_alone: false,
+            few_atomics: false,
             jitter: 5,
             refuse: 10,
             short_reads: true,

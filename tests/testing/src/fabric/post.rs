@@ -423,7 +423,9 @@ unsafe fn post_atomic(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let Some(width) = width(datatype).filter(|_| count == 1) else {
+    // SAFETY: the caller's promise.
+    let few = unsafe { has_few(ep) };
+    let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
         return -(libc::EOPNOTSUPP as isize);
     };
     // SAFETY: the caller's promises:
@@ -496,10 +498,26 @@ unsafe extern "C" fn compare_atomic(
     unsafe { post_atomic(ep, buf, compare, into, count, to, (addr, key), datatype, op, context) }
 }
 
+/// Whether the endpoint's provider executes only [a few](is_of_few) atomics.
+///
 /// # Safety
-/// `count` is null or writable.
-unsafe fn valid(datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
-    if width(datatype).is_none() || !ops.contains(&op) {
+/// `ep` is an open endpoint of ours.
+unsafe fn has_few(ep: *mut fid_ep) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { &*ep.cast::<FakeEp>() }.world.state().persona.few_atomics
+}
+
+/// Whether this is an addition or a compare-and-swap of 8 bytes.
+fn is_of_few(datatype: c_int, op: c_int) -> bool {
+    datatype == FI_UINT64 && [FI_SUM, FI_CSWAP].contains(&op)
+}
+
+/// # Safety
+/// `ep` is an open endpoint of ours; `count` is null or writable.
+unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let few = unsafe { has_few(ep) };
+    if width(datatype).is_none() || !ops.contains(&op) || (few && !is_of_few(datatype, op)) {
         return -libc::EOPNOTSUPP;
     }
     if !count.is_null() {
@@ -509,18 +527,18 @@ unsafe fn valid(datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) ->
     0
 }
 
-unsafe extern "C" fn atomic_valid(_ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn atomic_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { valid(datatype, &[FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_WRITE], op, count) }
+    unsafe { valid(ep, datatype, &[FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_WRITE], op, count) }
 }
 
-unsafe extern "C" fn fetch_valid(_ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn fetch_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     let ops = [FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE];
     // SAFETY: the caller's promise.
-    unsafe { valid(datatype, &ops, op, count) }
+    unsafe { valid(ep, datatype, &ops, op, count) }
 }
 
-unsafe extern "C" fn compare_valid(_ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
+unsafe extern "C" fn compare_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { valid(datatype, &[FI_CSWAP], op, count) }
+    unsafe { valid(ep, datatype, &[FI_CSWAP], op, count) }
 }

@@ -79,9 +79,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// The imported range, wherever it lies.
-    fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
+    pub(super) fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
-            Err(OpError::DeviceMemory) => {
+            Err(OpError::DeviceMemory | OpError::NativeAtomics) => {
                 let slot = self.state.remotes.get(addr.region.index());
                 slot.filter(|slot| in_bounds(addr.offset, len, slot.device)).ok_or(OpError::UnknownRegion)?
             }
