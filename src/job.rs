@@ -31,6 +31,7 @@
 mod environment;
 mod file;
 mod id;
+mod leader;
 mod meet;
 mod pmi;
 mod pmix;
@@ -43,7 +44,8 @@ use std::io::{self, ErrorKind};
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-pub use id::{Cookie, ID_LEN, Leader, UniqueId};
+pub use id::{Cookie, ID_LEN, UniqueId};
+pub use leader::Leader;
 
 use meet::Entry;
 use round::Conn;

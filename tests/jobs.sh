@@ -174,7 +174,7 @@ clean() {
     left >>"$work/out-left" && [ -z "$(ls -A "$meet")" ]
 }
 
-# killed VICTIM DELAY VARIABLE=VALUE...: of four processes one is killed; the others end by themselves
+# killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; the others end by themselves
 killed() {
     local victim=$1 delay=$2 rank pids=()
     shift 2

@@ -11,7 +11,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::id::{Cookie, Leader, UniqueId};
+use super::id::{Cookie, UniqueId};
+use super::leader::Leader;
 use super::meet::{self, Entry};
 use super::{ID_LEN, Job};
 

@@ -9,7 +9,8 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 use super::Job;
-use super::id::{Leader, UniqueId};
+use super::id::UniqueId;
+use super::leader::Leader;
 use super::meet::{self, Entry};
 
 const KEY: &str = "fishplate-job";

@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::id::{Cookie, Leader, UniqueId};
+use super::id::{Cookie, UniqueId};
+use super::leader::Leader;
 use super::meet::{self, Entry};
 use super::{Job, Ranks, round};
 
