@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-#[allow(dead_code, reason = "not every program of tests reads rows")]
 mod command;
 use command::{fishplate, run, text};
 

@@ -1,7 +1,6 @@
 //! The binary as its users run it: one line of arguments, nothing to read.
 
-// Each test program uses a part.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::process::{Command, Output, Stdio};
 
